@@ -68,7 +68,7 @@ def hub_tensors(drafter: Eagle3Drafter, first: str) -> dict[str, Tensor]:
         f"{first}.input_layernorm.weight": own["layer.embedding_norm.weight"],
         f"{first}.hidden_norm.weight": own["layer.state_norm.weight"],
         "norm.weight": own["norm.weight"],
-        "lm_head.weight": own["own_head.weight"][order],
+        "lm_head.weight": drafter.head_weight[order],
     }
     norms = {"all": "input_norm.weight", "each": "fc_norm.{}.weight"}.get(drafter.config.fuse_norm, "")
     found |= {norms.format(i): own[f"fuse.norms.{i}.weight"] for i in range(len(drafter.fuse.norms))}

@@ -159,8 +159,15 @@ class Drafter(nn.Module):
         """The longest context that it reads, None for any."""
         return None
 
+    @property
+    def most_steps(self) -> int | None:
+        """The most steps that it drafts, None for any number."""
+        return None
+
     def require_steps(self, steps: int) -> None:
         """Raise ValueError where the drafter cannot draft so many steps."""
+        if (most := self.most_steps) is not None and steps > most:
+            raise ValueError(f"{steps} drafting steps: this drafter {self.name!r} makes at most {most}")
 
     def initialize(self, target: Target, windows: Windows) -> None:
         """Set the weights in closed form from the target and a sample of teacher data."""

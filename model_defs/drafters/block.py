@@ -82,6 +82,8 @@ class BlockDrafter(ChainDrafter):
             raise ValueError(f"the drafter reads layers {self.feature_layers}, the target has {count}")
         if not 0 <= config.mask_token < config.vocab_size:
             raise ValueError(f"the drafter's mask is token {config.mask_token} of {config.vocab_size}")
+        if self.most_steps < 1:
+            raise ValueError(f"the drafter has blocks of {config.block_size}, which draft nothing")
         shape = config.layer or LayerShape.of(target.config)
         self.layer_config = shape.config(size, config.vocab_size, config.num_layers)
         self.context_layers, self.block_size = config.num_layers, config.block_size
@@ -110,10 +112,9 @@ class BlockDrafter(ChainDrafter):
     def longest_context(self) -> int | None:
         return self.config.window
 
-    def require_steps(self, steps: int) -> None:
-        most = self.config.block_size - (not self.config.from_root)
-        if steps > most:
-            raise ValueError(f"{steps} drafting steps: a block of this drafter's has {most}")
+    @property
+    def most_steps(self) -> int:
+        return self.config.block_size - (not self.config.from_root)
 
     def prepare(self, cache_rows: int, levels: int) -> None:
         self.require_steps(levels)

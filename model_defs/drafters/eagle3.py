@@ -22,6 +22,7 @@ from model_defs.loops.context_cache import TreePaths
 from model_defs.loops.operators import Operators
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Attend, DecoderLayer, FeatureReader, RMSNorm, Target, copy_weights
+from model_defs.target.rope import RopeConfig
 
 LEAST_LAYERS = 6
 """Layers of a target whose first, middle and last third can be read."""
@@ -36,7 +37,7 @@ class Eagle3Config:
     `target_layers`: the layers of the target whose inputs it reads; () is 2, n // 2 and n - 3. `fuse_norm`: what is
     normed before `fuse`: nothing, all of them together, or each (3.1). `norm_before_residual`: whether the residual is
     taken after the norm of the state. `norm_output`: whether states are fed back after the last norm (3.1).
-    `layer`: the layers' shape where it is not the target's.
+    `head`: one of its own, or the target's. `layer`: the layers' shape where it is not the target's.
     """
 
     hidden_size: int
@@ -47,6 +48,7 @@ class Eagle3Config:
     fuse_norm: Literal["none", "all", "each"] = "none"
     norm_before_residual: bool = False
     norm_output: bool = False
+    head: Literal["own", "target"] = "own"
     layer: LayerShape | None = None
 
 
@@ -62,6 +64,13 @@ def usual_layers(count: int) -> tuple[int, ...]:
     if count < LEAST_LAYERS:
         raise ValueError(f"the target has {count} layers: EAGLE-3 reads three of them, of at least {LEAST_LAYERS}")
     return 2, count // 2, count - 3
+
+
+def trained_shape(target: TargetConfig) -> LayerShape:
+    """The shape of layers that are trained: the target's, with its RoPE where other projects' configurations can say
+    it."""
+    shape = LayerShape.of(target)
+    return shape if shape.rope.is_written else replace(shape, rope=RopeConfig(theta=shape.rope.theta))
 
 
 def parse_layers(text: str, count: int) -> tuple[int, ...]:
@@ -141,7 +150,8 @@ class Eagle3Drafter(ContextDrafter):
         self.layer = Eagle3Layer(self.layer_config, config.norm_before_residual)
         self.others = nn.ModuleList(DecoderLayer(self.layer_config) for _ in range(config.num_layers - 1))
         self.norm = RMSNorm(size, eps)
-        self.own_head = nn.Linear(size, len(self.hot_ids), bias=False)
+        if config.head == "own":
+            self.own_head = nn.Linear(size, len(self.hot_ids), bias=False)
 
     @classmethod
     def configure(cls, target: Target, rows: int | None = None, settings: Mapping[str, Any] | None = None) -> Any:
@@ -150,7 +160,7 @@ class Eagle3Drafter(ContextDrafter):
             given["target_layers"] = parse_layers(text, count)
         config = super().configure(target, rows, given)
         layers = config.target_layers or usual_layers(count)
-        return replace(config, target_layers=layers, layer=config.layer or LayerShape.of(target.config))
+        return replace(config, target_layers=layers, layer=config.layer or trained_shape(target.config))
 
     def feature_reader(self) -> FeatureReader:
         return FeatureReader(self.config.hidden_size, self.feature_layers, copy.deepcopy(self.fuse))
@@ -161,7 +171,7 @@ class Eagle3Drafter(ContextDrafter):
 
     @property
     def head_weight(self) -> Tensor:
-        return self.own_head.weight
+        return self.own_head.weight if self.config.head == "own" else self.head_rows
 
     def ingest(self, features: Tensor, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         last, embedded = len(self.others), self.embed(tokens).to(features.dtype)
@@ -186,7 +196,8 @@ class Eagle3Drafter(ContextDrafter):
         target's does, the embedding not at all, and `fuse` takes the mean of the layers."""
         size = self.config.hidden_size
         copy_weights(self.norm, target.norm)
-        self.own_head.weight.copy_(self.head_rows)
+        if self.config.head == "own":
+            self.own_head.weight.copy_(self.head_rows)
         copies, eye = self.fuse.fc.in_features // size, torch.eye(size, device=self.embedding.device)
         self.fuse.fc.weight.copy_(eye.repeat(1, copies) / copies)
         source = cast(DecoderLayer, target.layers[-1])

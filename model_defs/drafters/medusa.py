@@ -90,9 +90,9 @@ class MedusaDrafter(Drafter):
     def prepare(self, cache_rows: int, levels: int) -> None:
         self.require_steps(levels)
 
-    def require_steps(self, steps: int) -> None:
-        if steps > len(self.heads):
-            raise ValueError(f"{steps} drafting steps need as many heads, this drafter has {len(self.heads)}")
+    @property
+    def most_steps(self) -> int:
+        return len(self.heads)
 
     def paths(self, operators: Operators, features: Tensor, tokens: Tensor) -> MedusaPaths:
         """The roots: features [B, F] of the tokens before them; their own tokens int32 [B] are not read."""

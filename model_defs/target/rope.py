@@ -128,10 +128,15 @@ class RopeConfig:
         beside the original context's."""
         return max(longest, round(self.factor * self.original_max_position)) if self.type == "yarn" else longest
 
+    @property
+    def is_written(self) -> bool:
+        """Whether `scaling` gives it."""
+        return self.type in WRITTEN and self.share is None
+
     def scaling(self, key: str = "rope_type") -> dict[str, Any] | None:
         """Hugging Face's `rope_scaling`, with the type under `key`; None without scaling. Raises ValueError for a type
         that is not written."""
-        if self.type not in WRITTEN or self.share is not None:
+        if not self.is_written:
             raise ValueError(f"RoPE of type {self.type!r}: expected {', '.join(WRITTEN)}, of whole heads")
         if self.type == "default":
             return None

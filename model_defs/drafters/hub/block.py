@@ -23,6 +23,10 @@ from model_defs.target.config import TargetConfig
 ANCHOR, NON_CAUSAL = "sample_from_anchor", "sliding_window_non_causal"
 """Whether the root's row predicts a token, and whether rows of a block see later ones where layers have a window; what
 --read-as answers"""
+EITHER_ANCHOR = (
+    f"give --read-as {ANCHOR}=true where a block drafts block_size tokens, "
+    f"--read-as {ANCHOR}=false where it drafts one less"
+)
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 OWN_KINDS = ("dflash", "dspark")
 """Values of `model_type` that say nothing of the layers, which are Qwen3's"""
@@ -91,10 +95,10 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
     settings = settled(answers, target.num_layers)
     from_root = drafts_from_root(folder, settings)
     if "markov_head.markov_w1.weight" in tensors:
-        if not is_dspark(folder) and says(folder, ANCHOR) is None:
+        if not is_dspark(folder) and says(folder, ANCHOR) is None and ANCHOR not in settings:
             raise ValueError(
                 f"{folder.path}: markov_head.markov_w1.weight is there, and config.json neither names DSpark "
-                f"(projector_type) nor says {ANCHOR}: add what the drafter was trained with"
+                f"(projector_type) nor says {ANCHOR}; {EITHER_ANCHOR}"
             )
         weights["token_info.z"] = tensors.take("markov_head.markov_w1.weight")
         weights["token_info.up"] = tensors.take("markov_head.markov_w2.weight")
@@ -149,8 +153,7 @@ def drafts_from_root(folder: HubFolder, answers: Mapping[str, bool]) -> bool:
     if is_speculators(folder) and is_dspark(folder):
         raise ValueError(
             f"{folder.path}: config.json does not say {ANCHOR}, which DSpark of today takes for true, and which files "
-            f"older than the field mean as false; give --read-as {ANCHOR}=true where a block drafts block_size tokens, "
-            f"--read-as {ANCHOR}=false where it drafts one less"
+            f"older than the field mean as false; {EITHER_ANCHOR}"
         )
     return is_dspark(folder) and not says(folder, "dspark_bonus_anchor")
 
@@ -168,5 +171,5 @@ def is_causal(folder: HubFolder, answers: Mapping[str, bool]) -> bool:
     return not non_causal
 
 
-DFLASH = Reader("DFlash", BlockDrafter.name, is_dflash, read, (NON_CAUSAL,))
+DFLASH = Reader("DFlash", BlockDrafter.name, is_dflash, read, (ANCHOR, NON_CAUSAL))
 DSPARK = Reader("DSpark", BlockDrafter.name, is_dspark, read, (ANCHOR, NON_CAUSAL))

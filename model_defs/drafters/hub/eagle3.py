@@ -8,13 +8,14 @@ names, and in what says which layers are read and which state is fed back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from model_defs.drafters.eagle3 import (
+    LEAST_LAYERS,
     Eagle3Config,
     Eagle3Drafter,
     ParallelEagle3Config,
@@ -62,8 +63,7 @@ def read_speculators(folder: HubFolder, target: TargetConfig, answers: Mapping[s
     if tuple(layers) == outputs_of(usual_layers(count)) and LAYERS not in answers:
         raise ValueError(
             f"{folder.path}: {OUTPUTS} is {list(layers)}, the numbers by which other projects count outputs of layers, "
-            f"and this form counts inputs; give --read-as {LAYERS}={joined(layers)} for inputs, or "
-            f"--read-as {LAYERS}={joined(usual_layers(count))} for outputs"
+            f"and this form counts inputs; {either(layers)}"
         )
     norm = "all" if raw.get("norm_before_fc") else "each" if raw.get("fc_norm") else "none"
     settings = {RESIDUAL: bool(residual), FEEDBACK: bool(raw.get("norm_output")), "fuse_norm": norm, LAYERS: layers}
@@ -86,7 +86,7 @@ def read_modelopt(folder: HubFolder, target: TargetConfig, answers: Mapping[str,
             f"{folder.path}: parallel_draft_step {own['parallel_draft_step']} is recognised; not served yet"
         )
     expect_false(folder, RESIDUAL, FEEDBACK)
-    settings = {LAYERS: layers_of(own, target), "fuse_norm": "none"}
+    settings = {LAYERS: layers_of(folder, target, answers), "fuse_norm": "none"}
     return read(folder, folder.config, target, settings | settled(answers, target.num_layers))
 
 
@@ -111,7 +111,7 @@ def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str,
             f"{folder.path}: config.json says {FEEDBACK} {str(feedback).lower()}, by which SpecForge before September "
             f"2026 means {means}"
         )
-    layers = layers_of(raw.get("eagle_config") or {}, target)
+    layers = layers_of(folder, target, answers)
     settings = {FEEDBACK: bool(feedback), "fuse_norm": "each" if each else "none", LAYERS: layers}
     return read(folder, raw, target, settings | settled(answers, target.num_layers))
 
@@ -143,11 +143,15 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
         weights["fuse.norms.0.weight"] = tensors.take("input_norm.weight")
     elif settings["fuse_norm"] == "each":
         weights |= {f"fuse.norms.{i}.weight": tensors.take(f"fc_norm.{i}.weight") for i in range(len(layers))}
-    head = tensors.take_if_there("lm_head.weight")
-    if head is None:
-        raise ValueError(f"{folder.path}: lm_head.weight is missing; drafters that share their target's are not served")
-    weights["own_head.weight"] = head
-    hot_ids = token_ids(folder, tensors.take_if_there("d2t"), len(head), vocabulary)
+    head, offsets = tensors.take_if_there("lm_head.weight"), tensors.take_if_there("d2t")
+    if head is not None:
+        weights["own_head.weight"] = head
+    elif not is_modelopt(folder) or offsets is not None or folder.says("draft_vocab_size") not in (None, vocabulary):
+        raise ValueError(
+            f"{folder.path}: lm_head.weight is missing; the target's is read only in ModelOpt's form, for drafters of "
+            "all tokens"
+        )
+    hot_ids = None if head is None else token_ids(folder, offsets, len(head), vocabulary)
     embedding = tensors.take_if_there("embed_tokens.weight")
     tensors.require_all_taken("EAGLE-3", IGNORED)
     expected = (size, len(layers) * size)
@@ -159,6 +163,7 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
         vocabulary,
         None if hot_ids is None else len(hot_ids),
         num_layers=count,
+        head="target" if head is None else "own",
         layer=LayerShape.from_hf(layer, "layer.qkv.bias" in weights, windows="speculators_model_type" in folder.config),
         **{**settings, LAYERS: layers},
     )
@@ -196,10 +201,25 @@ def token_ids(folder: HubFolder, offsets: Tensor | None, rows: int, vocabulary: 
     return ids
 
 
-def layers_of(own: Mapping[str, Any], target: TargetConfig) -> tuple[int, ...]:
-    """The layers whose inputs are read, from an `eagle_config`, whose ids count outputs."""
-    outputs = own.get(OUTPUTS)
-    return tuple(layer + 1 for layer in outputs) if outputs else usual_layers(target.num_layers)
+def layers_of(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> tuple[int, ...]:
+    """The layers whose inputs are read, from `eagle_config`, whose ids count outputs. Raises ValueError for ids that
+    may count inputs: the usual ones by number, or others beside it, which vLLM reads so and SGLang not at all."""
+    ids, count = tuple((folder.config.get("eagle_config") or {}).get(OUTPUTS) or ()), target.num_layers
+    layers = tuple(layer + 1 for layer in ids) or usual_layers(count)
+    beside = tuple(folder.says(OUTPUTS) or layers)
+    if LAYERS in answers:
+        return layers
+    if count >= LEAST_LAYERS and ids == usual_layers(count):
+        raise ValueError(
+            f"{folder.path}: eagle_config says {OUTPUTS} {list(ids)}, the numbers by which other projects count inputs "
+            f"of layers, and this form counts outputs; {either(ids)}"
+        )
+    if beside != layers:
+        raise ValueError(
+            f"{folder.path}: config.json says {OUTPUTS} {list(beside)} outside of eagle_config, by which vLLM means "
+            f"inputs of layers and others outputs; {either(beside)}"
+        )
+    return layers
 
 
 def outputs_of(layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -207,8 +227,10 @@ def outputs_of(layers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(layer - 1 for layer in layers)
 
 
-def joined(layers: tuple[int, ...]) -> str:
-    return "+".join(map(str, layers))
+def either(ids: Sequence[int]) -> str:
+    """What to answer where ids may count inputs or outputs."""
+    inputs, outputs = ("+".join(str(layer + more) for layer in ids) for more in (0, 1))
+    return f"give --read-as {LAYERS}={inputs} for inputs, or --read-as {LAYERS}={outputs} for outputs"
 
 
 def settled(answers: Mapping[str, str], count: int) -> dict[str, Any]:

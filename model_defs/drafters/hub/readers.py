@@ -10,7 +10,7 @@ from model_defs.drafters.hub.eagle import EAGLE
 from model_defs.drafters.hub.eagle3 import EAGLE3_MODELOPT, EAGLE3_OFFICIAL, EAGLE3_SPECULATORS, P_EAGLE
 from model_defs.drafters.hub.folder import HubFolder, Reader, Reading
 from model_defs.drafters.hub.medusa import MEDUSA
-from model_defs.drafters.hub.redrafter import REDRAFTER
+from model_defs.drafters.hub.redrafter import REDRAFTER, is_trtllm
 from model_defs.drafters.hub.unserved import unserved_form
 from model_defs.target.config import TargetConfig
 
@@ -22,7 +22,14 @@ SHOWN = 4
 
 
 def reader_of(folder: HubFolder) -> Reader | None:
-    """What reads a folder, None where it is of no known form. Raises ValueError for a form that is not served yet."""
+    """What reads a folder, None where it is of no known form. Raises ValueError for a form that is converted first, or
+    not served yet."""
+    if is_trtllm(folder):
+        raise ValueError(
+            f"{folder.path} is a checkpoint of TensorRT-LLM's ReDrafter, with the target and its drafter in one. "
+            f"`build/export_trtllm.py import {folder.path} --output FOLDER` (with --model where it came without the "
+            "target's tokenizer) makes FOLDER/target for MODEL and FOLDER/drafter for DRAFTER of it"
+        )
     if form := unserved_form(folder):
         forms = ", ".join(reader.form for reader in READERS)
         raise ValueError(f"{folder.path} holds a drafter that is recognised: {form}; not served yet. Read are {forms}")

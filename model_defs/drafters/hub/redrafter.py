@@ -1,4 +1,4 @@
-"""Apple's ReDrafter checkpoints: a recurrent drafter."""
+"""ReDrafter checkpoints: Apple's, and TensorRT-LLM's, which are converted."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def holds(folder: HubFolder) -> bool:
 def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
     tensors = folder.tensors()
     return Reading(*from_apple(folder.config, {name: tensors.take(name) for name in folder.names}))
+
+
+def is_trtllm(folder: HubFolder) -> bool:
+    """Whether it is a checkpoint of TensorRT-LLM, which holds a target and its drafter."""
+    return str(folder.config.get("architecture")).startswith("ReDrafter")
 
 
 REDRAFTER = Reader("Apple's ReDrafter", RecurrentDrafter.name, holds, read)

@@ -127,7 +127,7 @@ def same_weights(found: Eagle3Drafter, expected: Eagle3Drafter) -> None:
     order = expected.hot_ids.argsort()
     assert torch.equal(found.hot_ids, expected.hot_ids[order])
     weights = expected.state_dict()
-    weights["own_head.weight"] = weights["own_head.weight"][order]
+    weights["own_head.weight"] = expected.head_weight.bfloat16().float()[order]
     assert found.state_dict().keys() == weights.keys()
     assert all(torch.equal(weight, weights[name]) for name, weight in found.state_dict().items())
 
@@ -150,10 +150,11 @@ def test_loaders_find_every_parameter_and_field(target, model, tmp_path, name):
     assert [field for field in loader.fields if raw.get(field) is None] == []
 
 
-@pytest.mark.parametrize("form", FIRST)
+@pytest.mark.parametrize(("form", "head"), [("speculators", "own"), ("specforge", "own"), ("speculators", "target")])
 @torch.no_grad()
-def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, form):
-    drafter = drafter_of(target)
+def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, form, head):
+    """A head that is the target's is written too, since SGLang and TensorRT-LLM require one."""
+    drafter = drafter_of(target, head=head)
     drafter.save(tmp_path / "ours")
     done = run("--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out", "--form", form)
     assert done.exit_code == 0, done.output
@@ -189,6 +190,29 @@ def test_what_only_speculators_form_says_reads_back(target, model, tmp_path):
     done = run(*options, "--form", "specforge")
     beyond = "norm_before_residual, norm_output, num_layers 2, norms of heads, sliding windows"
     assert f"SpecForge's form has no {beyond}" in " ".join(done.output.split())
+
+
+YARN = {"original_max_position": 32, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("rope", "written"),
+    [
+        (RopeConfig(500.0, "yarn", 4.0, **YARN), "default"),
+        (RopeConfig(500.0, share=0.5), "default"),
+        (RopeConfig(500.0, "llama3", 2.0), "llama3"),
+    ],
+)
+@torch.no_grad()
+def test_drafters_of_targets_with_any_rope_are_written(target, model, tmp_path, rope, written):
+    """Trained layers have the target's RoPE only where these forms can say it."""
+    scaled = random_model(replace(target.config, rope=rope))
+    drafter = Eagle3Drafter(Eagle3Drafter.configure(scaled, settings={"target_layers": "2+3+5"}), scaled)
+    drafter.save(tmp_path / "ours")
+    done = run("--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    found = load_drafter(tmp_path / "out", target).layer_config.rope
+    assert (found.theta, found.type, found.share) == (500.0, written, None)
 
 
 def test_an_answer_settles_what_a_folder_of_the_hub_leaves_open(target, model, tmp_path):

@@ -72,7 +72,7 @@ def test_a_drafter_without_context(target: Target, tmp_path, backend):
 
 
 def test_a_draft_deeper_than_there_are_heads_is_refused(target, tmp_path):
-    with pytest.raises(ValueError, match="6 drafting steps need as many heads, this drafter has 5"):
+    with pytest.raises(ValueError, match="6 drafting steps: this drafter 'medusa' makes at most 5"):
         tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "medusa"), beam_length=6)
 
 

@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict] = {
     "hidden_state, plain chain": {"token_info": False, "chain_map": False},
     "hidden_state, no first token": {"first_token": False, "info_vocabulary": 1000},
     "eagle": {},
-    "eagle3": {"target_layers": (0, 1, 3), "num_layers": 2, "fuse_norm": "each"},
+    "eagle3": {"target_layers": (0, 1, 3), "num_layers": 2, "fuse_norm": "each", "head": "target"},
     "eagle3, states after the norm": {"target_layers": (2,), "norm_output": True, "norm_before_residual": True},
     "medusa": {"heads": UNROLL, "num_blocks": 2},
     "draft_lm": {"num_layers": 2},
@@ -288,7 +288,7 @@ def test_settings_are_checked(target):
 
 def test_too_few_medusa_heads_are_refused(target):
     drafter = drafter_of(target, "medusa")
-    with pytest.raises(ValueError, match="5 drafting steps need as many heads, this drafter has 4"):
+    with pytest.raises(ValueError, match="5 drafting steps: this drafter 'medusa' makes at most 4"):
         list(drafter.unroll(windows_of([[20]]), [3] * 5))
 
 

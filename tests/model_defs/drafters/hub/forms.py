@@ -119,6 +119,15 @@ def modelopt(**changes: Any) -> Form:
     return Form(config, tensors, (1, 5))
 
 
+def modelopt_without_head(**changes: Any) -> Form:
+    """Of all tokens, whose head is the target's: give it to the tensors once they are written."""
+    form = modelopt()
+    form.config |= {"draft_vocab_size": VOCAB, **changes}
+    for name in ("lm_head.weight", "d2t", "t2d"):
+        del form.tensors[name]
+    return form
+
+
 def speculators(others: int = 0, **changes: Any) -> Form:
     config = {
         "architectures": ["Eagle3Speculator"],

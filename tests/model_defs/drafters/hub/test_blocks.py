@@ -24,6 +24,7 @@ from tests.model_defs.drafters.hub.forms import (
     block_speculators,
     dflash,
     dspark,
+    modelopt_without_head,
     parallel_logits,
     peagle,
     windowed,
@@ -169,7 +170,7 @@ def test_random_draws_are_from_the_definitions_probabilities(target, tmp_path):
         torch.testing.assert_close(log_probs[0, node], best.values.log_softmax(-1), atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("make", [dspark, lambda: block_speculators("dflash"), peagle])
+@pytest.mark.parametrize("make", [dspark, lambda: block_speculators("dflash"), peagle, modelopt_without_head])
 def test_they_are_stored_in_our_form_too(target, tmp_path, make):
     drafter = load_drafter(make().write(tmp_path), target)
     drafter.save(tmp_path / "ours")
@@ -182,10 +183,14 @@ def test_they_are_stored_in_our_form_too(target, tmp_path, make):
 
 
 @pytest.mark.parametrize("answer", ["true", "false"])
-def test_an_answer_says_whether_the_roots_row_predicts(target, tmp_path, answer):
-    folder = block_speculators("dspark").write(tmp_path)
+@pytest.mark.parametrize(
+    "make", [lambda: block_speculators("dspark"), lambda: dspark(architectures=["DFlashDraftModel"])]
+)
+def test_an_answer_says_whether_the_roots_row_predicts(target, tmp_path, make, answer):
+    folder = make().write(tmp_path)
     drafter = load_drafter(folder, target, {"sample_from_anchor": answer})
     assert drafter.config.from_root == (answer == "true")
+    assert drafter.config.info_rank == 6
     with pytest.raises(ValueError, match="--read-as sample_from_anchor=perhaps: expected true or false"):
         load_drafter(folder, target, {"sample_from_anchor": "perhaps"})
 
@@ -199,5 +204,5 @@ def test_an_answer_says_whether_a_block_is_causal(target, tmp_path, answer):
 
 def test_deeper_drafts_than_the_block_are_refused(target, tmp_path):
     drafter = load_drafter(dflash().write(tmp_path), target)
-    with pytest.raises(ValueError, match="5 drafting steps: a block of this drafter's has 4"):
+    with pytest.raises(ValueError, match="5 drafting steps: this drafter 'block' makes at most 4"):
         drafter.prepare(40, 5)

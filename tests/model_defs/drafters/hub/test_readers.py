@@ -30,6 +30,7 @@ from tests.model_defs.drafters.hub.forms import (
     medusa,
     medusa_logits,
     modelopt,
+    modelopt_without_head,
     specforge,
     specforge_3_1,
     speculators,
@@ -146,7 +147,9 @@ EAGLE3: dict[str, Callable[[], Form]] = {
     "SpecForge, all tokens": lambda: all_tokens(specforge()),
     "SpecForge, another number of layers": lambda: specforge(num_hidden_layers=32),
     "SpecForge 3.1": specforge_3_1,
+    "SpecForge, usual ids outside of eagle_config": lambda: specforge(eagle_aux_hidden_state_layer_ids=[2, 3, 4]),
     "ModelOpt": modelopt,
+    "ModelOpt, the target's head": modelopt_without_head,
     "speculators": speculators,
     "speculators, residual after the norm": lambda: speculators(norm_before_residual=True),
     "speculators, two layers": lambda: speculators(others=1, norm_output=True),
@@ -169,6 +172,7 @@ def test_eagle_3(target, tmp_path, name):
     form = EAGLE3[name]()
     drafter = load_drafter(form.write(tmp_path), target)
     assert (kind_of(tmp_path), name.split(",")[0].split()[0] in form_of(tmp_path)) == ("eagle3", True)
+    form.tensors.setdefault("lm_head.weight", target.lm_head.weight)
     assert drafter.feature_layers == form.layers
     reading = target_of(7)
     reading.feature_readers.append(drafter.feature_reader())
@@ -184,12 +188,18 @@ def test_eagle_3(target, tmp_path, name):
     assert_equal(drafter.fuse(torch.cat(inputs, dim=-1)), features)
 
 
+def ids_outside() -> Form:
+    """Of layer ids where projects do not agree what they count."""
+    return specforge(eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("form", "answers", "expected"),
     [
         (speculators, {"norm_before_residual": "true"}, {"norm_before_residual": True}),
         (specforge, {"norm_output": "true"}, {"norm_output": True}),
         (speculators, {"target_layers": "2+3+4"}, {"target_layers": (2, 3, 4)}),
+        (ids_outside, {"target_layers": "1+2+3"}, {"target_layers": (1, 2, 3)}),
     ],
 )
 def test_answers_settle_what_a_folder_leaves_open(target, tmp_path, form, answers, expected):

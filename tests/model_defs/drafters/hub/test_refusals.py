@@ -20,6 +20,7 @@ from tests.model_defs.drafters.hub.forms import (
     eagle,
     medusa,
     modelopt,
+    modelopt_without_head,
     peagle,
     specforge,
     speculators,
@@ -49,6 +50,18 @@ REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
         lambda: speculators(eagle_aux_hidden_state_layer_ids=[1, 2, 3]),
         r"give --read-as target_layers=1\+2\+3 for inputs, or --read-as target_layers=2\+3\+4 for outputs",
     ),
+    "layer ids outside of eagle_config": (
+        lambda: specforge(eagle_aux_hidden_state_layer_ids=[1, 2, 3]),
+        r"\[1, 2, 3\] outside of eagle_config, .*=1\+2\+3 for inputs, .*=2\+3\+4 for outputs",
+    ),
+    "layer ids in both places": (
+        lambda: outside(modelopt(), [0, 4]),
+        r"target_layers=0\+4 for inputs, .*=1\+5 for outputs",
+    ),
+    "layer ids that are usual for inputs": (
+        lambda: modelopt(eagle_aux_hidden_state_layer_ids=[2, 3, 4]),
+        r"other projects count inputs .* target_layers=2\+3\+4 for inputs",
+    ),
     "window": (lambda: specforge(model_type="mistral", sliding_window=32), "layers attend to a sliding window"),
     "some windows": (lambda: mixed(windowed(speculators(others=1), 3)), "some of its layers attend to a sliding"),
     "windowed layers": (lambda: eagle(layer_types=["sliding_attention"]), "layers attend to a sliding window"),
@@ -61,6 +74,14 @@ REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
     "no layers": (lambda: modelopt(use_aux_hidden_state=False), "use_aux_hidden_state false .* not served yet"),
     "ids": (lambda: absolute_ids(specforge()), "d2t is an offset from the row"),
     "head": (lambda: without(specforge(), "lm_head.weight"), "lm_head.weight is missing"),
+    "head of some tokens": (
+        lambda: without(modelopt(), "lm_head.weight"),
+        "only in ModelOpt's form, for drafters of all",
+    ),
+    "head of fewer tokens": (
+        lambda: modelopt_without_head(draft_vocab_size=DRAFT_VOCAB),
+        "lm_head.weight is missing; the target's is read only",
+    ),
     "number of layers": (
         lambda: modelopt(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),
         r"fc.weight has shape \(24, 48\), for the layers \(1, 2, 3\) expected \(24, 72\)",
@@ -87,7 +108,7 @@ BLOCKS: dict[str, tuple[Callable[[], Form], str]] = {
     "the root's row": (lambda: block_speculators("dspark"), "give --read-as sample_from_anchor=true where a block"),
     "DSpark's head without its name": (
         lambda: dspark(architectures=["DFlashDraftModel"]),
-        "neither names DSpark .* nor says sample_from_anchor: add",
+        "neither names DSpark .* nor says sample_from_anchor; give --read-as sample_from_anchor=true where",
     ),
     "windows": (lambda: dflash(layer_types=["sliding_attention"] * 2), "attend to a sliding window"),
     "blocks in windows": (
@@ -99,6 +120,7 @@ BLOCKS: dict[str, tuple[Callable[[], Form], str]] = {
         lambda: dspark(markov_head_type="gated"),
         "head_type 'gated'; read is 'vanilla'",
     ),
+    "nothing drafted": (lambda: dflash(block_size=1), "the drafter has blocks of 1, which draft nothing"),
     "no mask": (lambda: dspark(mask_token_id=None), "mask_token_id"),
     "mask": (lambda: dspark(mask_token_id=VOCAB), "mask is token 111 of 111"),
     "layers": (lambda: block_speculators("dflash", aux_hidden_state_layer_ids=[1, 4, 8]), r"layers \(1, 4, 8\), the"),
@@ -119,6 +141,12 @@ BLOCKS: dict[str, tuple[Callable[[], Form], str]] = {
 
 def mixed(form: Form) -> Form:
     form.config["transformer_layer_config"]["layer_types"][0] = "full_attention"
+    return form
+
+
+def outside(form: Form, ids: list[int]) -> Form:
+    """With layer ids outside of `eagle_config`."""
+    form.config["eagle_aux_hidden_state_layer_ids"] = ids
     return form
 
 
