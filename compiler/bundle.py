@@ -170,7 +170,9 @@ def build(
         attach_features(target, list(drafters.values()), features)
         for name, settings in drafting.items():
             drafter = drafters[settings.source]
-            methods[name], loop = drafting_loop(drafter, methods[name], config, settings.token_info)
+            if (fitted := settings.fitted(methods[name], drafter.most_steps)) != methods[name]:
+                err.print(f"  {name}: drafts are {drafter.most_steps} deep, as deep as this drafter goes")
+            methods[name], loop = drafting_loop(drafter, fitted, config, settings.token_info)
             network = *settings.source, settings.token_info, methods[name].chain_levels, *shape_of(loop)
             loops[name] = shared.setdefault(network, loop)
     own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, *_ in drafters) if path.is_file()]

@@ -34,6 +34,7 @@ from redraft.errors import BundleError
 from redraft.plugins.operators.perturbed_topk.cuda import MOST as MOST_SUPPORT
 from redraft.request import AUTO_REGRESSIVE, describe
 
+USUAL_LENGTH = 5
 USUAL_BUDGET = 16
 USUAL_RESAMPLED = 4
 RESAMPLING = {"resample_above", "resample_budget", "skip_above"}
@@ -99,7 +100,7 @@ class MethodSettings(BaseModel):
         f"{', '.join(RANDOM_CONSTRUCTIONS)}; without a drafter, from the text and all that was served: {NGRAM_TRIE}.",
     )
     beam_width: int = Field(4, ge=1, description="Nodes that the drafter expands at each depth.")
-    beam_length: int = Field(5, ge=1, description="Depth of the drafts.")
+    beam_length: int | None = Field(None, ge=1, description="Depth of the drafts; default: 5, or the drafter's most.")
     candidates: int = Field(8, ge=1, description="Children of an expanded node.")
     levels: str | None = Field(
         None,
@@ -207,7 +208,7 @@ class MethodSettings(BaseModel):
             form=form_of(self.drafter) if self.drafter and trained else None,
             construction=self.construction if self.drafter or self.retrieves else None,
             beam_width=self.beam_width,
-            beam_length=self.beam_length,
+            beam_length=self.beam_length or USUAL_LENGTH,
             candidates=self.candidates,
             tree_budget=self.tree_budget or (sum(random.shape(draws).widths) if random else USUAL_BUDGET),
             ngram=merges and self.construction not in ALONE if self.ngram is None else self.ngram,
@@ -219,6 +220,17 @@ class MethodSettings(BaseModel):
             skip_above=self.skip_above,
             chat_template=None if trained is None else trained.get("chat_template"),
         )
+
+    def fitted(self, method: MethodConfig, most: int | None) -> MethodConfig:
+        """The method of these settings for a drafter of at most `most` steps, None for any number: a depth that was not
+        given is no greater. Raises BundleError for thresholds that never matter then."""
+        if most is None or self.beam_length or self.levels or (len(method.levels) or method.beam_length) <= most:
+            return method
+        if levels := method.levels[:most]:
+            draws = sum(RANDOM_CONSTRUCTIONS[self.construction].shape(levels).widths)
+            return method.model_copy(update={"levels": levels, "tree_budget": self.tree_budget or draws})
+        check_thresholds(shorter := method.model_copy(update={"beam_length": most}))
+        return shorter
 
 
 def drafter_kind(folder: Path) -> str:

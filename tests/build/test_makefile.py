@@ -144,6 +144,7 @@ def test_all_settings_are_compared_and_a_folder_of_the_users_is_not_replaced(mak
     assert "--named" not in baseline
     built, baseline = make("engines", "BASELINE=mine")
     assert "--named" not in built
+    assert "--beam-length" not in built
     assert baseline.endswith(" --named --no-drafter --output mine")
 
 

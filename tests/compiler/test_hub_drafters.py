@@ -33,6 +33,7 @@ from tests.model_defs.drafters.hub.forms import (
     medusa,
     medusa_logits,
     modelopt,
+    modelopt_without_head,
     specforge,
     speculators,
 )
@@ -74,24 +75,29 @@ def generate(runtime: Runtime, method: str, sampling: dict) -> list[int]:
 
 @torch.no_grad()
 def test_drafters_of_a_bundle_read_their_own_columns(target, model, tmp_path, capsys):
-    """Two read fused layers, one the hidden states. Drafts from the engine's features are those of the forms'
-    definitions, and the text is that of plain decoding."""
+    """Two read fused layers, one of them for the target's head, and one the hidden states. Drafts from the engine's
+    features are those of the forms' definitions, at most as deep as a drafter goes; the text is that of plain
+    decoding."""
     torch.manual_seed(3)
     names = "eagle3", "medusa", "block"
-    deep, heads, block = specforge(), medusa(), dspark()
+    deep, heads, block = modelopt_without_head(), medusa(), dspark()
     for name, form in zip(names, (deep, heads, block), strict=True):
         form.write(tmp_path / name)
-    shape = 'construction = "beam"\nbeam_width = 2\nbeam_length = 3\ncandidates = 4\nsupport = 0\n'
+    deep.tensors["lm_head.weight"] = target.lm_head.weight
+    shape = 'construction = "beam"\nbeam_width = 2\ncandidates = 4\nsupport = 0\n'
     tables = [f'[{name}]\ndrafter = "{tmp_path / name}"\n{shape}' for name in names]
+    tables[0] += "beam_length = 3\n"
     (tmp_path / "methods.toml").write_text("\n".join(tables))
     done = run("--model", model, "--methods", tmp_path / "methods.toml", "--output", tmp_path / "b", *OPTIONS)
     assert done.exit_code == 0, done.output
     assert "its config.json says that it was made for a/b" in " ".join(done.output.split())
+    assert "medusa: drafts are 3 deep, as deep as this drafter goes" in " ".join(done.output.split())
     bundle = Bundle.load(tmp_path / "b")
     assert bundle.config.target.feature_size == 3 * HIDDEN
-    assert bundle.config.methods["eagle3"].form == "EAGLE-3 (SafeAILab, SpecForge)"
+    assert [bundle.config.methods[name].beam_length for name in names] == [3, 3, 5]
+    assert bundle.config.methods["eagle3"].form == "EAGLE-3 (ModelOpt)"
     inspect_bundle.main(tmp_path / "b")
-    assert "eagle3 (read from EAGLE-3 (SafeAILab, SpecForge))" in capsys.readouterr().out
+    assert "eagle3 (read from EAGLE-3 (ModelOpt))" in capsys.readouterr().out
     engine = load_engine(bundle)
     _, features = engine.execute(make_batch([chain(1, [], TEXT[:-1])], words=1))
     ints = partial(np.array, dtype=np.int32)
@@ -130,6 +136,7 @@ def test_drafters_of_a_bundle_read_their_own_columns(target, model, tmp_path, ca
         (speculators(speculators_model_type="mtp"), [], "recognised: MTP; not served yet"),
         (medusa(), ["--read-as", "a=b"], "--read-as a=b: Medusa leaves nothing open"),
         (medusa(), ["--read-as", "a"], "--read-as a: expected name=value"),
+        (Form({"architecture": "ReDrafterForQWenLM"}, {"x": torch.ones(1)}), [], "`build/export_trtllm.py import"),
         (Form({"model_type": "bert"}, {"x": torch.ones(1)}), [], "config.json has model_type 'bert'; tensors x. Read"),
     ],
 )

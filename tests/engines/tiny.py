@@ -257,7 +257,7 @@ def tiny_bundle(
     model.mkdir(parents=True, exist_ok=True)
     (model / "tokenizer.json").write_text(tokenizer)
     trained = trained or tiny_drafter(target)
-    settings = MethodSettings(drafter=drafter, token_info=token_info)
+    settings = MethodSettings(drafter=drafter, token_info=token_info, beam_length=plan.get("beam_length"))
     if trained.feature_size != trained.config.hidden_size:
         write_model(tiny_lm(), drafter)
         shutil.copy2(drafter / "tokenizer.json", model)
