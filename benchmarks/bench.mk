@@ -199,7 +199,7 @@ $(call folders,token_info/dense/%): CHANGED := --set info_vocabulary=1000000
 $(call folders,ablations/%): | $(TEACHER) $(MODEL)/source.json
 	$(TRAIN) --drafter hidden_state --positions 150000 --every 25
 $(call folders,token_info/%): | $(TEACHER) $(MODEL)/source.json # every token is drafted, and its info is known or not
-	$(TRAIN) --drafter hidden_state --hot-vocabulary 0 --positions 60000 --every 20
+	$(TRAIN) --drafter hidden_state --hot-vocabulary 0 --positions 24000 --every 8
 $(call folders,head/own): CHANGED := --set head=own
 $(call folders,head/%): | $(TEACHER) $(MODEL)/source.json
 	$(TRAIN) --drafter recurrent --positions 100000
