@@ -19,7 +19,7 @@ from redraft.request import INT32_MAX, MOST_ALTERNATIVES, Guide, clipped, shown
 LOG_PROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
 ROLES = ("system", "developer", "user", "assistant")
-"""Of messages; what a tool said is an item of its own."""
+"""Those that messages have. What a tool said is another kind of item."""
 TEXT_PARTS = ("input_text", "output_text", "text")
 STATELESS = "nothing is stored: send what was said before as input"
 

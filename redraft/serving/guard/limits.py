@@ -18,7 +18,7 @@ MAX_HEADER_BYTES, MAX_HEADERS = 8192, 64
 MAX_REQUESTS = 1024
 """Inference requests over HTTP, and calls of any kind over gRPC, in flight. The worker runs and queues far fewer."""
 MAX_CALLS = 256
-"""Of the calls over gRPC those whose messages are read, streams included. Each may hold MAX_BODY_BYTES of a message
+"""Calls over gRPC whose messages are read, streams included. Each may hold MAX_BODY_BYTES of a message
 that is arriving. The rest is for health, whose messages are not read. A stream takes any number of requests."""
 BODY_S = 30.0
 """A body, or the message of a unary call, takes longer only where its sender holds it back, or at about 1 Mbit/s."""
