@@ -38,6 +38,8 @@ class Heads(NamedTuple):
 
 SHAPES = {
     "SmolLM2-135M": Heads(9, 3, 64),
+    "Phi-3-mini": Heads(32, 32, 96),
+    "Gemma-3-4B": Heads(8, 4, 256),
     "Llama-2-7B": Heads(32, 32, 128),
     "Llama-3-8B": Heads(32, 8, 128),
 }

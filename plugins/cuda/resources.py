@@ -75,20 +75,26 @@ class Limits:
 LIMITS = {
     # Wide loads: 8 of a stage of keys and values, at three places. Products: of a stage's keys, and of half of them.
     "tree_attention_split_64": Limits(registers=152, resident=3, wide_loads=24, products=96),
+    "tree_attention_split_96": Limits(registers=168, resident=3, wide_loads=24, products=72),
     "tree_attention_split_128": Limits(registers=200, resident=2, wide_loads=24, products=96),
+    # Products: scores of 16 keys, and half the columns of their values.
+    "tree_attention_split_256": Limits(registers=208, resident=2, wide_loads=24, products=48),
     # Wide loads: a query's piece, and keys unrolled by 4. Bits that are a row's own forbid tensor cores.
-    "tree_attention_split_fp32_64": Limits(registers=80, resident=6, wide_loads=5),
-    "tree_attention_split_fp32_128": Limits(registers=80, resident=6, wide_loads=5),
+    **{
+        f"tree_attention_split_fp32_{size}": Limits(registers=80, resident=6, wide_loads=5)
+        for size in (64, 96, 128, 256)
+    },
     # Wide loads: a committed piece, and both halves of a new one.
     **{
         f"tree_attention_commit_write_{size}": Limits(registers=40, resident=12, wide_loads=3)
-        for size in (64, 128, "fp32_64", "fp32_128")
+        for size in (64, 96, 128, 256, "fp32_64", "fp32_96", "fp32_128", "fp32_256")
     },
     # Shared memory for the values of 16 splits: with few rows their latency counts, not the warps.
-    "tree_attention_combine_64": Limits(registers=40, resident=12),
-    "tree_attention_combine_128": Limits(registers=56, resident=6),
-    "tree_attention_combine_fp32_64": Limits(registers=40, resident=12),
-    "tree_attention_combine_fp32_128": Limits(registers=56, resident=6),
+    **{f"tree_attention_combine_{size}": Limits(registers=40, resident=12) for size in (64, "fp32_64")},
+    **{
+        f"tree_attention_combine_{size}": Limits(registers=56, resident=6)
+        for size in (96, 128, 256, "fp32_96", "fp32_128", "fp32_256")
+    },
     # A row may begin anywhere, so its logits are loaded one by one.
     "token_race": Limits(registers=64, resident=8),
     "token_filter": Limits(registers=64, resident=2, threads=512),

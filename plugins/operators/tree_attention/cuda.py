@@ -33,12 +33,13 @@ def tree_attention(
 ) -> Tensor:
     """Compute `TreeAttention` on a GPU or, for tests, on the CPU; qkv, caches and the result are bf16 or f32.
 
-    Raises ValueError for another head size than 64 or 128 and for tensors that do not fit; what they hold is not looked
+    Raises ValueError for a head size that is not in HEAD_SIZES and for tensors that do not fit; what they hold is not looked
     at, since that would wait for the GPU.
     """
     if head_size not in HEAD_SIZES or num_heads % num_kv_heads:
         raise ValueError(
-            f"{num_heads} heads, {num_kv_heads} KV heads of size {head_size}: expected a multiple, of size 64 or 128"
+            f"{num_heads} heads, {num_kv_heads} KV heads of size {head_size}: expected a multiple, of size "
+            f"{', '.join(map(str, HEAD_SIZES))}"
         )
     attributes = {"heads": num_heads, "kv_heads": num_kv_heads, "head_size": head_size}
     places = (row_offsets, slots, cache_lengths, cache_lengths if starts is None else starts)

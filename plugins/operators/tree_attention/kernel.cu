@@ -6,24 +6,31 @@
 namespace redraft {
 namespace {
 
-constexpr int kTile = 64;  // queries of a block; a query is a row under one of its query heads
-constexpr int kStages = 3;  // the 48 KB that a kernel has
+constexpr int kStages = 3;     // the 48 KB that a kernel has
+constexpr int kLeastKeys = 64;  // of a split: a multiple of every stage's
 template <int D>
-constexpr int kKeys = 4096 / D;  // of a stage, 16 KB with their values
+constexpr int kParts = D > 128 ? 2 : 1;  // of a query's columns, a warp's each: its registers hold 128 values
+template <int D>
+constexpr int kTile = 64 / kParts<D>;  // queries of a block; a query is a row under one of its query heads
+template <int D>
+constexpr int kPitch = D <= 64 ? 8 : D <= 128 ? 16 : 32;  // pieces that a stage's row has room for
+template <int D>
+constexpr int kKeys = 512 / kPitch<D>;  // of a stage, 16 KB with their values
 
 // Keys and values by rows of D / 8 pieces of 16 bytes. Pieces are exchanged within 8, so that the same piece of 8
 // neighbouring rows lies in different banks.
 template <int D>
 struct Stage {
-    uint4 keys[kKeys<D> * D / 8], values[kKeys<D> * D / 8];
+    uint4 keys[kKeys<D> * kPitch<D>], values[kKeys<D> * kPitch<D>];
 
-    static REDRAFT_DEVICE int at(int row, int piece) { return row * (D / 8) + (piece ^ row % 8); }
+    static REDRAFT_DEVICE int at(int row, int piece) { return row * kPitch<D> + (piece ^ row % 8); }
 
     // Starts to copy kKeys rows of a cache. Only `count` are there: the last of them stands for the others, since no row
     // sees what stands after the last rows' keys.
     REDRAFT_DEVICE void fetch(const uint16_t* cached_keys, const uint16_t* cached_values, int count) {
-        constexpr int kAtOnce = kThreads / (D / 8);
-        const int own = threadIdx.x / (D / 8), piece = threadIdx.x % (D / 8);
+        constexpr int kAtOnce = kThreads / kPitch<D>;
+        const int own = threadIdx.x / kPitch<D>, piece = threadIdx.x % kPitch<D>;
+        if (piece >= D / 8) return;
 #pragma unroll
         for (int i = 0; i < kKeys<D> / kAtOnce; ++i) {
             const int row = own + i * kAtOnce;
@@ -59,10 +66,10 @@ struct Sight {
 };
 
 // Softmax over some keys of 16 queries, of which a lane holds rows g and g + 8: maxima in base 2, sums and weighted
-// values; element i of column tile n is column 8 n + 2 t + i % 2 of row g + 8 (i / 2).
-template <int D>
+// values; element i of column tile n is column 8 n + 2 t + i % 2 of the warp's, of row g + 8 (i / 2).
+template <int Columns>
 struct Partial {
-    float maximum[2], sum[2], values[D / 8][4];
+    float maximum[2], sum[2], values[Columns / 8][4];
 
     // Scales what is there to a new maximum, which seldom rises.
     REDRAFT_DEVICE void raise(int half, float to) {
@@ -71,28 +78,28 @@ struct Partial {
         maximum[half] = to;
         sum[half] *= factor;
 #pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
+        for (int n = 0; n < Columns / 8; ++n) {
             values[n][2 * half] *= factor;
             values[n][2 * half + 1] *= factor;
         }
     }
 };
 
-// Scores and weighted values of some keys, which stand at places from `key` on, and in the stage from row `first` on.
+// Scores of some keys, which stand at places from `key` on, and in the stage from row `first` on, and the part's columns of
+// their weighted values.
 template <int D, int Keys>
-REDRAFT_DEVICE void attend(const uint32_t (&q)[D / 16][4], const Stage<D>& stage, int first, int key, int context,
-                           const Sight (&sight)[2], int lane, Partial<D>& state) {
-    constexpr float kScale = (D == 64 ? 0.125f : 0.08838834764831845f) * 1.4426950408889634f;
+REDRAFT_DEVICE void attend(const uint32_t (&q)[D / 16][4], const Stage<D>& stage, int first, int part, int key,
+                           int context, const Sight (&sight)[2], int lane, Partial<D / kParts<D>>& state) {
     const int t = lane % 4, matrix = lane / 8, row = first + lane % 8;
     // The first pieces of the lane's rows: even ones that follow are these, exclusive or 2, 4, ...
     const int key_piece = Stage<D>::at(row + matrix / 2 * 8, matrix % 2);
-    const int value_piece = Stage<D>::at(row + matrix % 2 * 8, matrix / 2);
+    const int value_piece = Stage<D>::at(row + matrix % 2 * 8, matrix / 2) ^ part * (kPitch<D> / kParts<D>);
     float scores[Keys / 8][4] = {};
 #pragma unroll
     for (int c = 0; c < D / 16; ++c)
 #pragma unroll
         for (int i = 0; i < Keys / 16; ++i) {
-            const uint4 k = load_matrices(stage.keys + (key_piece ^ 2 * c) + 16 * i * (D / 8));
+            const uint4 k = load_matrices(stage.keys + (key_piece ^ 2 * c) + 16 * i * kPitch<D>);
             mma(scores[2 * i], q[c][0], q[c][1], q[c][2], q[c][3], k.x, k.y);
             mma(scores[2 * i + 1], q[c][0], q[c][1], q[c][2], q[c][3], k.z, k.w);
         }
@@ -115,14 +122,14 @@ REDRAFT_DEVICE void attend(const uint32_t (&q)[D / 16][4], const Stage<D>& stage
         for (int i = 0; i < Keys / 8; ++i) top = fmaxf(top, fmaxf(scores[i][2 * half], scores[i][2 * half + 1]));
         top = fmaxf(top, exchange(top, 1));
         top = fmaxf(top, exchange(top, 2));
-        state.raise(half, fmaxf(state.maximum[half], top * kScale));
+        state.raise(half, fmaxf(state.maximum[half], top * kScale<D>));
         base[half] = state.maximum[half] == kNone ? 0.0f : state.maximum[half];
     }
 #pragma unroll
     for (int i = 0; i < Keys / 8; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            scores[i][e] = power_of_two(scores[i][e] * kScale - base[e / 2]);
+            scores[i][e] = power_of_two(scores[i][e] * kScale<D> - base[e / 2]);
             state.sum[e / 2] += scores[i][e];
         }
 #pragma unroll
@@ -131,29 +138,29 @@ REDRAFT_DEVICE void attend(const uint32_t (&q)[D / 16][4], const Stage<D>& stage
         const uint32_t a0 = pair(even[0], even[1]), a1 = pair(even[2], even[3]);
         const uint32_t a2 = pair(odd[0], odd[1]), a3 = pair(odd[2], odd[3]);
 #pragma unroll
-        for (int n = 0; n < D / 16; ++n) {
-            const uint4 v = load_transposed(stage.values + (value_piece ^ 2 * n) + 16 * i * (D / 8));
+        for (int n = 0; n < D / kParts<D> / 16; ++n) {
+            const uint4 v = load_transposed(stage.values + (value_piece ^ 2 * n) + 16 * i * kPitch<D>);
             mma(state.values[2 * n], a0, a1, a2, a3, v.x, v.y);
             mma(state.values[2 * n + 1], a0, a1, a2, a3, v.z, v.w);
         }
     }
 }
 
-// Block (tile of queries, KV head, split of the keys). Tile i of sequence b is tile i + row_offsets[b] group / 64 + b of
-// the grid: that leaves each sequence enough tiles, and needs no table. With up to 32 queries two warps take half of each
-// stage's keys.
+// Block (tile of queries, KV head, split of the keys). Tile i of sequence b is tile i + row_offsets[b] group / kTile + b of
+// the grid: that leaves each sequence enough tiles, and needs no table. A warp has 16 queries, and all of their columns
+// or, with wide heads, one of two parts. Without parts, two warps take half of each stage's keys with up to 32 queries.
 template <int D>
 REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* slots, const int* cache_lengths,
                           const int* starts, const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache,
                           int rows, int sequences, int words, int cache_slots, int cache_rows, int heads, int kv_heads,
                           int window, float* partial, float* stats) {
-    constexpr int kMerged = D / 2 + 4;  // a lane's numbers of a partial result
+    constexpr int kColumns = D / kParts<D>, kMerged = kColumns / 2 + 4;  // a lane's numbers of a partial result
     __shared__ Stage<D> stages[kStages];
     int& sequence = *reinterpret_cast<int*>(stages);
     const int group = heads / kv_heads, tile = blockIdx.x, head = blockIdx.y;
     if (threadIdx.x == 0) sequence = -1;
     __syncthreads();
-    const auto last_tile = [=](int bound, int b) { return within(row_offsets[bound], 0, rows) * group / kTile + b; };
+    const auto last_tile = [=](int bound, int b) { return within(row_offsets[bound], 0, rows) * group / kTile<D> + b; };
     for (int b = threadIdx.x; b < sequences; b += kThreads)
         if (last_tile(b, b) <= tile && tile <= last_tile(b + 1, b)) sequence = b;
     __syncthreads();
@@ -162,17 +169,18 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     __syncthreads();  // the first stage's memory is free
     const auto [begin, count, context, start, slot] =
         span_of(own, row_offsets, slots, cache_lengths, starts, rows, cache_slots, cache_rows);
-    const int first_query = (tile - (begin * group / kTile + own)) * kTile;
-    const int queries = least(kTile, count * group - first_query);
+    const int first_query = (tile - (begin * group / kTile<D> + own)) * kTile<D>;
+    const int queries = least(kTile<D>, count * group - first_query);
     if (queries <= 0) return;
     const int all_keys = start + (first_query + queries - 1) / group + 1, parts = gridDim.z;
-    const int lost = most(0, all_keys - cache_rows) / kTile * kTile;  // all windows begin later
-    const int share = ((all_keys - lost + parts - 1) / parts + kTile - 1) / kTile * kTile;
+    const int lost = most(0, all_keys - cache_rows) / kLeastKeys * kLeastKeys;  // all windows begin later
+    const int share = ((all_keys - lost + parts - 1) / parts + kLeastKeys - 1) / kLeastKeys * kLeastKeys;
     const int from = lost + blockIdx.z * share, end = least(all_keys, from + share);
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int query_warps = queries <= 32 ? 2 : 4, key_warps = kWarps / query_warps, key_warp = warp / query_warps;
-    const int query = warp % query_warps * 16 + g;
+    const int query_warps = kParts<D> > 1 || queries <= 32 ? 2 : 4, query = warp % query_warps * 16 + g;
+    const int part = kParts<D> > 1 ? warp / query_warps : 0, key_warp = kParts<D> > 1 ? 0 : warp / query_warps;
+    const int key_warps = kParts<D> > 1 ? 1 : kWarps / query_warps;
     int at[2];  // place of the lane's queries in q
     Sight sight[2];
     uint32_t fragments[D / 16][4];
@@ -197,17 +205,18 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
         }
         end_copies();
     };
-    Partial<D> state = {{kNone, kNone}, {}, {}};
+    Partial<kColumns> state = {{kNone, kNone}, {}, {}};
     for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage, from + stage * kKeys<D>);
     for (int key = from, now = 0; key < end; key += kKeys<D>, now = (now + 1) % kStages) {
         wait_copies<kStages - 2>();
         __syncthreads();
         fetch((now + kStages - 1) % kStages, key + (kStages - 1) * kKeys<D>);
+        if (query - g >= queries) continue;
         if (key_warps == 1)
-            attend<D, kKeys<D>>(fragments, stages[now], 0, key, context, sight, lane, state);
-        else if (query - g < queries && key + key_warp * (kKeys<D> / 2) < end)
-            attend<D, kKeys<D> / 2>(fragments, stages[now], key_warp * (kKeys<D> / 2), key + key_warp * (kKeys<D> / 2),
-                                    context, sight, lane, state);
+            attend<D, kKeys<D>>(fragments, stages[now], 0, part, key, context, sight, lane, state);
+        else if constexpr (kParts<D> == 1)
+            if (const int half = key_warp * (kKeys<D> / 2); key + half < end)
+                attend<D, kKeys<D> / 2>(fragments, stages[now], half, part, key + half, context, sight, lane, state);
     }
     wait_copies<0>();
 #pragma unroll
@@ -226,7 +235,7 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
             mine[2 * half + 1][lane] = state.sum[half];
         }
 #pragma unroll
-        for (int i = 0; i < D / 2; ++i) mine[4 + i][lane] = state.values[i / 4][i % 4];
+        for (int i = 0; i < kColumns / 2; ++i) mine[4 + i][lane] = state.values[i / 4][i % 4];
     }
     __syncthreads();
     if (key_warp) return;
@@ -241,21 +250,21 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
             state.sum[half] += factor[half] * theirs[2 * half + 1][lane];
         }
 #pragma unroll
-        for (int i = 0; i < D / 2; ++i) state.values[i / 4][i % 4] += factor[i % 4 / 2] * theirs[4 + i][lane];
+        for (int i = 0; i < kColumns / 2; ++i) state.values[i / 4][i % 4] += factor[i % 4 / 2] * theirs[4 + i][lane];
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (query + 8 * half >= queries) continue;
         const int64_t out = static_cast<int64_t>(blockIdx.z) * rows * heads + at[half];
-        if (t == 0) {
+        if (t == 0 && part == 0) {
             stats[2 * out] = state.maximum[half];
             stats[2 * out + 1] = state.sum[half];
         }
         if (state.sum[half] == 0.0f) continue;
 #pragma unroll
-        for (int n = 0; n < D / 8; ++n)
-            *reinterpret_cast<float2*>(partial + out * D + 8 * n + 2 * t) = {state.values[n][2 * half],
-                                                                            state.values[n][2 * half + 1]};
+        for (int n = 0; n < kColumns / 8; ++n)
+            *reinterpret_cast<float2*>(partial + out * D + part * kColumns + 8 * n + 2 * t) = {
+                state.values[n][2 * half], state.values[n][2 * half + 1]};
     }
 }
 
@@ -289,13 +298,21 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     }
 
 REDRAFT_TREE_ATTENTION(64)
+REDRAFT_TREE_ATTENTION(96)
 REDRAFT_TREE_ATTENTION(128)
+REDRAFT_TREE_ATTENTION(256)
 
 #ifndef __CUDACC__
 REDRAFT_KERNEL(tree_attention_commit_write_64)
+REDRAFT_KERNEL(tree_attention_commit_write_96)
 REDRAFT_KERNEL(tree_attention_commit_write_128)
+REDRAFT_KERNEL(tree_attention_commit_write_256)
 REDRAFT_KERNEL(tree_attention_split_64)
+REDRAFT_KERNEL(tree_attention_split_96)
 REDRAFT_KERNEL(tree_attention_split_128)
+REDRAFT_KERNEL(tree_attention_split_256)
 REDRAFT_KERNEL(tree_attention_combine_64)
+REDRAFT_KERNEL(tree_attention_combine_96)
 REDRAFT_KERNEL(tree_attention_combine_128)
+REDRAFT_KERNEL(tree_attention_combine_256)
 #endif

@@ -63,7 +63,7 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
     __syncthreads();
     const int b = sequence[warp];
     if (row >= rows || b < 0) return;
-    if (lane < D / 4) queries[warp][lane] = *reinterpret_cast<const float4*>(q + at * D + 4 * lane);
+    for (int i = lane; i < D / 4; i += 32) queries[warp][i] = *reinterpret_cast<const float4*>(q + at * D + 4 * i);
     sync_warp();
 
     const Span span = span_of(b, row_offsets, slots, cache_lengths, starts, rows, cache_slots, cache_rows);
@@ -74,7 +74,6 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
     const int from = (most(hidden, 0) / kSplitKeys + blockIdx.z) * kSplitKeys, end = least(length, from + kSplitKeys);
     const int64_t cache = (static_cast<int64_t>(span.slot) * kv_heads + head) * cache_rows * D;
     const int64_t out = static_cast<int64_t>(blockIdx.z) * rows * heads + at;
-    constexpr float kScale = (D == 64 ? 0.125f : 0.08838834764831845f) * 1.4426950408889634f;
     float maximum = kNone, sum = 0.0f, values[kColumns] = {};
     for (int key = from; key < end; key += 32) {
         const int place = row_of(path.place(least(key + lane, end - 1), words), cache_rows);
@@ -88,7 +87,7 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
             score = fmaf(x.z, y.z, score);
             score = fmaf(x.w, y.w, score);
         }
-        score = key + lane < end && key + lane >= hidden ? score * kScale : kNone;
+        score = key + lane < end && key + lane >= hidden ? score * kScale<D> : kNone;
         float top = score;
 #pragma unroll
         for (int step = 16; step; step /= 2) top = fmaxf(top, exchange(top, step));
@@ -151,13 +150,21 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
     }
 
 REDRAFT_TREE_ATTENTION(64)
+REDRAFT_TREE_ATTENTION(96)
 REDRAFT_TREE_ATTENTION(128)
+REDRAFT_TREE_ATTENTION(256)
 
 #ifndef __CUDACC__
 REDRAFT_KERNEL(tree_attention_commit_write_fp32_64)
+REDRAFT_KERNEL(tree_attention_commit_write_fp32_96)
 REDRAFT_KERNEL(tree_attention_commit_write_fp32_128)
+REDRAFT_KERNEL(tree_attention_commit_write_fp32_256)
 REDRAFT_KERNEL(tree_attention_split_fp32_64)
+REDRAFT_KERNEL(tree_attention_split_fp32_96)
 REDRAFT_KERNEL(tree_attention_split_fp32_128)
+REDRAFT_KERNEL(tree_attention_split_fp32_256)
 REDRAFT_KERNEL(tree_attention_combine_fp32_64)
+REDRAFT_KERNEL(tree_attention_combine_fp32_96)
 REDRAFT_KERNEL(tree_attention_combine_fp32_128)
+REDRAFT_KERNEL(tree_attention_combine_fp32_256)
 #endif

@@ -11,6 +11,13 @@ constexpr int kWriteRows = 64;  // rows that a block of commit_write writes
 constexpr float kNone = -INFINITY;
 constexpr int kMostPlace = 1 << 29;  // sums of three are within an int
 
+// Of scores in base 2: log2(e) / sqrt(D).
+template <int D>
+constexpr float kScale = 1.4426950408889634f * (D == 64   ? 0.125f
+                                                : D == 96  ? 0.10206207261596577f
+                                                : D == 128 ? 0.08838834764831845f
+                                                           : 0.0625f);
+
 REDRAFT_DEVICE int least(int a, int b) { return a < b ? a : b; }
 REDRAFT_DEVICE int most(int a, int b) { return a > b ? a : b; }
 REDRAFT_DEVICE int within(int x, int low, int high) { return least(most(x, low), high); }
@@ -78,13 +85,15 @@ REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* 
 
     if (part == 0) {
         constexpr int kWide = 2 * D / kEach, kAtOnce = kThreads / kWide;
-        const int piece = threadIdx.x % kWide * kEach;
+        const int own = threadIdx.x / kWide, piece = threadIdx.x % kWide * kEach;
         T* cache = piece < D ? keys + piece : values + piece - D;
-        for (int j = threadIdx.x / kWide; j - static_cast<int>(threadIdx.x) / kWide < commits; j += kAtOnce) {
+        for (int next = 0; next < commits; next += kAtOnce) {
+            const int j = next + own;
+            const bool moves = own < kAtOnce && j < commits;
             uint4 moved;
-            if (j < commits) moved = load16(cache + static_cast<int64_t>(row_of(source(j), cache_rows)) * D);
+            if (moves) moved = load16(cache + static_cast<int64_t>(row_of(source(j), cache_rows)) * D);
             __syncthreads();
-            if (j < commits) store16(cache + static_cast<int64_t>(row_of(base + j, cache_rows)) * D, moved);
+            if (moves) store16(cache + static_cast<int64_t>(row_of(base + j, cache_rows)) * D, moved);
         }
     }
     const int from = part == 0 ? 0 : most(part * kWriteRows, sources);
@@ -118,16 +127,19 @@ REDRAFT_DEVICE void store_pair(float* to, float even, float odd) {
     to[1] = odd;
 }
 
-// Warp: one row under one head. Splits without a visible key have sum 0 and no values.
+// Warp: one row under one head, or one of its parts of 128 columns. Splits without a visible key have sum 0 and no values.
 template <class T, int D>
 REDRAFT_DEVICE void combine(const float* partial, const float* stats, const int* row_offsets, int rows, int bounds,
                             int heads, int splits, T* out) {
-    constexpr int kColumns = D / 32, kAtOnce = 16;  // splits whose values are on their way together
+    constexpr int kColumns = D == 64 ? 2 : 4, kParts = D > 128 ? D / 128 : 1;
+    constexpr int kAtOnce = 16;  // splits whose values are on their way together
     struct alignas(4 * kColumns) Columns { float x[kColumns]; };
     __shared__ Columns staged[kAtOnce][kThreads];
-    const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32, all = static_cast<int64_t>(rows) * heads;
+    const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+    const int64_t at = warp / kParts, all = static_cast<int64_t>(rows) * heads;
     if (at >= all) return;
-    const int lane = threadIdx.x % 32, column = lane * kColumns, used = at / heads < row_offsets[bounds - 1] ? splits : 0;
+    const int lane = threadIdx.x % 32, used = at / heads < row_offsets[bounds - 1] ? splits : 0;
+    const int column = least((warp % kParts * 32 + lane) * kColumns, D - kColumns);  // lanes may share the last
     const int several = used > 1 ? used : 0;
     float maximum = kNone, sum = 0.0f, values[kColumns] = {};
     if (used == 1 && (sum = stats[2 * at + 1]) != 0.0f) {

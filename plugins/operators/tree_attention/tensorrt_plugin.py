@@ -14,10 +14,10 @@ from redraft.plugins.cuda.declaration import Argument, Kernel, Sizes
 
 SOURCE = Path(__file__).resolve().parent / "kernel.cu"
 FP32_SOURCE = SOURCE.with_name("kernel_fp32.cu")
-HEAD_SIZES = (64, 128)
+HEAD_SIZES = (64, 96, 128, 256)
 THREADS = 128
 TILE = 64
-"""Queries of a block."""
+"""Queries of a block; half as many with heads wider than 128."""
 WRITE_ROWS = 64
 WARPS = THREADS // 32
 BLOCKS = 528
@@ -40,9 +40,14 @@ _PARTIAL, _STATS = (
 )
 
 
+def column_parts(sizes: Sizes) -> int:
+    """Parts of a head's columns that warps share out."""
+    return 2 if sizes["head_size"] > 128 else 1
+
+
 def tiles(sizes: Sizes) -> int:
     """Blocks that hold all queries, whatever the sequences' lengths: see `split` in kernel.cu."""
-    return sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) // TILE + (sizes["bounds"] - 1)
+    return sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) // (TILE // column_parts(sizes)) + (sizes["bounds"] - 1)
 
 
 def splits(sizes: Sizes) -> int:
@@ -114,7 +119,7 @@ COMBINE = Kernel(
     derived={
         "splits": splits,
         "columns": lambda sizes: sizes["heads"] * sizes["head_size"],
-        "blocks": lambda sizes: (sizes["rows"] * sizes["heads"] + (WARPS - 1)) // WARPS,
+        "blocks": lambda sizes: (sizes["rows"] * sizes["heads"] * column_parts(sizes) + (WARPS - 1)) // WARPS,
         "one": lambda _: 1,
     },
 )

@@ -223,7 +223,7 @@ def test_the_file_computes_what_the_module_does(tensorrt, precision):
 
 
 def test_what_the_kernels_cannot_take_is_refused():
-    with pytest.raises(ValueError, match="head size 32: TensorRT's plugins take 64, 128"):
+    with pytest.raises(ValueError, match="head size 32: TensorRT's plugins take 64, 96, 128, 256"):
         tensorrt_form(typed(tiny_target()))
     with pytest.raises(ValueError, match="qkv is FLOAT: TreeAttentionWrite takes bf16"):
         tensorrt_form(export_target_plugin(tiny_lm(), CACHE, aliased_outputs=True))

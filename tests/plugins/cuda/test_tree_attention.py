@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from redraft.plugins.cuda.launch import run
 from redraft.plugins.operators.linear.pack import from_bf16_bits
 from redraft.plugins.operators.tree_attention import cuda
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import SPLIT
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import HEAD_SIZES, SPLIT
 from tests.plugins.attention_case import LAPS, MIXED, Case, Sequence, make_case, make_levels
 
 
@@ -51,7 +51,7 @@ def expect_close(found: torch.Tensor, expected: np.ndarray) -> None:
     assert np.sqrt((error**2).mean()) < 4e-3
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (4, 4, 64), (8, 1, 128), (6, 2, 128)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (4, 4, 64), (5, 5, 96), (8, 1, 128), (6, 2, 128), (4, 1, 256), (4, 2, 256)])
 def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
     case = in_bf16(make_case(rng, MIXED, dtype="bf16", heads=heads, kv_heads=kv_heads, head_size=head_size))
     expected, k, v = case.reference()
@@ -64,8 +64,10 @@ def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
     np.testing.assert_array_equal(arguments["v_cache"].float().numpy(), v)
 
 
-@pytest.mark.parametrize("window", [1, 3, 40, 300])
-@pytest.mark.parametrize("head_size", [64, 128])
+@pytest.mark.parametrize(
+    ("window", "head_size"),
+    [(1, 64), (3, 64), (40, 64), (300, 64), (1, 128), (3, 128), (40, 128), (300, 128), (40, 96), (3, 256), (300, 256)],
+)
 def test_windows_count_the_rows_of_a_path(rng, window, head_size):
     """Windows that end in the tree, in the context, and before it."""
     case = in_bf16(make_case(rng, MIXED, dtype="bf16", heads=6, kv_heads=2, head_size=head_size))
@@ -73,9 +75,10 @@ def test_windows_count_the_rows_of_a_path(rng, window, head_size):
     expect_close(attend(case, tensors(case)), case.reference()[0])
 
 
-@pytest.mark.parametrize(("window", "rows"), [(25, 64), (89, 128)])
-def test_a_ring_gives_the_numbers_of_a_whole_cache(rng, window, rows):
-    whole = replace(in_bf16(make_case(rng, LAPS, dtype="bf16", heads=3, kv_heads=1)), window=window)
+@pytest.mark.parametrize(("window", "rows", "head_size"), [(25, 64, 64), (89, 128, 64), (25, 64, 256)])
+def test_a_ring_gives_the_numbers_of_a_whole_cache(rng, window, rows, head_size):
+    whole = in_bf16(make_case(rng, LAPS, dtype="bf16", heads=3, kv_heads=1, head_size=head_size))
+    whole = replace(whole, window=window)
     case, (expected, _, v) = whole.in_rings(LAPS, rows), whole.reference()
     found = tensors(case)
     expect_close(attend(case, found, run=partial(run, descending=rows == 64)), expected)
@@ -84,8 +87,9 @@ def test_a_ring_gives_the_numbers_of_a_whole_cache(rng, window, rows):
         np.testing.assert_array_equal(found["v_cache"][s.slot][:, places % rows].float().numpy(), v[s.slot][:, places])
 
 
-def test_order_of_blocks_and_threads_does_not_matter(rng):
-    case = in_bf16(make_case(rng, MIXED, dtype="bf16", head_size=128, heads=6, kv_heads=2))
+@pytest.mark.parametrize("head_size", [96, 128, 256])
+def test_order_of_blocks_and_threads_does_not_matter(rng, head_size):
+    case = in_bf16(make_case(rng, MIXED, dtype="bf16", head_size=head_size, heads=6, kv_heads=2))
     ascending, descending = tensors(case), tensors(case)
     out = attend(case, ascending)
     torch.testing.assert_close(attend(case, descending, run=partial(run, descending=True)), out, rtol=0, atol=0)
@@ -128,7 +132,7 @@ def check_every_visible_key_counts_once(case: Case, sequences: list[Sequence]) -
     torch.testing.assert_close(total, expected.round(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("head_size", [64, 128])
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
 def test_every_visible_key_counts_once(rng, head_size):
     case = make_case(rng, MIXED, dtype="bf16", heads=6, kv_heads=2, head_size=head_size)
     check_every_visible_key_counts_once(case, MIXED)
@@ -150,7 +154,7 @@ def batches(draw):
 
 
 @settings(max_examples=6)
-@given(batches(), st.sampled_from([(9, 3, 64), (3, 3, 128)]))
+@given(batches(), st.sampled_from([(9, 3, 64), (3, 3, 128), (3, 1, 256)]))
 def test_random_batches(sequences, shape):
     heads, kv_heads, size = shape
     rng = np.random.default_rng(3)
@@ -189,5 +193,5 @@ def test_tensors_that_do_not_fit_are_named(rng):
     ]:
         with pytest.raises(ValueError, match=message):
             attend(case, tensors(case) | {name: value})
-    with pytest.raises(ValueError, match="KV heads of size 32: expected a multiple, of size 64 or 128"):
+    with pytest.raises(ValueError, match="KV heads of size 32: expected a multiple, of size 64, 96, 128, 256"):
         cuda.tree_attention(**tensors(case), num_heads=9, num_kv_heads=3, head_size=32)

@@ -31,7 +31,7 @@ def tensors(case: Case, padding: int = 0) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (5, 5, 128)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (3, 1, 96), (5, 5, 128), (3, 1, 256)])
 def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
     case = make_case(rng, MIXED, heads=heads, kv_heads=kv_heads, head_size=head_size)
     expected, k, v = case.reference()
