@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,25 +73,24 @@ def build(model: Path, folder: Path, precision: str) -> None:
 def paired(bundles: Sequence[Path], rows: Sequence[int], context: int, rounds: int,
            threads: int | None = None) -> list[dict[str, Any]]:  # fmt: skip
     """For each number of rows over `context` cached tokens: median milliseconds of a step of each of two bundles, the
-    median of the second's over the first's, step by step, and its 95% interval. Raises BundleError."""
+    median of the second's over the first's, step by step, and its 95% interval. Of the rounds, half have the first
+    bundle loaded first and half the second, since the order makes a difference of its own. Raises BundleError."""
     loaded = [Bundle.load(path) for path in bundles]
-    engines = [load_engine(bundle, threads) for bundle in loaded]
     greedy, words = Sampler(SamplingConfig(), []), mask_width(loaded[0].config.limits.max_tree)
-    calls = {
-        count: [partial(engine.execute, TargetBatch.causal(1, count, context, words), [greedy]) for engine in engines]
-        for count in rows
-    }
     samples: dict[int, list[list[float]]] = {count: [[], []] for count in rows}
-    for turn in tracked(range(rounds), "measuring", "rounds", console):
-        for count, pair in calls.items():
-            for call in pair:  # an engine's first step of another number of rows costs more
-                call()
-            for side in (0, 1) if turn % 2 else (1, 0):
-                started = time.perf_counter()
-                pair[side]()
-                samples[count][side].append(1e3 * (time.perf_counter() - started))
-    for engine in engines:
-        engine.close()
+    for order in ((0, 1), (1, 0)):
+        engines = {side: load_engine(loaded[side], threads) for side in order}
+        for turn in tracked(range(-(-rounds // 2)), "measuring", "rounds", console):
+            for count, sides in samples.items():
+                batch = TargetBatch.causal(1, count, context, words)
+                for engine in engines.values():  # an engine's first step of another number of rows costs more
+                    engine.execute(batch, [greedy])
+                for side in (0, 1) if turn % 2 else (1, 0):
+                    started = time.perf_counter()
+                    engines[side].execute(batch, [greedy])
+                    sides[side].append(1e3 * (time.perf_counter() - started))
+        for engine in engines.values():
+            engine.close()
     results = list[dict[str, Any]]()
     for count, sides in samples.items():
         without, with_norms = np.array(sides)

@@ -33,8 +33,8 @@ def tree_attention(
 ) -> Tensor:
     """Compute `TreeAttention` on a GPU or, for tests, on the CPU; qkv, caches and the result are bf16 or f32.
 
-    Raises ValueError for a head size that is not in HEAD_SIZES and for tensors that do not fit; what they hold is not looked
-    at, since that would wait for the GPU.
+    Raises ValueError for a head size that is not in HEAD_SIZES and for tensors that do not fit; what they hold is not
+    looked at, since that would wait for the GPU.
     """
     if head_size not in HEAD_SIZES or num_heads % num_kv_heads:
         raise ValueError(

@@ -47,7 +47,8 @@ def column_parts(sizes: Sizes) -> int:
 
 def tiles(sizes: Sizes) -> int:
     """Blocks that hold all queries, whatever the sequences' lengths: see `split` in kernel.cu."""
-    return sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) // (TILE // column_parts(sizes)) + (sizes["bounds"] - 1)
+    queries, tile = sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]), TILE // column_parts(sizes)
+    return queries // tile + (sizes["bounds"] - 1)
 
 
 def splits(sizes: Sizes) -> int:

@@ -42,7 +42,7 @@ def test_other_families_are_refused(tmp_path):
 
 def test_steps_are_paired_and_a_slower_engine_shows(tmp_path, monkeypatch):
     bundle = tiny_bundle(tmp_path, tiny_target(), limits=LIMITS)
-    load, pauses = qk_norm.load_engine, iter((0.001, 0.01))
+    load, pauses = qk_norm.load_engine, iter((0.001, 0.01, 0.01, 0.001))
 
     def slowed(*given):
         engine, pause = load(*given), next(pauses)
@@ -56,6 +56,7 @@ def test_steps_are_paired_and_a_slower_engine_shows(tmp_path, monkeypatch):
     monkeypatch.setattr(qk_norm, "load_engine", slowed)
     results = qk_norm.paired([bundle.path, bundle.path], (1, 7), 20, rounds=9, threads=1)
     assert [row["rows"] for row in results] == [1, 7]
+    assert next(pauses, None) is None, "each engine is loaded first once"
     for row in results:
         assert row["ms"][1] > row["ms"][0] > 1
         assert row["interval"][0] <= row["ratio"] <= row["interval"][1]

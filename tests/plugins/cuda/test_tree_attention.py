@@ -51,7 +51,10 @@ def expect_close(found: torch.Tensor, expected: np.ndarray) -> None:
     assert np.sqrt((error**2).mean()) < 4e-3
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (4, 4, 64), (5, 5, 96), (8, 1, 128), (6, 2, 128), (4, 1, 256), (4, 2, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_size"),
+    [(9, 3, 64), (4, 4, 64), (5, 5, 96), (8, 1, 128), (6, 2, 128), (4, 1, 256), (4, 2, 256)],
+)
 def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
     case = in_bf16(make_case(rng, MIXED, dtype="bf16", heads=heads, kv_heads=kv_heads, head_size=head_size))
     expected, k, v = case.reference()
