@@ -85,14 +85,20 @@ def figure7(load: Load) -> Table:
 
 
 def draws(load: Load) -> Table:
-    """Beams and random draws over the same drafter at temperature 1, as wide and as long."""
+    """Beams and random draws over the same drafter at temperature 1, as wide and as long: tables 1, 3 and 2."""
     labels = {"redrafter": "beams, sampled walk", "rsd_s": "RSD-S, recursive rejection", "spectr": "SpecTr, K-SEQ"}
-    columns = ["draft", "speed-up", "tokens/step", "more than beams"]
+    found, ranks = contenders(load("zen4/beam_draws"), "1"), load("zen4/tensor_parallel")
+    rates = load("zen4/redrafter_table2")["methods"]
+    columns = ["draft", "tokens/step", "more than beams", "one stream"]
+    columns += [f"{row['ranks']} x {row['threads']}" for row in ranks]
+    columns += [f"{row['requests_per_s']:g}/s" for row in rates["redrafter"]]
     table = Table("6 x 5 draft tokens, temperature 1", columns)
-    found = contenders(load("zen4/beam_draws"), "1")
     for name, label in labels.items():
         entry = found[name]
-        table.rows.append([label, speedup(entry), accepted(entry), more_than_first(entry)])
+        gains = [row["decoding"]["1"]["contenders"][name]["speedup"] for row in ranks]
+        gains += [row["auto_regressive_ms_per_token"] / row["speculative_ms_per_token"] for row in rates[name]]
+        cells = [accepted(entry), more_than_first(entry), speedup(entry), *(f"{gain:.2f}x" for gain in gains)]
+        table.rows.append([label, *cells])
     return table
 
 

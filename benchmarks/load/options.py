@@ -92,6 +92,10 @@ def check(args: argparse.Namespace) -> dict[str, float]:
         if plan and not any(wanted.items() <= plan.items() for wanted in TABLE2_PLANS):
             either = " or ".join(map(str, TABLE2_PLANS))
             raise ValueError(f"--table2 needs a method with {either}, or none, got {plan}")
+    for name in ("metrics_url", "baseline_metrics_url"):
+        if (page := getattr(args, name)) and not page.startswith(("http://", "https://")):
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag}: expected a page's address such as http://127.0.0.1:8002/metrics, got {page}")
     if args.baseline_url and not args.baseline:
         raise ValueError("--baseline-url needs --baseline: the folder for that server's results")
     if args.of_saturation and not args.baseline_url:

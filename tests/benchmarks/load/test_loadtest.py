@@ -211,6 +211,9 @@ def test_table2_setting(client, command, tokenizer_folder, tmp_path, capsys):
     args.method = "five"
     with pytest.raises(ValueError, match="--method: expected one of four, draws, auto_regressive, got 'five'"):
         options.check(args)
+    args = options.parser().parse_args(["--tokenizer", str(bundle), "--baseline-metrics-url", "127.0.0.1:8002"])
+    with pytest.raises(ValueError, match=r"--baseline-metrics-url: expected .* http://.*, got 127.0.0.1:8002"):
+        options.check(args)
     args = options.parser().parse_args(["--tokenizer", str(bundle), "--prompt-tokens", "4096"])
     with pytest.raises(ValueError, match=r"--prompt-tokens: expected at most 1920, got 4096: .* holds 2048 tokens"):
         options.check(args)
