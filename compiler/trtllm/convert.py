@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compiler.checkpoints.fetch import RECORD
 from compiler.methods import load_checked
 from compiler.trtllm.checkpoint import (
     ARCHITECTURES,
@@ -150,6 +151,7 @@ def import_checkpoint(checkpoint: Path, model: Path, output: Path) -> None:
         (folder / TARGET).mkdir()
         copy_files(model, folder / TARGET, (*CONFIG_FILES, *TOKENIZER_FILES))
         save_tensors(owned(target), folder / TARGET / "model.safetensors", metadata={"format": "pt"})
+        (folder / TARGET / RECORD).write_text(json.dumps({"source": str(checkpoint.resolve())}, indent=2) + "\n")
         loaded = Target.from_folder(folder / TARGET, torch.bfloat16)
         fingerprint = target_fingerprint(loaded)
         write_drafter(folder / DRAFTER, checkpoint / DRAFTER, raw, weights, fingerprint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from compiler.methods import drafter_kind
 from compiler.trtllm import convert
 from model_defs.drafters.medusa import MedusaDrafter
 from model_defs.target.fingerprint import target_fingerprint
@@ -32,6 +34,7 @@ from tests.compiler.trtllm.tiny_trtllm import (
     refusal,
     run,
 )
+from tests.conftest import ROOT
 
 SHIPPED = Path(__file__).parents[3] / "drafters" / "SmolLM2-135M-Instruct"
 TP = {12: (1, 2, 4, 12), 3: (1, 3, 6, 12), 1: (1, 2, 12)}
@@ -359,6 +362,19 @@ def test_checkpoints_of_others_are_read(tmp_path, model, apple):
     assert run("import", checkpoint, "--model", model, "--output", tmp_path / "back").exit_code == 0
     assert_equal_folders(tmp_path / "back" / "target", model, "model.safetensors")
     assert_equal_folders(tmp_path / "back" / "drafter", apple, "model.safetensors")
+
+
+def test_make_takes_what_an_import_writes(tmp_path, checkpoint):
+    """As the message says to somebody who gives such a checkpoint as DRAFTER."""
+    with pytest.raises(ValueError, match="makes FOLDER/target for MODEL and FOLDER/drafter for DRAFTER"):
+        drafter_kind(checkpoint)
+    assert run("import", checkpoint, "--output", tmp_path / "back").exit_code == 0
+    given = [f"MODEL={tmp_path}/back/target", f"DRAFTER={tmp_path}/back/drafter", f"ENGINES={tmp_path}"]
+    done = subprocess.run(["make", "--dry-run", "engines", *given], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    commands = " ".join(done.stdout.replace("\\\n", "").split())
+    assert f"--model {tmp_path}/back/target" in commands
+    assert f"--drafter {tmp_path}/back/drafter" in commands
 
 
 def test_ranks_that_the_shipped_pair_cannot_have_are_refused(smollm2, tmp_path):
