@@ -137,7 +137,7 @@ def main(
             given = settings_of(kind, settings or [], vocab_size, device.type)
             rows = min(chosen, vocab_size)
             module = prepare_drafter(kind, target, teacher, rows, given, start_from, resumed).to(device)
-            module.require_steps(unroll)
+            module.require_steps(unroll, f"--unroll {unroll}")
             teacher.require_layers(module.feature_layers)
             loss_weight = recipe.hidden_weight if hidden_weight is None else hidden_weight
             if loss_weight and module.head_weight is not module.head_rows:

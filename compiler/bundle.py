@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -107,10 +108,19 @@ def check(config: BundleConfig, target: Target) -> None:
             f"--max-len {config.limits.max_len}: the target's context has {target.config.max_position} positions"
         )
     for name, method in config.methods.items():
-        try:
+        with naming(name, config):
             check_method(name, method, config)
-        except (BundleError, ValueError) as error:
-            raise BundleError(f"{name}: {error}" if len(config.methods) > 1 else str(error)) from None
+
+
+@contextmanager
+def naming(name: str, config: BundleConfig) -> Iterator[None]:
+    """Where there are several methods, raises a BundleError with this one's name for a BundleError or ValueError."""
+    try:
+        yield
+    except (BundleError, ValueError) as error:
+        if len(config.methods) == 1:
+            raise
+        raise BundleError(f"{name}: {error}") from None
 
 
 def check_head_size(whose: str, size: int, backend: Backend) -> None:
@@ -170,9 +180,10 @@ def build(
         attach_features(target, list(drafters.values()), features)
         for name, settings in drafting.items():
             drafter = drafters[settings.source]
-            if (fitted := settings.fitted(methods[name], drafter.most_steps)) != methods[name]:
-                err.print(f"  {name}: drafts are {drafter.most_steps} deep, as deep as this drafter goes")
-            methods[name], loop = drafting_loop(drafter, fitted, config, settings.token_info)
+            with naming(name, config):
+                if (fitted := settings.fitted(methods[name], drafter.most_steps)) != methods[name]:
+                    err.print(f"  {name}: drafts are {drafter.most_steps} deep, as deep as this drafter goes")
+                methods[name], loop = drafting_loop(drafter, fitted, config, settings.token_info)
             network = *settings.source, settings.token_info, methods[name].chain_levels, *shape_of(loop)
             loops[name] = shared.setdefault(network, loop)
     own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, *_ in drafters) if path.is_file()]

@@ -34,9 +34,7 @@ from redraft.errors import BundleError
 from redraft.plugins.operators.perturbed_topk.cuda import MOST as MOST_SUPPORT
 from redraft.request import AUTO_REGRESSIVE, describe
 
-USUAL_LENGTH = 5
-USUAL_BUDGET = 16
-USUAL_RESAMPLED = 4
+USUAL_LENGTH, USUAL_BUDGET, USUAL_RESAMPLED = 5, 16, 4
 RESAMPLING = {"resample_above", "resample_budget", "skip_above"}
 NGRAM = "ngram"
 """What a method without drafter is called."""
@@ -229,7 +227,7 @@ class MethodSettings(BaseModel):
         if levels := method.levels[:most]:
             draws = sum(RANDOM_CONSTRUCTIONS[self.construction].shape(levels).widths)
             return method.model_copy(update={"levels": levels, "tree_budget": self.tree_budget or draws})
-        check_thresholds(shorter := method.model_copy(update={"beam_length": most}))
+        check_thresholds(shorter := method.model_copy(update={"beam_length": most}), fitted=True)
         return shorter
 
 
@@ -300,15 +298,15 @@ def check_method(name: str, method: MethodConfig, config: BundleConfig) -> None:
                 )
 
 
-def check_thresholds(method: MethodConfig) -> None:
+def check_thresholds(method: MethodConfig, fitted: bool = False) -> None:
     """Refuse thresholds of re-sampling that never matter, or between which nothing would be drafted. A step takes one
-    token or more off a chain of `beam_length`. Raises BundleError."""
+    token or more off a chain of `beam_length`, which is the drafter's own if it was `fitted`. Raises BundleError."""
     resample, skip, most = method.resample_above, method.skip_above, method.beam_length - 1
+    length = f"{most + 1} tokens, as deep as this drafter goes" if fitted else f"--beam-length {most + 1}"
     for flag, threshold in (("--resample-above", resample), ("--skip-above", skip)):
         if threshold is not None and threshold >= most:
             raise BundleError(
-                f"{flag} {threshold}: expected less than {most}, the most steps that are left of a draft of "
-                f"--beam-length {method.beam_length}"
+                f"{flag} {threshold}: expected less than {most}, the most steps that are left of a draft of {length}"
             )
     if skip is not None and (resample is None or skip < resample):
         raise BundleError(
@@ -351,6 +349,8 @@ def drafting_loop(
     into a text."""
     random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
     length = len(method.levels) if random else method.beam_length
+    given = f"--levels {','.join(map(str, method.levels))}" if random else f"--beam-length {length}"
+    drafter.require_steps(length, given)
     if (longest := drafter.longest_context) and config.limits.max_len > longest:
         raise ValueError(
             f"--max-len {config.limits.max_len}: the drafter {drafter.name!r} reads contexts of {longest} positions"

@@ -164,10 +164,14 @@ class Drafter(nn.Module):
         """The most steps that it drafts, None for any number."""
         return None
 
-    def require_steps(self, steps: int) -> None:
-        """Raise ValueError where the drafter cannot draft so many steps."""
+    def require_steps(self, steps: int, given: str = "") -> None:
+        """Raise ValueError where the drafter cannot draft so many steps; `given` is the flag, with its value, that asks
+        for them."""
         if (most := self.most_steps) is not None and steps > most:
-            raise ValueError(f"{steps} drafting steps: this drafter {self.name!r} makes at most {most}")
+            raise ValueError(
+                f"{given or f'{steps} drafting steps'}: expected at most {most}, as many steps as this drafter "
+                f"{self.name!r} drafts"
+            )
 
     def initialize(self, target: Target, windows: Windows) -> None:
         """Set the weights in closed form from the target and a sample of teacher data."""

@@ -140,18 +140,21 @@ def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
         (["--drafter", "DRAFTER", "--bigrams", "SHORT"], "has shape (3,), expected a successor of each of 111"),
         (["--drafter", "nowhere"], "nowhere"),
         (["--no-drafter", "--model", "nowhere"], "nowhere"),
+        (["--drafter", "GGUF"], "d.gguf is a GGUF file, of which no drafter is read: give the folder that it was"),
+        (["--no-drafter", "--model", "GGUF"], "d.gguf is a file, expected a folder with config.json"),
     ],
 )
 def test_what_cannot_work_is_refused(model, tmp_path, options, message):
     tiny_drafter(tiny_target()).save(tmp_path / "drafter")
     np.save(tmp_path / "short.npy", np.zeros(3, np.int32))
-    files = {"DRAFTER": tmp_path / "drafter", "SHORT": tmp_path / "short.npy"}
+    (tmp_path / "d.gguf").touch()
+    files = {"DRAFTER": tmp_path / "drafter", "SHORT": tmp_path / "short.npy", "GGUF": tmp_path / "d.gguf"}
     options = [str(files.get(option, option)) for option in options]
     if "--max-len" not in options:
         options = ["--max-len", "64", *options]
     done = run("--model", model, "--output", tmp_path / "b", *options)
     assert done.exit_code == 1
-    assert message in done.output
+    assert message in " ".join(done.output.split())
     assert not list(tmp_path.glob("*b*partial")) + list(tmp_path.glob("b"))
 
 
@@ -220,6 +223,19 @@ def test_what_a_drafter_with_a_context_cannot_do_is_refused(model, tmp_path, opt
     done = run("--model", model, "--output", tmp_path / "b", *drafter, *options)
     assert done.exit_code == 1
     assert message in done.output
+
+
+@pytest.mark.parametrize("depth", ["--beam-length 6", "--levels 1,1,1,1,1,1"])
+def test_a_method_deeper_than_its_drafter_goes_is_named(model, tmp_path, depth):
+    tiny_drafter_of(tiny_target(), "medusa").save(tmp_path / "drafter")
+    drafter = f'drafter = "{tmp_path / "drafter"}"\n'
+    deep = 'construction = "random_chain"\nlevels = "1,1,1,1,1,1"' if "levels" in depth else "beam_length = 6"
+    (tmp_path / "methods.toml").write_text(f"[a]\n{drafter}[b]\n{drafter}{deep}\n")
+    options = ["--methods", tmp_path / "methods.toml", "--output", tmp_path / "b", "--max-len", 64]
+    done = run("--model", model, *options)
+    assert done.exit_code == 1
+    said = " ".join(done.output.split())
+    assert f"b: {depth}: expected at most 5, as many steps as this drafter 'medusa' drafts" in said
 
 
 @pytest.mark.parametrize(

@@ -37,5 +37,5 @@ def test_draws_are_no_deeper_and_their_usual_budget_is_smaller():
 def test_thresholds_that_never_matter_in_shorter_drafts_are_refused():
     method = SEARCH.model_copy(update={"resample_above": 2})
     assert settings(resample_above=2).fitted(method, 4).beam_length == 4
-    with pytest.raises(BundleError, match=r"--resample-above 2: expected less than 2, .* of --beam-length 3"):
+    with pytest.raises(BundleError, match=r"--resample-above 2: expected less than 2, .* of 3 tokens, as deep as this"):
         settings(resample_above=2).fitted(method, 3)

@@ -73,7 +73,7 @@ def test_settings_that_do_not_fit_are_refused(target):
     assert isinstance(block, BlockDrafter)
     with pytest.raises(ValueError, match="--token-info int8: this drafter 'block' takes low_rank"):
         drafting_loop(block, DRAFTING, config, InfoForm.int8)
-    with pytest.raises(ValueError, match="6 drafting steps: this drafter 'block' makes at most 5"):
+    with pytest.raises(ValueError, match="--beam-length 6: expected at most 5, as many steps as this drafter 'block'"):
         drafting_loop(block, DRAFTING.model_copy(update={"beam_length": 6}), config)
     windowed = copy.deepcopy(block)
     windowed.config = dataclasses.replace(block.config, window=70)

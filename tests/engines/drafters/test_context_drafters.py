@@ -72,7 +72,7 @@ def test_a_drafter_without_context(target: Target, tmp_path, backend):
 
 
 def test_a_draft_deeper_than_there_are_heads_is_refused(target, tmp_path):
-    with pytest.raises(ValueError, match="6 drafting steps: this drafter 'medusa' makes at most 5"):
+    with pytest.raises(ValueError, match="--beam-length 6: expected at most 5, as many steps as this drafter 'medusa'"):
         tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "medusa"), beam_length=6)
 
 
