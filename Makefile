@@ -158,7 +158,8 @@ $(CALIBRATION): | $(MODEL)/source.json
 	$(PY) build/calibrate.py --model $(MODEL) --prompts benchmarks/prompts.jsonl --output $(CALIBRATION)
 
 $(DRAFTER)/config.json: | $(MODEL)/source.json
-	$(error no drafter at $(DRAFTER): train one with make distill train, or set DRAFTER)
+	$(error $(if $(filter %.gguf,$(DRAFTER)),$(DRAFTER) is a GGUF file and no drafter is read from one: set DRAFTER to the folder \
+	  that it was converted from,no drafter at $(DRAFTER): train one with make distill train, or set DRAFTER))
 
 NO_MPI = the bundle is split over $(TP) ranks, for which MPI is missing ($(firstword $(LAUNCH))): \
   pip install 'redraft[ranks]' (in a clone: -r requirements/ranks.txt)

@@ -21,7 +21,7 @@ PATHS = ("--model", "--drafter", "--methods", "--hot-vocabulary", "--calibration
 """The options of build_engines.py that name what it reads."""
 IN_METHODS = ("drafter", "hot_vocabulary")
 """The settings of a method in a TOML file that name what is read."""
-PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
+PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
 """Weights in torch's format, which drafters of the hub may have."""
 IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", *PICKLED, *TOKENIZER_FILES, "*.npy")
 """What is read of a model's or a drafter's folder, in which training leaves more."""

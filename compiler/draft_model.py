@@ -17,11 +17,11 @@ from redraft.errors import BundleError
 
 def is_model(folder: Path) -> bool:
     """Whether a folder holds a model rather than a trained drafter, ours or the hub's. Raises ValueError for a drafter
-    that is not served, FileNotFoundError without a `config.json`."""
+    that is not served, FileNotFoundError without a `config.json` or where weights are missing."""
     found = HubFolder(folder)
     if "drafter" in found.config or reader_of(found) is not None:
         return False
-    return "model_type" in found.config and (not found.names or any("embed_tokens" in name for name in found.names))
+    return "model_type" in found.config and any("embed_tokens" in name for name in found.names)
 
 
 def load_draft_model(folder: Path, target: Target, model: Path, hot_vocabulary: Path | None) -> DraftLM:

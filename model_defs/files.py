@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model*.bin", "pytorch_model.bin.index.json"
+"""Weights in torch's format, in one file or in shards."""
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of weights that are not quantized."""
+POINTER = b"version https://git-lfs"
+"""The beginning of what git leaves of a large file where git-lfs did not fetch it."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -23,6 +30,8 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text())
     except FileNotFoundError:
         raise FileNotFoundError(f"{file} does not exist") from None
+    except NotADirectoryError:
+        raise ValueError(f"{file.parent} is a file, expected a folder with {file.name}") from None
     except ValueError as error:
         raise ValueError(f"{file}: not JSON ({error})") from None
     if not isinstance(value, dict):
@@ -48,13 +57,34 @@ def weight_files(folder: Path) -> list[Path]:
         if files := sorted(folder.glob("*.safetensors")):
             return files
         raise FileNotFoundError(f"{folder}: no .safetensors file" if folder.is_dir() else f"{folder} does not exist")
-    weight_map = read_json(folder / INDEX).get("weight_map")
+    return _shards(folder / INDEX)
+
+
+def pickled_files(folder: Path) -> list[Path]:
+    """The files with a folder's weights in torch's format, none where it has no such.
+
+    Raises FileNotFoundError where a shard is missing, ValueError for a damaged index.
+    """
+    return _shards(folder / PICKLED_INDEX) if (folder / PICKLED_INDEX).exists() else sorted(folder.glob(PICKLED))
+
+
+def _shards(index: Path) -> list[Path]:
+    """The files that an index names. Raises as `weight_files`."""
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{folder / INDEX}: expected a `weight_map` from tensors to files")
-    files = sorted({folder / str(name) for name in weight_map.values()})
+        raise ValueError(f"{index}: expected a `weight_map` from tensors to files")
+    files = sorted({index.parent / str(name) for name in weight_map.values()})
     if missing := [file for file in files if not file.is_file()]:
-        raise FileNotFoundError(f"{missing[0]} is missing; {INDEX} names it")
+        raise FileNotFoundError(f"{missing[0]} is missing; {index.name} names it")
     return files
+
+
+def unreadable(file: Path, why: str) -> str:
+    """What to say of a file that cannot be read: that it is a git-lfs pointer, or else `why`."""
+    with file.open("rb") as opened:
+        if opened.read(len(POINTER)) == POINTER:
+            return f"{file} is a git-lfs pointer to a file that was not fetched: `git lfs pull` in its folder does it"
+    return why
 
 
 class StoredTensors:
@@ -81,16 +111,15 @@ class StoredTensors:
 
 
 def load_pickled(file: Path, device: str = "cpu", mmap: bool = False) -> dict[str, Tensor]:
-    """The tensors of a file in torch's format, of which no code is run; with `mmap` they are mapped. Raises ValueError
-    for anything else in it."""
+    """The tensors of a file in torch's format, of which no code is run; with `mmap` they are mapped, unless the file is
+    of the format before torch 1.6, which cannot be. Raises ValueError for anything else in it."""
     try:
-        found = torch.load(file, map_location=device, weights_only=True, mmap=mmap)
+        found = torch.load(file, map_location=device, weights_only=True, mmap=mmap and zipfile.is_zipfile(file))
     except pickle.UnpicklingError:
-        raise ValueError(
-            f"{file} holds more than tensors, and reading it would run its code: convert it to safetensors elsewhere"
-        ) from None
+        why = f"{file} holds more than tensors, and reading it would run its code: convert it to safetensors elsewhere"
+        raise ValueError(unreadable(file, why)) from None
     except (RuntimeError, EOFError, ValueError) as error:
-        raise ValueError(f"{file}: truncated or corrupted ({str(error).splitlines()[0]})") from None
+        raise ValueError(unreadable(file, f"{file}: truncated or corrupted ({str(error).splitlines()[0]})")) from None
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise ValueError(f"{file}: expected tensors by name")
     return found
@@ -127,4 +156,4 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except SafetensorError as error:
-        raise ValueError(f"{file}: truncated or corrupted ({error})") from None
+        raise ValueError(unreadable(file, f"{file}: truncated or corrupted ({error})")) from None

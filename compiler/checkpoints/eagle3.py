@@ -78,6 +78,8 @@ def hub_tensors(drafter: Eagle3Drafter, first: str) -> dict[str, Tensor]:
         for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
             parts = own[f"{ours}.qkv.{kind}"].split(heads)
             found |= {f"{theirs}.self_attn.{p}_proj.{kind}": part for p, part in zip("qkv", parts, strict=True)}
+        if shape.qkv_bias:  # loaders take `attention_bias` to mean this one too
+            found[f"{theirs}.self_attn.o_proj.bias"] = torch.zeros(drafter.config.hidden_size)
         gate, up = own[f"{ours}.gate_up.weight"].chunk(2)
         found |= {
             f"{theirs}.self_attn.o_proj.weight": own[f"{ours}.attention_out.weight"],
@@ -176,12 +178,16 @@ def outputs_of(drafter: Eagle3Drafter) -> list[int]:
 
 
 def trtllm_yaml(output: Path, verifier: str, depth: int, outputs: list[int]) -> str:
-    """What `trtllm-serve` is given, with its command; `outputs` are the layers whose outputs are read."""
+    """What `trtllm-serve` is given, with its command; `outputs` are the layers whose outputs are read.
+
+    TensorRT-LLM of 2026 says `Eagle3` and `speculative_model`, and takes the names of 2025 too, which are written.
+    """
     return (
         f"# trtllm-serve {verifier} --backend pytorch --extra_llm_api_options {output.name}/speculative_config.yaml\n"
+        "# Eagle is EAGLE-3 with this backend. Versions of 2026 say Eagle3 and speculative_model, and take both.\n"
         "speculative_config:\n"
-        "  decoding_type: Eagle3\n"
+        "  decoding_type: Eagle\n"
         f"  max_draft_len: {depth}\n"
-        f"  speculative_model: {output.name}\n"
+        f"  speculative_model_dir: {output.name}\n"
         f"  eagle3_layers_to_capture: {outputs}\n"
     )

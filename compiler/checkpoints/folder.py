@@ -7,21 +7,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from compiler.checkpoints.quantized import quantization_of
 from compiler.checkpoints.source import FetchError, load_tokenizer, row_blocks
-from model_defs.files import StoredTensors, load_pickled, read_json, weight_files
+from model_defs.files import FLOATS, PICKLED, StoredTensors, load_pickled, pickled_files, read_json, weight_files
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import weight_names
 
-PICKLED = "pytorch_model*.bin"
 SETTINGS = "generation_config.json"
 BASE = "model."
 """Before the names of all weights but the head's; some checkpoints leave it out (OPT of 6.7B and more)."""
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of weights that are not quantized."""
 
 
 class FolderCheckpoint:
@@ -103,7 +99,7 @@ def _weight_files(folder: Path) -> list[Path]:
     try:
         return weight_files(folder)
     except FileNotFoundError as error:
-        if pickled := sorted(folder.glob(PICKLED)):
+        if pickled := pickled_files(folder):
             return pickled
         raise FetchError(f"{error} (and no {PICKLED}): expected a model folder with its weights") from None
 

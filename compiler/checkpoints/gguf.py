@@ -14,6 +14,7 @@ from torch import Tensor
 
 from compiler.checkpoints.gguf_config import ROPE_TENSORS, TOKENIZER_FIELDS, family_of_file, hf_config
 from compiler.checkpoints.source import FetchError, load_tokenizer, row_blocks
+from model_defs.files import unreadable
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.registry import SUPPORTED
@@ -87,7 +88,7 @@ class GgufCheckpoint:
 
     def tokenizer(self) -> Any:
         """The tokenizer, rebuilt from the file's vocabulary and merges."""
-        return load_tokenizer(self.path.parent, self.path.name)
+        return load_tokenizer(self.path)
 
     def copy_settings(self, folder: Path) -> None:
         """Nothing: a GGUF file has no generation settings."""
@@ -153,7 +154,7 @@ def _unreadable(path: Path) -> str:
     """Why a file could not be read as far as its header says."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            return f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}"
+            return unreadable(path, f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
     return (
         f"{path} is cut or damaged, or of an unknown version: its {path.stat().st_size} bytes do not hold what its "
         "header says; fetch the file again"

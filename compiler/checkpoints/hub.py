@@ -6,9 +6,8 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from compiler.checkpoints.folder import PICKLED
 from compiler.checkpoints.source import FetchError
-from model_defs.files import INDEX, SINGLE, read_json
+from model_defs.files import INDEX, PICKLED, SINGLE, read_json
 from model_defs.target.config import TargetConfig
 from redraft.console.progress import size
 from redraft.console.resources import require_disk

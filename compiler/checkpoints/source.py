@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -53,14 +54,17 @@ def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def load_tokenizer(folder: Path, gguf_file: str | None = None) -> Any:
-    """The tokenizer of a folder, or of a GGUF file in it. Raises FetchError."""
+def load_tokenizer(source: Path) -> Any:
+    """The tokenizer of a folder, or of a GGUF file. Raises FetchError."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        if gguf_file is None:
-            return AutoTokenizer.from_pretrained(folder)
-        # AutoTokenizer reads the model's configuration too, and refuses architectures that it does not know.
-        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=gguf_file)
+        if source.is_dir():
+            return AutoTokenizer.from_pretrained(source)
+        # In a folder of its own, as a `tokenizer.json` beside the file would be read instead. AutoTokenizer reads the
+        # model's configuration too, and refuses architectures that it does not know.
+        with TemporaryDirectory() as folder:
+            (Path(folder) / source.name).symlink_to(source.resolve())
+            return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=source.name)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise FetchError(f"{folder}: no usable tokenizer ({str(error).splitlines()[0]})") from error
+        raise FetchError(f"{source}: no usable tokenizer ({str(error).splitlines()[0]})") from error

@@ -168,6 +168,13 @@ def test_another_kind_has_a_bundle_of_its_own(make, tmp_path):
     assert not any("n-eagle3-bf16" in line for line in make("engines", f"DRAFTER={tmp_path}"))
 
 
+def test_a_gguf_file_as_drafter_is_told_what_to_give(make, tmp_path):
+    (tmp_path / "x.gguf").touch()
+    command = ["make", "-C", str(tmp_path), "-f", str(ROOT / "Makefile"), "engines", "MODEL=model", "DRAFTER=x.gguf"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "x.gguf is a GGUF file and no drafter is read from one: set DRAFTER to the folder that it was" in done.stderr
+
+
 def test_a_plan_is_for_the_usual_kind():
     command = ["make", "drafter", "KIND=eagle3", "MODEL=nowhere/nobody"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 import build_engines
 import inspect_bundle
+from compiler.methods import drafter_kind
 from model_defs.drafters.registry import load_drafter
 from model_defs.target.attention import causal_attend
 from model_defs.target.model import Target
@@ -29,6 +31,7 @@ from tests.model_defs.drafters.hub.forms import (
     Form,
     block_logits,
     dspark,
+    eagle,
     eagle3_logits,
     medusa,
     medusa_logits,
@@ -146,3 +149,25 @@ def test_refusals_name_the_reason(model, tmp_path, form, options, message):
     assert done.exit_code == 1
     assert message in " ".join(done.output.split())
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (None, r": no \.safetensors file, pytorch_model\*\.bin or medusa_lm_head\.pt"),
+        ("model-0000{}-of-00002.safetensors", r"model-00002-of-00002\.safetensors is missing; model\.safetensors\.i"),
+        ("pytorch_model-0000{}-of-00002.bin", r"pytorch_model-00002-of-00002\.bin is missing; pytorch_model\.bin\.i"),
+    ],
+)
+@pytest.mark.parametrize("form", [eagle, specforge, modelopt, medusa])
+def test_missing_weights_are_named(tmp_path, form, kind, message):
+    """Without them a folder of EAGLE-1 or EAGLE-3 looks like a whole model, whose tokenizer would be asked for."""
+    weights = form().write(tmp_path) / "model.safetensors"
+    if kind:
+        shards = {str(i): kind.format(i) for i in (1, 2)}
+        weights.rename(tmp_path / shards["1"])
+        index = "model.safetensors.index.json" if kind.endswith("safetensors") else "pytorch_model.bin.index.json"
+        (tmp_path / index).write_text(json.dumps({"weight_map": shards}))
+    weights.unlink(missing_ok=True)
+    with pytest.raises(FileNotFoundError, match=message):
+        drafter_kind(tmp_path)

@@ -1,17 +1,18 @@
-"""Files of weights: their permissions, and that a failed write leaves the old one."""
+"""Files of weights: their permissions, what a failed write leaves, and what is said of files that hold none."""
 
 from __future__ import annotations
 
 import ast
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from model_defs.files import save_tensors
+from model_defs.files import load_pickled, read_json, read_tensors, save_tensors
 from tests.conftest import ROOT
 
 
@@ -37,6 +38,29 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         save_tensors({"a": shared, "b": shared}, tmp_path / "a.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
     assert load_file(tmp_path / "a.safetensors").keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("a.safetensors", read_tensors), ("a.bin", load_pickled), ("a.bin", partial(load_pickled, mmap=True))],
+)
+def test_a_git_lfs_pointer_is_called_so(tmp_path, name, read):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 123\n")
+    with pytest.raises(ValueError, match=f"{name} is a git-lfs pointer .* `git lfs pull` in its folder"):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_both_formats_of_torch_are_read(tmp_path, zipped, mmap):
+    torch.save({"a": torch.ones(3)}, tmp_path / "a.bin", _use_new_zipfile_serialization=zipped)
+    assert torch.equal(load_pickled(tmp_path / "a.bin", mmap=mmap)["a"], torch.ones(3))
+
+
+def test_a_file_instead_of_a_folder_is_named(tmp_path):
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(ValueError, match=r"a\.gguf is a file, expected a folder with config\.json"):
+        read_json(tmp_path / "a.gguf" / "config.json")
 
 
 def test_nothing_else_writes_safetensors():

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_defs.files import StoredTensors, load_pickled, read_json, weight_files
+from model_defs.files import FLOATS, INDEX, PICKLED, StoredTensors, load_pickled, pickled_files, read_json, weight_files
 from model_defs.target.config import TargetConfig
 
-PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
-"""Files of weights in torch's format, which are read where there is no safetensors file."""
+MEDUSA_FILE = "medusa_lm_head.pt"
+"""What Medusa calls its weights in torch's format."""
 PREFIXES = ("model.", "medusa_head.")
 """What some uploads put before every name."""
+IDS = ("d2t", "t2d")
+"""Tensors that are no weights."""
 
 
 class HubFolder:
@@ -25,35 +27,48 @@ class HubFolder:
 
     def __init__(self, path: Path):
         """Raises FileNotFoundError or ValueError for its `config.json`."""
+        if path.suffix == ".gguf" and path.is_file():
+            raise ValueError(
+                f"{path} is a GGUF file, of which no drafter is read: give the folder that it was converted from; a "
+                f"whole model drafts from the folder that `make model SOURCE={path}` makes"
+            )
         self.path, self.config = path, read_json(path / "config.json")
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The tensors' names, without prefixes; none where the folder holds no weights. Raises ValueError for a damaged
-        file."""
-        if file := self._pickled():
-            return frozenset(without_prefix(load_pickled(file, "meta")))
-        try:
-            with StoredTensors.open(weight_files(self.path)) as stored:
-                return frozenset(without_prefix(stored.shapes()))
-        except FileNotFoundError:
-            return frozenset()
+        """The tensors' names, without a prefix that all have. Raises FileNotFoundError where weights are missing, or
+        ValueError for a damaged file."""
+        return frozenset(without_prefix(self._stored("meta")))
 
-    def tensors(self) -> HubTensors:
-        """All tensors, as they are stored. Raises FileNotFoundError, or ValueError for a damaged file."""
-        if file := self._pickled():
-            return HubTensors(self.path, without_prefix(load_pickled(file)))
-        with StoredTensors.open(weight_files(self.path)) as stored:
-            return HubTensors(self.path, without_prefix({name: stored.read(name) for name in stored.shapes()}))
+    def tensors(self, prefix: str = "") -> HubTensors:
+        """The tensors whose names begin with `prefix`, as they are stored, without a prefix that all of these have.
+        Raises as `names`."""
+        return HubTensors(self.path, without_prefix(self._stored("cpu", prefix)))
 
     def says(self, *names: str) -> Any:
         """The first of these fields of `config.json` that is there and not null; None without one."""
         return next((self.config[name] for name in names if self.config.get(name) is not None), None)
 
-    def _pickled(self) -> Path | None:
-        if any(self.path.glob("*.safetensors")):
-            return None
-        return next((self.path / name for name in PICKLED if (self.path / name).is_file()), None)
+    def _stored(self, device: str, prefix: str = "") -> dict[str, Tensor]:
+        """The tensors whose names begin with `prefix`; on "meta" their shapes, for which no weight is read."""
+        files = self._files()
+        if files[0].suffix != ".safetensors":
+            loaded = {name: tensor for file in files for name, tensor in load_pickled(file, device).items()}
+            return {name: tensor for name, tensor in loaded.items() if name.startswith(prefix)}
+        with StoredTensors.open(files) as stored:
+            shapes = {name: shape for name, shape in stored.shapes().items() if name.startswith(prefix)}
+            return shapes if device == "meta" else {name: stored.read(name) for name in shapes}
+
+    def _files(self) -> list[Path]:
+        """Its files of weights: those in torch's format where there is no safetensors file. Raises FileNotFoundError
+        where one is missing, or all are."""
+        if any(self.path.glob("*.safetensors")) or (self.path / INDEX).exists():
+            return weight_files(self.path)
+        if files := pickled_files(self.path):
+            return files
+        if (self.path / MEDUSA_FILE).exists():
+            return [self.path / MEDUSA_FILE]
+        raise FileNotFoundError(f"{self.path}: no .safetensors file, {PICKLED} or {MEDUSA_FILE}")
 
 
 class HubTensors:
@@ -66,9 +81,18 @@ class HubTensors:
         return name in self._left
 
     def take(self, name: str) -> Tensor:
-        """A tensor, once: floats as float32. Raises KeyError with its name."""
+        """A tensor, once: weights as float32, those of IDS as they are. Raises KeyError with its name, or ValueError
+        for a quantized weight."""
         tensor = self._left.pop(name)
-        return tensor.float() if tensor.is_floating_point() else tensor
+        if name in IDS:
+            return tensor
+        if tensor.dtype not in FLOATS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"{self.path}: {name} is stored in {kind}, and quantized drafters are not read: expected float64, "
+                "float32, float16 or bfloat16"
+            )
+        return tensor.float()
 
     def take_if_there(self, name: str) -> Tensor | None:
         return self.take(name) if name in self else None
@@ -121,7 +145,8 @@ def without_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def llama_layer(tensors: HubTensors, source: str, ours: str, head_norms: bool = False) -> dict[str, Tensor]:
-    """A layer's weights by the names of our layers, but for the norms before attention; `head_norms` are Qwen3's."""
+    """A layer's weights by the names of our layers, but for the norms before attention; `head_norms` are Qwen3's.
+    Raises ValueError for a bias after attention that is not 0."""
     found = {
         f"{ours}.attention_out.weight": tensors.take(f"{source}.self_attn.o_proj.weight"),
         f"{ours}.down.weight": tensors.take(f"{source}.mlp.down_proj.weight"),
@@ -135,4 +160,7 @@ def llama_layer(tensors: HubTensors, source: str, ours: str, head_norms: bool = 
             )
     for norm in ("q_norm", "k_norm") if head_norms else ():
         found[f"{ours}.{norm}.weight"] = tensors.take(f"{source}.self_attn.{norm}.weight")
+    bias = tensors.take_if_there(f"{source}.self_attn.o_proj.bias")
+    if bias is not None and bias.any():
+        raise ValueError(f"{tensors.path}: {source}.self_attn.o_proj.bias is not 0; layers with it are not served")
     return found

@@ -2,7 +2,8 @@
 
 Head i is named by its number: residual blocks `{i}.{j}.linear`, x + SiLU(W x + b), then a softmax layer
 `{i}.{blocks}.weight` [V, H] of its own, all over the target's hidden states after its final norm. The tensors tell how
-many there are: published configurations count otherwise.
+many there are: published configurations count otherwise. Names begin with `medusa_head.` where the target's weights are
+in the folder too.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from model_defs.target.config import TargetConfig
 
 BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 LAST = re.compile(r"(\d+)\.(\d+)\.weight")
+BESIDE_TARGET = "medusa_head."
 
 
 def holds(folder: HubFolder) -> bool:
-    return "medusa_num_heads" in folder.config or any(BLOCK.fullmatch(name) for name in folder.names)
+    return "medusa_num_heads" in folder.config or any(BLOCK.fullmatch(name) for name in head_names(folder))
 
 
 def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
-    tensors = folder.tensors()
-    places = [tuple(map(int, match.groups())) for name in folder.names if (match := LAST.fullmatch(name))]
+    names = head_names(folder)
+    tensors = folder.tensors("" if names == folder.names else BESIDE_TARGET)
+    places = [tuple(map(int, match.groups())) for name in names if (match := LAST.fullmatch(name))]
     if not places:
         raise ValueError(f"{folder.path} has no Medusa heads: expected tensors like 0.1.weight")
     heads, blocks = 1 + max(head for head, _ in places), max(place for _, place in places)
@@ -37,6 +40,12 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
     tensors.require_all_taken(MEDUSA.form)
     vocabulary, size = weights["heads.0.own_head.weight"].shape
     return Reading(MedusaConfig(size, vocabulary, None, heads, blocks, "own"), weights)
+
+
+def head_names(folder: HubFolder) -> frozenset[str]:
+    """The names of the heads' tensors; all of the folder's where the target's weights are not there too."""
+    inside = (name.removeprefix(BESIDE_TARGET) for name in folder.names if name.startswith(BESIDE_TARGET))
+    return frozenset(inside) or folder.names
 
 
 MEDUSA = Reader("Medusa", MedusaDrafter.name, holds, read)

@@ -36,6 +36,13 @@ LAYER = {
     "mlp.up_proj.weight": (MLP, SIZE),
     "mlp.down_proj.weight": (SIZE, MLP),
 }
+BIASES = {
+    "self_attn.q_proj.bias": (96,),
+    "self_attn.k_proj.bias": (32,),
+    "self_attn.v_proj.bias": (32,),
+    "self_attn.o_proj.bias": (SIZE,),
+}
+"""Of a layer with `attention_bias`, which all three loaders take to mean the last one too."""
 SHARED = {
     "embed_tokens.weight": (VOCAB, SIZE),
     "fc.weight": (SIZE, 3 * SIZE),
@@ -98,6 +105,15 @@ LOADERS: dict[str, Loader] = {
         ("architectures", "hidden_size", "vocab_size", "draft_vocab_size", "torch_dtype", "rms_norm_eps"),
     ),
 }
+TRTLLM_YAML = """\
+speculative_config:
+  decoding_type: Eagle
+  max_draft_len: 5
+  speculative_model_dir: out
+  eagle3_layers_to_capture: [1, 2, 4]
+"""
+"""By the names of tensorrt_llm/llmapi/llm_args.py in 1.2.0rc2. TensorRT-LLM of 2026 says Eagle3 (its PR 10124) and
+speculative_model (PR 10099), and takes the old names too."""
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +127,13 @@ def model(target, tmp_path) -> Path:
     return tmp_path / "model"
 
 
-def drafter_of(target: Target, qk_norm: bool = False, window: int | None = None, **changes) -> Eagle3Drafter:
+def drafter_of(
+    target: Target, qk_norm: bool = False, window: int | None = None, qkv_bias: bool = False, **changes
+) -> Eagle3Drafter:
     """Random, as it is stored, of rows in an order that is not that of their ids."""
     torch.manual_seed(1)
     rope = RopeConfig(theta=500.0, type="llama3", factor=2.0, original_max_position=32)
-    shape = replace(LayerShape.of(target.config), rope=rope, qk_norm=qk_norm, window=window)
+    shape = replace(LayerShape.of(target.config), rope=rope, qk_norm=qk_norm, window=window, qkv_bias=qkv_bias)
     config = Eagle3Config(SIZE, VOCAB, ROWS, target_layers=(2, 3, 5), layer=shape, **changes)
     drafter = Eagle3Drafter(config, target, torch.randperm(VOCAB)[:ROWS]).eval().requires_grad_(False)
     for weight in drafter.parameters():
@@ -150,17 +168,27 @@ def test_loaders_find_every_parameter_and_field(target, model, tmp_path, name):
     assert [field for field in loader.fields if raw.get(field) is None] == []
 
 
-@pytest.mark.parametrize(("form", "head"), [("speculators", "own"), ("specforge", "own"), ("speculators", "target")])
+@pytest.mark.parametrize(
+    ("form", "head", "biases"),
+    [
+        ("speculators", "own", False),
+        ("specforge", "own", False),
+        ("speculators", "target", False),
+        ("specforge", "own", True),
+    ],
+)
 @torch.no_grad()
-def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, form, head):
+def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, form, head, biases):
     """A head that is the target's is written too, since SGLang and TensorRT-LLM require one."""
-    drafter = drafter_of(target, head=head)
+    drafter = drafter_of(target, qkv_bias=biases, head=head)
     drafter.save(tmp_path / "ours")
     done = run("--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out", "--form", form)
     assert done.exit_code == 0, done.output
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    layer = {f"{FIRST[form]}.{name}": shape for name, shape in LAYER.items()}
+    layer = {f"{FIRST[form]}.{name}": shape for name, shape in (LAYER | (BIASES if biases else {})).items()}
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == SHARED | layer
+    if biases:
+        assert not tensors["midlayer.self_attn.o_proj.bias"].any()
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     assert (dtypes.pop("d2t"), dtypes.pop("t2d")) == (torch.int64, torch.bool)
     assert set(dtypes.values()) == {torch.bfloat16}
@@ -170,8 +198,8 @@ def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, f
     same_weights(back, drafter)
     if form == "specforge":
         yaml = (tmp_path / "out" / "speculative_config.yaml").read_text()
-        assert "trtllm-serve" in yaml
-        assert "speculative_model: out\n  eagle3_layers_to_capture: [1, 2, 4]\n" in yaml
+        assert yaml.startswith("# trtllm-serve ")
+        assert yaml.endswith(f"\n{TRTLLM_YAML}")
 
 
 @torch.no_grad()

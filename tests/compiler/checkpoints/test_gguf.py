@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+
 import gguf
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from compiler.checkpoints.source import FetchError
 from model_defs.target.config import TargetConfig
@@ -13,7 +16,13 @@ from tests.compiler.checkpoints.tiny_llama import assert_complete, assert_same_m
 
 
 def test_gguf_with_llama3_rope(gguf_file, reference, tmp_path):
-    folder = fetch(gguf_file, tmp_path)
+    """In a folder of downloads, where a tokenizer and a template are another model's."""
+    downloads = tmp_path / "downloads"
+    downloads.mkdir()
+    shutil.copy(gguf_file, downloads)
+    Tokenizer(models.BPE({"h": 0, "e": 1}, [])).save(str(downloads / "tokenizer.json"))
+    (downloads / "chat_template.jinja").write_text("another")
+    folder = fetch(downloads / gguf_file.name, tmp_path)
     assert_complete(folder, "tiny, dequantized")
     assert TargetConfig.load(folder).rope == TargetConfig.from_hf(reference.config.to_dict()).rope
     assert_same_model(folder, reference)
@@ -26,6 +35,7 @@ def test_truncated_gguf_and_other_architectures(gguf_file, reference, tmp_path):
         (whole[:-64], rf"its {len(whole) - 64} bytes do not hold"),
         (b"", "is not a GGUF file"),
         (b"PK" + whole, "does not begin with GGUF"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 9\n", r"broken\.gguf is a git-lfs pointer"),
     ):
         broken.write_bytes(text)
         with pytest.raises(FetchError, match=message):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from model_defs.drafters.base import Drafter
@@ -108,6 +109,7 @@ def test_eagle_1(target, tmp_path, prefix, change):
     if change == "biases of the layer":  # zeros, which the reference leaves out
         for p, size in (("q", 128), ("k", 64), ("v", 64)):
             form.tensors[f"layers.0.self_attn.{p}_proj.bias"] = torch.zeros(size)
+        form.tensors["layers.0.self_attn.o_proj.bias"] = torch.zeros(HIDDEN)
     form.tensors |= {"lm_head.weight": target.lm_head.weight.clone()}
     form.tensors = {
         name if name.startswith("lm_head") else prefix + name: tensor for name, tensor in form.tensors.items()
@@ -120,16 +122,25 @@ def test_eagle_1(target, tmp_path, prefix, change):
         assert (load_drafter(tmp_path / "ours", target).embedding - embedding).abs().max() < 0.02
 
 
+@pytest.mark.parametrize("beside_target", [False, True])
 @torch.no_grad()
-def test_medusa_in_torchs_format(target, tmp_path):
-    """One file, without a norm or the target's head; depth d reads head d. Published configurations count otherwise."""
+def test_medusa(target, tmp_path, beside_target):
+    """One file of torch's format, without a norm or the target's head, or heads in the target's checkpoint; depth d
+    reads head d. Published configurations count otherwise."""
     form = medusa()
-    published = {"medusa_num_heads": 2, "medusa_num_layers": 0}
-    Form(form.config | published, form.tensors).write(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    torch.save(form.tensors, tmp_path / "medusa_lm_head.pt")
+    if beside_target:
+        model = {"model.embed_tokens.weight": target.embedding.weight, "lm_head.weight": target.lm_head.weight}
+        heads = {f"medusa_head.{name}": tensor for name, tensor in form.tensors.items()}
+        Form({"model_type": "llama"}, model | heads).write(tmp_path)
+        assert kind_of(tmp_path) == "medusa"
+    else:
+        published = {"medusa_num_heads": 2, "medusa_num_layers": 0}
+        Form(form.config | published, form.tensors).write(tmp_path)
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(form.tensors, tmp_path / "medusa_lm_head.pt")
     drafter = load_drafter(tmp_path, target)
     assert isinstance(drafter, MedusaDrafter)
+    assert len(drafter.heads) == 3
     hidden, expected = torch.randn(HIDDEN), None
     expected = medusa_logits(form, hidden)
     paths = drafter.paths(None, hidden[None], torch.tensor([9]))
@@ -225,3 +236,18 @@ def test_code_in_a_file_of_weights_is_not_run(target, tmp_path):
     torch.save({"fc.weight": Evil()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="holds more than tensors, and reading it would run its code"):
         load_drafter(tmp_path, target)
+
+
+@pytest.mark.parametrize("names", ["index", "pattern"])
+def test_shards_in_torchs_format(target, tmp_path, names):
+    expected = load_drafter(specforge().write(tmp_path), target).state_dict()
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    files = {name: f"pytorch_model-0000{1 + i % 2}-of-00002.bin" for i, name in enumerate(tensors)}
+    for file in set(files.values()):
+        torch.save({name: tensors[name] for name in tensors if files[name] == file}, tmp_path / file)
+    if names == "index":
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    found = load_drafter(tmp_path, target).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -94,6 +94,18 @@ REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
         lambda: without(with_head_norms(speculators()), "layers.0.self_attn.k_norm.weight"),
         "layers.0.self_attn.k_norm.weight",
     ),
+    "int8": (
+        lambda: stored_in(specforge(), "midlayer.mlp.up_proj.weight", torch.int8),
+        "midlayer.mlp.up_proj.weight is stored in int8, and quantized drafters are not read",
+    ),
+    "fp8": (
+        lambda: stored_in(eagle(), "layers.0.self_attn.q_proj.weight", torch.float8_e4m3fn),
+        "layers.0.self_attn.q_proj.weight is stored in float8_e4m3fn",
+    ),
+    "bias after attention": (
+        lambda: more(specforge(), "midlayer.self_attn.o_proj.bias"),
+        "midlayer.self_attn.o_proj.bias is not 0",
+    ),
     "MTP": (lambda: speculators(speculators_model_type="mtp"), "recognised: MTP; not served yet"),
     "nothing known": (
         lambda: Form({"model_type": "bert"}, {"pooler.weight": torch.ones(2, 2)}),
@@ -169,6 +181,11 @@ def within(form: Form, **own: Any) -> Form:
 
 def more(form: Form, name: str) -> Form:
     form.tensors[name] = torch.ones(8)
+    return form
+
+
+def stored_in(form: Form, name: str, dtype: torch.dtype) -> Form:
+    form.tensors[name] = form.tensors[name].to(dtype)
     return form
 
 
