@@ -371,8 +371,8 @@ def drafting_loop(
         if token_info and token_info not in known_forms:
             raise ValueError(f"--token-info {token_info}: this drafter {drafter.name!r} takes {', '.join(known_forms)}")
         drafter.info_form = token_info or next(InfoForm(form) for form in taken if form in known_forms)
-    if native:  # drafted nodes stand beside the cache, padding after max_len; no row of a block stands twice
-        draft_rows = max(config.limits.max_tree, length, drafter.block_size)
+    if native:  # drafted nodes stand beside the cache; padding is a pair at max_len and, after it, a draft or a block
+        draft_rows = max(config.limits.max_tree, length, drafter.block_size + 1)
     drafter.prepare(config.limits.max_len + draft_rows, length)
     needs: dict[str, object] = {}
     if drafter.reads_context:

@@ -30,7 +30,8 @@ def export_network(
     module: nn.Module, args: tuple, shapes: tuple, inputs: Sequence[str], outputs: Sequence[str]
 ) -> ir.Model:
     """A module with these inputs as a network; `shapes` name the axes whose sizes are left open."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    for exporter in ("torch.onnx", "onnxscript"):
+        logging.getLogger(exporter).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(

@@ -83,4 +83,4 @@ def test_settings_that_do_not_fit_are_refused(target):
     assert (method.context.draft_rows, method.context.layers, method.chain_levels) == (12, 2, 3)
     limits = LIMITS.model_copy(update={"max_tree": 4})
     native = config.model_copy(update={"backend": BACKENDS["tensorrt_rtx"], "limits": limits})
-    assert drafting_loop(block, DRAFTING, native)[0].context.draft_rows == 6
+    assert drafting_loop(block, DRAFTING, native)[0].context.draft_rows == 7

@@ -26,12 +26,14 @@ from tests.engines.tensorrt.ranks import steps
 from tests.engines.tiny import chain, expected, grouped_target, make_batch, tiny_drafter_of, tiny_lm
 
 RANKS_SCRIPT = Path(__file__).with_name("ranks.py")
+SPECULATING = {"tensorrt": "block", "tensorrt, native": "eagle3", "tensorrt_rtx": "eagle"}
+"""Drafters by backend; two of them read several of the target's layers."""
 
 
 @pytest.mark.parametrize("backend", slow_but(["tensorrt_rtx"], BACKENDS))
 def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_path):
     target, *_ = BACKENDS[backend]
-    options = {"trained": tiny_drafter_of(target(), "eagle"), "limits": tiny.LIMITS}
+    options = {"trained": tiny_drafter_of(target(), SPECULATING[backend]), "limits": tiny.LIMITS}
     engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, **options))
     plan = MethodPlan("best_first", budget=BudgetTable.constant(5))
     tokens, scheduler = generate(engine, plan)

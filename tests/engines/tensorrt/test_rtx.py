@@ -35,11 +35,13 @@ from model_defs.export.target import CacheShape, export_target_native
 from model_defs.target.attention import causal_attend
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
-from redraft.batch import DraftCandidates
+from redraft.batch import DraftCandidates, DraftDraws
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.bundle.manifest import Bundle
+from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from tests.build.commands import invoke
 from tests.engines.drafters.drafting import check, following
+from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, sampling_of
 from tests.engines.tensorrt.bf16 import in_float32
 from tests.engines.tensorrt.bundles import BEAM_LENGTH
 from tests.engines.tensorrt.native_runner import NativeRunner
@@ -266,11 +268,11 @@ def check_drafts(
 
 
 def test_bf16_with_the_limits_that_ship(smollm2, tmp_path):
-    """As `make engines` builds: a target of the default's sizes, with 2 layers and few tokens, and a drafter with a
-    context."""
+    """As `make engines` builds: a target of the default's sizes, with 2 layers and few tokens, whose features are what
+    enters its layers, and a drafter of a block."""
     target = random_model(replace(TargetConfig.load(smollm2), num_layers=2, vocab_size=VOCAB))
     write_model(target, tmp_path / "model")
-    tiny_drafter_of(target, "eagle").save(tmp_path / "drafter")
+    tiny_drafter_of(target, "block").save(tmp_path / "drafter")
     options = ["--backend", "tensorrt_rtx", "--precision", "bf16", "--model", tmp_path / "model"]
     options += ["--drafter", tmp_path / "drafter", "--beam-length", 2, "--method-name", METHOD]
     done = invoke(build_engines.main, *options, "--output", tmp_path / "bundle")
@@ -278,58 +280,75 @@ def test_bf16_with_the_limits_that_ship(smollm2, tmp_path):
     bundle = Bundle.load(tmp_path / "bundle")
     assert bundle.config.limits == LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=512)
     contract = Contract("BFLOAT16", 2048 + 32, VOCAB, draft=(2, 4, 8))
-    networks = {"target": contract.target(layers=2), f"drafter.{METHOD}": contract.drafter(context_layers=1)}
-    for (name, values), layers in zip(networks.items(), (2, 1), strict=True):
+    networks = {"target": contract.target(layers=2), f"drafter.{METHOD}": contract.drafter(context_layers=2)}
+    for name, values in networks.items():
         assert values_of(bundle.path / f"{name}.onnx") == values
         report = report_of(bundle.path / f"{name}.onnx")
-        assert (report["layers"]["ATTENTION_INPUT"], report["layers"]["KV_CACHE_UPDATE"]) == (layers, 2 * layers)
+        assert (report["layers"]["ATTENTION_INPUT"], report["layers"]["KV_CACHE_UPDATE"]) == (2, 4)
         assert report["profiles"] == 2
 
 
-@pytest.mark.parametrize("variant", ["hidden_state", "hidden_state, plain", "draft_lm, model"])
+@pytest.mark.parametrize(
+    ("variant", "construction"),
+    [
+        *((variant, "beam") for variant in ("hidden_state", "hidden_state, plain", "draft_lm, model")),
+        *((variant, "beam") for variant in ("eagle3", "block", "parallel_eagle3")),
+        *(("eagle3", "gumbel_top_k"), ("block, causal", "stochastic_beam")),
+    ],
+)
 @torch.no_grad()
-def test_what_does_not_ship_is_built_from_a_verified_file(variant, tmp_path):
-    """Chains that come out, no token info, heads of other sizes. ONNX Runtime's drafts from the file, over several
-    calls, are the module's."""
+def test_what_does_not_ship_is_built_from_a_verified_file(variant, construction, tmp_path):
+    """Chains that come out, no token info, heads of other sizes, blocks, random draws. ONNX Runtime's drafts from the
+    file, over several calls beside a sequence of padding, are the module's."""
     target = tiny_target()
-    drafter = tiny_drafter_of(target, variant)
-    plan = DRAFTING.model_copy(update={"drafter": drafter.name, "beam_length": BEAM_LENGTH})
+    drafter, draws = tiny_drafter_of(target, variant), construction in RANDOM_CONSTRUCTIONS
+    shape = {"levels": LEVELS[construction], "support": SUPPORT} if draws else {"beam_length": BEAM_LENGTH}
+    plan = DRAFTING.model_copy(update={"drafter": drafter.name, "construction": construction, **shape})
     config = bundle_config(target, {METHOD: plan}, OTHER_LIMITS, backend="tensorrt_rtx")
     method, loop = drafting_loop(drafter, plan, config)
     heads, network = method.context, tmp_path / "drafter.onnx"
-    cache_rows = OTHER_LIMITS.max_len + heads.draft_rows
-    save(export_drafter_native(loop, cache_rows, raw_logits=drafter.has_raw_logits), network)
+    cache_rows, raw_logits = OTHER_LIMITS.max_len + heads.draft_rows, drafter.has_raw_logits and not draws
+    save(export_drafter_native(loop, cache_rows, raw_logits=raw_logits), network)
     report = EngineBuilder(config).build_drafter(network, drafter.reads_context)
     assert report.network_sha256 == network_sha256(network)
     assert report.layers["KV_CACHE_UPDATE"] == 2 * drafter.context_layers
     assert (tmp_path / "drafter.engine").stat().st_size == report.engine_bytes
     session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
-    cache = (3, heads.num_kv_heads, cache_rows, heads.head_size)
+    cache = (4, heads.num_kv_heads, cache_rows, heads.head_size)
     caches = {name: np.zeros(cache, np.float32) for name in cache_names(heads.layers)}
     rows = [torch.zeros(cache) for _ in caches]
-    lengths = np.zeros(3, np.int64)
-    for counts in ([5, 1, 3], [1, 4, 2]):
-        hidden = rng.standard_normal((3, max(counts), 96)).astype(np.float32)
-        tokens = rng.integers(0, VOCAB, (3, max(counts))).astype(np.int32)
+    sampling = vars(sampling_of(construction, 4)) if draws else {}
+    lengths = np.array([0, 0, 0, OTHER_LIMITS.max_len])
+    for counts in ([5, 1, 3, 1], [1, 4, 2, 1]):
+        hidden = rng.standard_normal((4, max(counts), 96)).astype(np.float32)
+        tokens = rng.integers(0, VOCAB, (4, max(counts))).astype(np.int32)
         inputs = {"features": hidden, "tokens": tokens, "pair_counts": np.array(counts), "write_indices": lengths}
-        found = session.run(None, inputs | caches)
-        caches = dict(zip(caches, found[-len(caches) :], strict=True))
-        pairs = [torch.from_numpy(np.concatenate([x[b, :n] for b, n in enumerate(counts)])) for x in (hidden, tokens)]
-        places = [np.cumsum([0, *counts]), np.arange(3), lengths]
-        expected = loop([*pairs, *(torch.from_numpy(x).int() for x in places), *rows])
-        assert_same_drafts(found, expected)
-        if drafter.has_raw_logits:
+        results = session.run(None, inputs | caches | sampling)
+        caches = dict(zip(caches, results[-len(caches) :], strict=True))
+        found, ours = [array[:3] for array in results], counts[:3]
+        pairs = [torch.from_numpy(np.concatenate([x[b, :n] for b, n in enumerate(ours)])) for x in (hidden, tokens)]
+        places = [np.cumsum([0, *ours]), np.arange(3), lengths[:3]]
+        filters = [torch.from_numpy(array[:3]) for array in sampling.values()]
+        expected = loop([*pairs, *(torch.from_numpy(x).int() for x in places), *rows, *filters])
+        if draws:
+            assert_same_draws(DraftDraws(*found[:3]), DraftDraws(*(array.numpy() for array in expected)))
+        else:
+            assert_same_drafts(found, expected)
+        if raw_logits:
             np.testing.assert_allclose(found[3].reshape(3 * BEAM_LENGTH, 50), expected[3], atol=2e-4, rtol=1e-4)
-        lengths = lengths + counts
+        lengths[:3] += ours
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("form", [InfoForm.bf16, InfoForm.low_rank])
-def test_what_drafts_again_from_chains_is_built_from_a_verified_file(form, tmp_path):
+@pytest.mark.parametrize(
+    ("variant", "form"),
+    [("hidden_state", InfoForm.bf16), ("block", InfoForm.low_rank), ("parallel_eagle3", None)],
+)
+def test_what_drafts_again_from_chains_is_built_from_a_verified_file(variant, form, tmp_path):
     """The network of a method that asks for it; ONNX Runtime's drafts from the file are the module's."""
     target = tiny_target()
-    drafter = tiny_drafter_of(target, "hidden_state")
+    drafter = tiny_drafter_of(target, variant)
     plan = DRAFTING.model_copy(update={"drafter": drafter.name, "resample_above": 0})
     config = bundle_config(target, {METHOD: plan}, OTHER_LIMITS, backend="tensorrt_rtx")
     assert drafting_loop(drafter, DRAFTING, config)[0].chain_levels == 0
