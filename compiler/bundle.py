@@ -77,14 +77,15 @@ def target_info(target: Target) -> TargetInfo:
     return TargetInfo(feature_size=target.feature_size, **{name: getattr(target.config, name) for name in names})
 
 
-def window_limits(target: Target, limits: LimitsInfo, backend: Backend) -> LimitsInfo:
-    """The limits with `window` and `window_rows`, where that saves anything.
+def window_limits(target: Target, config: BundleConfig) -> LimitsInfo:
+    """The limits with `window` and `window_rows`, where that saves anything; TensorRT's native form has no rings.
 
     A slot's rows hold the longest window or a committed path before a step's first row, and the step's rows: nothing is
     written over that the step, or its commit, still reads.
     """
+    limits = config.limits
     windows = [window for layer in target.config.windowed_layers if (window := target.config.window_of(layer))]
-    if not (windows and backend.window_rows):
+    if not windows or (config.backend.forms and not config.plugin_form):
         return limits
     before, step_rows = max(*windows, limits.max_tree), max(limits.prefill_chunk, limits.max_tree, RING_SPARE)
     rows = -(-(before + step_rows) // RING_STEP) * RING_STEP
@@ -191,7 +192,7 @@ def build(
     if successors and (shape := np.load(successors, mmap_mode="r").shape) != (target.config.vocab_size,):
         raise BundleError(f"{successors} has shape {shape}, expected a successor of each of {target.config.vocab_size}")
     given = config.target.model_copy(update={"feature_size": target.feature_size})
-    limits = window_limits(target, config.limits, config.backend)
+    limits = window_limits(target, config)
     config, token_info = config.model_copy(update={"methods": methods, "target": given, "limits": limits}), 0
     for name, loop in loops.items():
         if info := getattr(loop.drafter, "info", None):

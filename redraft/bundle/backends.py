@@ -47,8 +47,6 @@ class Backend:
     """The forms in which a drafter's network can hold token info (`InfoForm`), the usual one first."""
     shares_weights: bool = True
     """Whether the networks of a bundle share their weights."""
-    window_rows: bool = False
-    """Whether caches of layers with a window hold only the text's last rows."""
     head_step: int = 2
     """Attention heads have a size that is a multiple of this."""
     cache_alignment: int = 1
@@ -84,7 +82,6 @@ OPENVINO = Backend(
     cpu_features=("avx2", "fma"),
     precisions=(Precision.fp32, Precision.bf16, Precision.int8),
     token_info=("int8", "bf16", "low_rank"),
-    window_rows=True,
     head_step=32,
     prefill_chunk=128,
     loads_fp32=True,
@@ -99,7 +96,6 @@ TORCH = Backend(
     devices=("cuda", "cpu"),
     precisions=(Precision.fp32, Precision.bf16),
     token_info=("int8", "fp8", "bf16", "low_rank"),
-    window_rows=True,
     build_copies=1.7,
 )
 TENSORRT = Backend(

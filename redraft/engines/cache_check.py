@@ -20,22 +20,23 @@ COPIES = ("reformat", "copy")
 
 
 def fault(
-    caches: Tensor, step: Callable[[], object], slot: int, written: int, max_len: int, padded: int = 0
+    caches: Iterable[Tensor], step: Callable[[], object], slot: int, written: int, max_len: int, padded: int = 0
 ) -> str | None:
     """Describe a fault of `step`, which should write rows 0 to `written` - 1 of a slot, may write up to `padded` rows
     there, and must leave all others before `max_len` as they are; None where it has none.
 
-    caches [2 * layers, slots, kv_heads, rows, head_size] are the layers' k, then their v; all are zeros afterwards.
-    Rows from `max_len` on are free for sequences that are not in a step.
+    caches [slots, kv_heads, rows, head_size] are the layers' k, then their v; all are zeros afterwards. Rows from
+    `max_len` on are free for sequences that are not in a step.
     """
-    caches.fill_(SENTINEL)
+    caches, found = list(caches), []
+    for cache in caches:
+        cache.fill_(SENTINEL)
     step()
-    found = []
     for cache in caches:
         updated = (cache[slot, :, :written] != SENTINEL).any(-1).all()
         cache[slot, :, : max(written, padded)] = SENTINEL
         found.append(torch.stack([updated, (cache[:, :, :max_len] == SENTINEL).all()]))
-    caches.zero_()
+        cache.zero_()
     for number, (updated, kept) in enumerate(torch.stack(found).tolist()):
         name = f"{'kv'[number // (len(caches) // 2)]}_cache.{number % (len(caches) // 2)}"
         if not updated:

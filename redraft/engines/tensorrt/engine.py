@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from redraft.batch import TargetBatch
-from redraft.bundle.config import ContextInfo, LimitsInfo, TargetInfo, target_folder
+from redraft.bundle.config import BundleConfig, ContextInfo, LimitsInfo, TargetInfo, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.decoding.token_tree import mask_width
 from redraft.engines import memory
@@ -66,19 +66,22 @@ class TensorRTEngine:
         config, stream = bundle.config, self._stream
         dtype = dtype_of(library, config.precision)
         limits, target = config.limits, memory.of_rank(config, rank).target
-        self.caches = _allocate(limits, target, target.num_layers, limits.max_tree, dtype, stream)
-        kind = PluginTarget if config.plugin_form else NativeTarget
-        folder = target_folder(bundle.path, rank, config.tensor_parallel)
+        path = target_folder(bundle.path, rank, config.tensor_parallel) / "target.engine"
         communicator = nccl.communicator() if config.tensor_parallel > 1 else None
-        self._target: PluginTarget | NativeTarget = kind(
-            folder / "target.engine", config, library, self.caches, stream, communicator
-        )
+        self.caches: list[Tensor] | Tensor
+        self._target: PluginTarget | NativeTarget
+        if config.plugin_form:
+            self.caches = caches = _allocate_layers(config, target, dtype, stream)
+            self._target = PluginTarget(path, config, library, caches, stream, communicator)
+        else:
+            self.caches = whole = _allocate(limits, target, target.num_layers, limits.max_tree, dtype, stream)
+            self._target = NativeTarget(path, config, library, whole, stream, communicator)
         self.drafters = {}
         methods = {name: method for name, method in config.methods.items() if method.drafter and rank == 0}
         for name, method in methods.items():
             context = method.context
-            caches = _allocate(limits, context, context.layers, context.draft_rows, dtype, stream) if context else None
-            drafter = self.drafters[name] = TensorRTDrafter(bundle, library, name, caches, stream, self._within_memory)
+            own = _allocate(limits, context, context.layers, context.draft_rows, dtype, stream) if context else None
+            drafter = self.drafters[name] = TensorRTDrafter(bundle, library, name, own, stream, self._within_memory)
             drafter.make_ready()
             self._refuse(f"the engine of {name}", drafter.fault())
 
@@ -144,6 +147,13 @@ def _causal_rows(count: int, limits: LimitsInfo) -> TargetBatch:
     """The first rows of a sequence in the last slot."""
     words, last = mask_width(limits.max_tree), np.array([limits.slots - 1])
     return TargetBatch.chains(np.zeros((1, count)), last, np.zeros(1), words, np.zeros(1))
+
+
+def _allocate_layers(config: BundleConfig, target: TargetInfo, dtype: torch.dtype, stream: Stream) -> list[Tensor]:
+    """Zeros [slots, kv_heads, rows, head_size]: the layers' k, then their v; rings in layers with a window."""
+    rows = [config.cache_rows(layer) for layer in range(target.num_layers)]
+    shapes = [(config.limits.slots, target.num_kv_heads, count, target.head_size) for count in rows]
+    return [torch.zeros(shape, dtype=dtype, device=stream.device) for shape in 2 * shapes]
 
 
 def _allocate(

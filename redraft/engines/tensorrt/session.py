@@ -6,7 +6,7 @@ import math
 import mmap
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,8 @@ class HostBuffers:
         to.copy_(kept, non_blocking=True)
 
 
-def named_caches(caches: Tensor) -> dict[str, Tensor]:
-    """A network's caches by the names of its inputs, from [2 * layers, ...]: the layers' k, then their v."""
+def named_caches(caches: Sequence[Tensor] | Tensor) -> dict[str, Tensor]:
+    """A network's caches by the names of its inputs, from the layers' k, then their v."""
     layers = len(caches) // 2
     return {f"{kind}_cache.{i}": caches[place * layers + i] for place, kind in enumerate("kv") for i in range(layers)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ class PluginTarget:
         path: Path,
         config: BundleConfig,
         library: TensorRTLibrary,
-        caches: Tensor,
+        caches: Sequence[Tensor],
         stream: Stream,
         communicator: Any,
     ):

@@ -6,6 +6,8 @@ The slow cases would catch a backend, a form or a precision that generates other
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -86,8 +88,32 @@ def test_caches_are_the_same_with_and_without_aliases(monkeypatch, tmp_path):
         found.append([engine.execute(make_batch(steps()[0], words=1))[0], engine.caches])
     (logits, caches), (same_logits, same_caches) = found
     np.testing.assert_array_equal(logits, same_logits)
-    assert torch.equal(caches, same_caches)
-    assert bool(caches.any())
+    for cache, same in zip(caches, same_caches, strict=True):
+        assert torch.equal(cache, same)
+        assert bool(cache.any())
+
+
+def test_layers_with_a_window_have_rings_in_plugin_form(monkeypatch, tmp_path):
+    """A text that goes on over a ring's end; then a tree, which is committed. The native form holds all rows."""
+    make_target = partial(tiny.tiny_of, "gemma3", head_size=64, max_position=700)
+    limits = LIMITS.model_copy(update={"max_len": 500, "prefill_chunk": 250})
+    bundle = bundle_of("tensorrt", monkeypatch, tmp_path / "a", target=make_target(), limits=limits, drafts=False)
+    engine = load_engine(bundle)
+    assert [cache.shape[2] for cache in engine.caches] == 2 * [320, 508]
+    rng = np.random.default_rng(5)
+    text = rng.integers(0, tiny.VOCAB, 318).tolist()
+    for start in range(0, len(text), 250):
+        engine.execute(make_batch([chain(3, text[:start], text[start : start + 250], causal=True)], words=1))
+    tree = tiny.random_tree(rng, 3, text, 8)
+    path = tree.ancestors(7)[::-1]
+    after = replace(chain(3, text + [tree.tokens[row] for row in path], [5, 6]), commit=path)
+    for step in (tree, after):
+        found, want = engine.execute(make_batch([step], words=1))[0], expected(make_target(), [step])[0]
+        np.testing.assert_allclose(found, want, atol=0.1 * np.abs(want).max(), rtol=0)
+    native = bundle_of(
+        "tensorrt, native", monkeypatch, tmp_path / "b", target=make_target(), limits=limits, drafts=False
+    )
+    assert {native.config.cache_rows(layer) for layer in range(2)} == {508}
 
 
 def test_a_copied_prefix_goes_on_as_in_its_own_slot(monkeypatch, tmp_path):

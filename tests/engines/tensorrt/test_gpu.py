@@ -200,7 +200,7 @@ def test_all_steps_are_captured_when_a_bundle_is_loaded(backend, capturable, gpu
     steps = len({id(step) for _, step in prepared})
     assert compiles == (["eager"] * steps + ["lazy"] if backend == "tensorrt_rtx" else []), "steps, then prefill"
     assert gpu.events.count("capture") == capturable * steps
-    assert not engine.caches.any()
+    assert not any(cache.any() for cache in engine.caches)
 
     def events(step: list[Rows]) -> list[str]:
         gpu.events.clear()
