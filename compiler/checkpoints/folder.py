@@ -80,7 +80,10 @@ class FolderCheckpoint:
     def _dequantized(self, name: str, read: Callable[[str], Tensor | None]) -> Tensor:
         assert self._quantization is not None
         layer = name.removesuffix(".weight")
-        return self._quantization.weight(lambda suffix: read(f"{layer}.{suffix}"))
+        try:
+            return self._quantization.weight(lambda suffix: read(f"{layer}.{suffix}"))
+        except FetchError as refusal:
+            raise FetchError(f"{self.folder}: {layer}.{refusal}") from None
 
     def _read(self, name: str) -> Tensor | None:
         return _read(*self._files[name]) if name in self._files else None

@@ -31,7 +31,8 @@ class Quantization:
     title: str
     """For messages: AWQ, 4 bits"""
     weight: Callable[[Read], Tensor]
-    """A layer's weight float32 [out, in]. Raises KeyError, the suffix of a missing tensor."""
+    """A layer's weight float32 [out, in]. Raises KeyError, the suffix of a missing tensor, or FetchError that begins
+    with a tensor's suffix."""
 
 
 def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
@@ -47,8 +48,7 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     if method == "awq" and bits == 4 and (settings.get("version") or "gemm").lower() == "gemm":
         return Quantization("AWQ, 4 bits", awq)
     if method == "gptq" and bits in (2, 4, 8):
-        bias = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
-        return Quantization(f"GPTQ, {bits} bits", lambda read: gptq(read, bits, bias))
+        return Quantization(f"GPTQ, {bits} bits", lambda read: gptq(read, bits, settings))
     if method == "compressed-tensors":
         return _compressed_tensors(settings)
     if method in ("fp8", "fbgemm_fp8"):
@@ -68,11 +68,12 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Quantization:
     if len({str(group) for group in groups}) > 1:
         raise FetchError(f"unsupported quantization: {len(groups)} groups of layers that differ, expected one for all")
     bits = groups[0]["num_bits"] if groups else 8
+    symmetric = groups[0].get("symmetric") is not False if groups else True
     if form == "pack-quantized" and bits in (4, 8):
-        return Quantization(f"compressed-tensors, {bits} bits", lambda read: packed(read, bits))
+        return Quantization(f"compressed-tensors, {bits} bits", lambda read: packed(read, bits, symmetric))
     if form in FLOAT_FORMATS and bits == 8:
         block, kind = (groups[0].get("block_structure"), groups[0]["type"]) if groups else (None, "int")
-        return Quantization(f"compressed-tensors, {kind}8", lambda read: scaled(read, block))
+        return Quantization(f"compressed-tensors, {kind}8", lambda read: scaled(read, block, symmetric))
     raise FetchError(
         f"unsupported quantization compressed-tensors, format {form!r} of {bits} bits: expected pack-quantized of 4 or "
         f"8 bits, or one of {', '.join(FLOAT_FORMATS)} of 8"
@@ -89,24 +90,49 @@ def awq(read: Read) -> Tensor:
     return ((values - zeros[rows]).float() * scales[rows].float()).T
 
 
-def gptq(read: Read, bits: int, bias: int) -> Tensor:
+def gptq(read: Read, bits: int, settings: Mapping[str, Any]) -> Tensor:
     """qweight int32 [in bits / 32, out], packed down the rows, qzeros [groups, out bits / 32], scales [groups, out] and
-    g_idx int32 [in], each row's group: (q - zero) scale. The first version of the format stores zeros less 1."""
+    g_idx int32 [in], each row's group: (q - zero) scale. Rows are in order where g_idx is missing, or has group 0 for
+    all rows of several groups, as some writers leave it."""
     words, zero_words, scales = (needed(read, name) for name in ("qweight", "qzeros", "scales"))
     values = unpack(words.T, bits).T
-    zeros = (unpack(zero_words, bits) + bias) & (2**bits - 1)
+    stored = unpack(zero_words, bits)
+    zeros = (stored + _offset_of_zeros(stored, bits, settings)) & (2**bits - 1)
     groups = read("g_idx")
-    if groups is None:
-        groups = torch.arange(len(values), device=values.device) // (len(values) // len(scales))
+    if groups is None or (len(scales) > 1 and not groups.is_meta and not groups.any()):
+        size = settings.get("group_size") or -1
+        size = size if size > 0 else len(values)
+        if -(-len(values) // size) != len(scales):
+            raise FetchError(
+                f"scales has {len(scales)} groups of {len(values)} rows, and the checkpoint says group_size "
+                f"{settings.get('group_size')}"
+            )
+        groups = torch.arange(len(values), device=values.device) // size
     return ((values - zeros[groups.long()]).float() * scales[groups.long()].float()).T
 
 
-def packed(read: Read, bits: int) -> Tensor:
+def _offset_of_zeros(stored: Tensor, bits: int, settings: Mapping[str, Any]) -> int:
+    """What is added to GPTQ's stored zeros: 1 in the first version of the format, 0 in the second.
+
+    Zeros of symmetric weights are the middle, which shows the version: some files of the second say that they are of
+    the first. Raises FetchError for symmetric weights with other zeros.
+    """
+    if not settings.get("sym") or stored.is_meta:
+        return 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+    middle, low, high = 2 ** (bits - 1), int(stored.min()), int(stored.max())
+    if low != high or middle - low not in (0, 1):
+        raise FetchError(
+            f"qzeros has {low} to {high}, and the checkpoint says sym true: expected only {middle - 1} or {middle}"
+        )
+    return middle - low
+
+
+def packed(read: Read, bits: int, symmetric: bool = True) -> Tensor:
     """compressed-tensors: weight_packed int32 [out, in bits / 32] of numbers less their smallest, weight_scale [out,
     groups], where it is not symmetric weight_zero_point, packed down the rows or, in older files, int8 [out, groups],
     and weight_g_idx [in], unless it is -1, where columns of a group do not lie together."""
     words, scales = needed(read, "weight_packed"), _of_groups(needed(read, "weight_scale"))
-    shape, zero_words, groups = read("weight_shape"), read("weight_zero_point"), read("weight_g_idx")
+    shape, zero_words, groups = read("weight_shape"), _zero_points(read, symmetric), read("weight_g_idx")
     smallest = 2 ** (bits - 1)
     values = unpack(words, bits) - smallest
     if shape is not None and not shape.is_meta:
@@ -121,12 +147,12 @@ def packed(read: Read, bits: int) -> Tensor:
     return values.float() * scales[:, groups.long()]
 
 
-def scaled(read: Read, block: list[int] | None = None) -> Tensor:
+def scaled(read: Read, block: list[int] | None = None, symmetric: bool = True) -> Tensor:
     """A weight in 8 bits [out, in] times its scale: one for all, for each row, for each group of a row, or for each
     block of so many rows and columns. Blocks' scales may be called weight_scale_inv; they multiply all the same."""
     weight, scale = needed(read, "weight").float(), read("weight_scale_inv")
     scale = needed(read, "weight_scale") if scale is None else scale
-    zero = read("weight_zero_point")
+    zero = _zero_points(read, symmetric)
 
     def for_each(numbers: Tensor) -> Tensor:
         numbers = _of_groups(numbers)
@@ -136,6 +162,14 @@ def scaled(read: Read, block: list[int] | None = None) -> Tensor:
         return numbers
 
     return (weight if zero is None else weight - for_each(zero)) * for_each(scale)
+
+
+def _zero_points(read: Read, symmetric: bool) -> Tensor | None:
+    """compressed-tensors' zeros. Raises FetchError for weights without them that are not symmetric."""
+    zeros = read("weight_zero_point")
+    if zeros is None and not symmetric:
+        raise FetchError("weight_zero_point is missing, and the checkpoint says symmetric false")
+    return zeros
 
 
 def _of_groups(numbers: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -59,6 +60,20 @@ def gptq(weight: Tensor, bits: int, bias: int) -> dict[str, Tensor]:
     }
 
 
+def symmetric_gptq(weight: Tensor, zero: int) -> dict[str, Tensor]:
+    """Of 4 bits, with the middle as zeros, stored as `zero`, and group 0 for all rows, which are in order."""
+    out, columns = weight.shape
+    values, count = torch.randint(0, 16, (out, columns)), -(-columns // GROUP)
+    scales = (torch.rand(out, count) + 0.5).half() / 16
+    weight.copy_((values - 8).float() * scales.float().repeat_interleave(GROUP, 1)[:, :columns])
+    return {
+        "qweight": pack(values, 4).T,
+        "qzeros": pack(torch.full((count, out), zero), 4),
+        "scales": scales.T,
+        "g_idx": torch.zeros(columns, dtype=torch.int32),
+    }
+
+
 def compressed(weight: Tensor, bits: int, symmetric: bool) -> dict[str, Tensor]:
     values, zeros, scales = groups(weight, bits)
     stored = {"weight_packed": pack(values, bits), "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}
@@ -89,22 +104,29 @@ def scaled(weight: Tensor, dtype: torch.dtype, block: tuple[int, int] | None = N
     return {"weight": stored, "weight_scale_inv" if block else "weight_scale": scale}
 
 
-def group_of(bits: int, kind: str = "int") -> dict:
-    return {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind}}}
+def group_of(bits: int, kind: str = "int", **more: bool) -> dict:
+    return {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, **more}}}
 
 
 TENSORS = "compressed-tensors"
+SYMMETRIC = {"quant_method": "gptq", "bits": 4, "sym": True, "group_size": GROUP}
+ASYMMETRIC = {
+    "quant_method": TENSORS,
+    "format": "pack-quantized",
+    "config_groups": group_of(8, symmetric=False),
+}
 FORMS = {
     "AWQ, 4 bits": ({"quant_method": "awq", "bits": 4, "version": None}, awq),
     "GPTQ, 4 bits": ({"quant_method": "gptq", "bits": 4}, lambda w: gptq(w, 4, 1)),
     "GPTQ, 8 bits": ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, lambda w: gptq(w, 8, 0)),
     "GPTQ, 2 bits": ({"quant_method": "gptq", "bits": 2}, lambda w: gptq(w, 2, 1)),
+    "GPTQ, 4 bits, symmetric": (SYMMETRIC | {"checkpoint_format": "gptq"}, lambda w: symmetric_gptq(w, 8)),
     "compressed-tensors, 4 bits": (
         {"quant_method": TENSORS, "format": "pack-quantized", "config_groups": group_of(4)},
         lambda w: compressed(w, 4, symmetric=True),
     ),
     "compressed-tensors, 8 bits": (
-        {"quant_method": TENSORS, "format": "pack-quantized", "config_groups": group_of(8)},
+        ASYMMETRIC,
         lambda w: compressed(w, 8, symmetric=False),
     ),
     "compressed-tensors, 4 bits, older": (
@@ -126,11 +148,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("title", FORMS)
-def test_quantized_layers_are_read_exactly(checkpoint, tmp_path, title):
-    """As bfloat16, in which a fetched model is stored; embeddings and norms are not quantized."""
-    settings, quantize = FORMS[title]
-    source = tmp_path / "source"
+def write(checkpoint, source, settings: dict, quantize: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A copy of a checkpoint with quantized layers. Returns the weights that it stands for; embeddings and norms are
+    not quantized."""
     shutil.copytree(checkpoint, source)
     torch.manual_seed(0)
     weights, plain = {}, load_file(source / SINGLE)
@@ -143,14 +163,53 @@ def test_quantized_layers_are_read_exactly(checkpoint, tmp_path, title):
     save_file(weights, source / SINGLE)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    return plain
+
+
+@pytest.mark.parametrize("title", FORMS)
+def test_quantized_layers_are_read_exactly(checkpoint, tmp_path, title):
+    """As bfloat16, in which a fetched model is stored."""
+    source = tmp_path / "source"
+    plain = write(checkpoint, source, *FORMS[title])
     folder = fetch(source, tmp_path)
-    assert json.loads((folder / "source.json").read_text())["precision"] == title.removesuffix(", older")
+    assert json.loads((folder / "source.json").read_text())["precision"] == ", ".join(title.split(", ")[:2])
     fetched = load_file(folder / SINGLE)
     assert set(fetched) == set(plain)
     for name, weight in plain.items():
         assert torch.equal(fetched[name], weight.bfloat16()), name
     with pytest.raises(ValueError, match=r"pre-quantized weights \(.*fetch_model\.py dequantizes them"):
         Target.from_folder(source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "quantize", "found"),
+    [
+        (SYMMETRIC, lambda w: symmetric_gptq(w, 9), "qzeros has 9 to 9, .* sym true: expected only 7 or 8"),
+        (SYMMETRIC | {"group_size": 12}, lambda w: symmetric_gptq(w, 7), r"scales has \d groups of \d+ rows, .* 12"),
+        (ASYMMETRIC, lambda w: compressed(w, 8, symmetric=True), "weight_zero_point is missing, .* symmetric false"),
+        (
+            {"quant_method": TENSORS, "format": "int-quantized", "config_groups": group_of(8, symmetric=False)},
+            lambda w: scaled(w, torch.int8),
+            "weight_zero_point is missing, .* symmetric false",
+        ),
+    ],
+)
+def test_a_tensor_that_its_configuration_belies_is_named(checkpoint, tmp_path, settings, quantize, found):
+    source = tmp_path / "source"
+    write(checkpoint, source, settings, quantize)
+    with pytest.raises(FetchError, match=rf"source: model\.layers\.0\.\w+\.\w+\.{found}"):
+        fetch(source, tmp_path)
+
+
+@pytest.mark.parametrize("named", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("zero", [7, 8])
+def test_zeros_of_symmetric_weights_show_the_version(named, zero):
+    """Of 40 rows, whose last group is shorter."""
+    weight = torch.empty(16, 40)
+    stored = symmetric_gptq(weight, zero)
+    read = quantization_of({"quantization_config": SYMMETRIC | {"checkpoint_format": named}})
+    assert read is not None
+    assert torch.equal(read.weight(stored.get), weight)
 
 
 def test_one_scale_for_all_and_zeros_of_groups():
