@@ -373,7 +373,7 @@ def drafting_loop(
         drafter.info_form = token_info or next(InfoForm(form) for form in taken if form in known_forms)
     if native:  # drafted nodes stand beside the cache; padding is a pair at max_len and, after it, a draft or a block
         draft_rows = max(config.limits.max_tree, length, drafter.block_size + 1)
-    drafter.prepare(config.limits.max_len + draft_rows, length)
+    drafter.prepare(config.limits.max_len + draft_rows, length, config.limits.max_len)
     needs: dict[str, object] = {}
     if drafter.reads_context:
         heads = cast(CacheTables, drafter.tables).config

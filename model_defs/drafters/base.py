@@ -113,8 +113,9 @@ class Drafter(nn.Module):
         self.register_buffer("embedding", target.embedding.weight.detach(), persistent=False)
         self.register_buffer("head_rows", target.lm_head.weight.detach()[ids], persistent=False)
 
-    def prepare(self, cache_rows: int, levels: int) -> None:
-        """Make the constants of drafting, for a context cache of `cache_rows` rows and drafts of `levels` levels.
+    def prepare(self, cache_rows: int, levels: int, context: int = 0) -> None:
+        """Make the constants of drafting, for a context cache of `cache_rows` rows, drafts of `levels` levels, and
+        texts of up to `context` positions (default: all rows).
 
         Raises ValueError where it cannot draft so many levels.
         """

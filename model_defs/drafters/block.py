@@ -116,9 +116,9 @@ class BlockDrafter(ChainDrafter):
     def most_steps(self) -> int:
         return self.config.block_size - (not self.config.from_root)
 
-    def prepare(self, cache_rows: int, levels: int) -> None:
+    def prepare(self, cache_rows: int, levels: int, context: int = 0) -> None:
         self.require_steps(levels)
-        super().prepare(cache_rows, levels)
+        super().prepare(cache_rows, levels, context)
 
     def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> ChainPaths:
         """The roots: features [P, F], and the inputs of a DraftContext, whose tokens but the roots are not read."""

@@ -51,8 +51,8 @@ class ContextDrafter(Drafter):
         """What the head reads [..., H] of states [..., H]."""
         return state
 
-    def prepare(self, cache_rows: int, levels: int) -> None:
-        self.tables = CacheTables(self.layer_config, cache_rows, self.embedding.device)
+    def prepare(self, cache_rows: int, levels: int, context: int = 0) -> None:
+        self.tables = CacheTables(self.layer_config, cache_rows, context, self.embedding.device)
 
     def begin(self, operators: Operators, features: Tensor, inputs: Sequence[Tensor]) -> tuple[Context, Tensor]:
         """Ingest pairs: features [P, F], and the inputs of a DraftContext. Returns the context and the states [B, H]
@@ -87,8 +87,8 @@ class ChainDrafter(ContextDrafter):
     columns: Tensor
     levels: int
 
-    def prepare(self, cache_rows: int, levels: int) -> None:
-        super().prepare(cache_rows, levels)
+    def prepare(self, cache_rows: int, levels: int, context: int = 0) -> None:
+        super().prepare(cache_rows, levels, context)
         self.levels = levels
         self.register_buffer("columns", self.hot_ids.to(torch.int32), persistent=False)
         if self.token_info is not None:

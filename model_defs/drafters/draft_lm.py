@@ -97,8 +97,8 @@ class DraftLM(Drafter):
             x = layer(x, index, attend, rows if index + 1 == len(self.layers) else None)
         return self.norm(x)
 
-    def prepare(self, cache_rows: int, levels: int) -> None:
-        self.tables = CacheTables(self.lm_config, cache_rows, self.embedding.device)
+    def prepare(self, cache_rows: int, levels: int, context: int = 0) -> None:
+        self.tables = CacheTables(self.lm_config, cache_rows, context, self.embedding.device)
         if self.lm_config.learned_positions:  # drafted nodes may stand beyond the last one
             places = torch.arange(cache_rows).clamp(max=self.lm_config.max_position - 1)
             self.register_buffer("position_rows", self.positions.weight.detach()[places], persistent=False)

@@ -226,8 +226,8 @@ class ParallelEagle3Drafter(ChainDrafter, Eagle3Drafter):
         self.mask_layers = nn.Parameter(torch.zeros(self.fuse.fc.in_features))
 
     @torch.no_grad()
-    def prepare(self, cache_rows: int, levels: int) -> None:
-        super().prepare(cache_rows, levels)
+    def prepare(self, cache_rows: int, levels: int, context: int = 0) -> None:
+        super().prepare(cache_rows, levels, context)
         self.register_buffer("mask_state", self.fuse(self.mask_layers), persistent=False)
 
     def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> ChainPaths:  # type: ignore[override]

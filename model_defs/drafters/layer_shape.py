@@ -54,8 +54,6 @@ class LayerShape:
             raise UnsupportedModelError(f"its layers have hidden_act {activation!r}, expected 'silu'")
         kept = {name: value for name, value in given.items() if name not in ignored}
         config = TargetConfig.from_hf(usual | kept | {"model_type": LLAMA_LIKE[0]})
-        if config.rope.share is not None:
-            raise UnsupportedModelError(f"its layers have partial_rotary_factor {config.rope.share}, expected 1")
         return replace(cls.of(config), qkv_bias=qkv_bias, qk_norm=has_head_norms(raw), window=window)
 
     @classmethod

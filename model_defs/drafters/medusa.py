@@ -87,7 +87,7 @@ class MedusaDrafter(Drafter):
         head = cast(MedusaHead, self.heads[depth])
         return self.head_weight if self.config.head == "target" else head.own_head.weight
 
-    def prepare(self, cache_rows: int, levels: int) -> None:
+    def prepare(self, cache_rows: int, levels: int, context: int = 0) -> None:
         self.require_steps(levels)
 
     @property

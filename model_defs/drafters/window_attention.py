@@ -23,7 +23,7 @@ class WindowAttention:
         """documents int64 [W, N]: a row sees only rows of its own document."""
         self.config, self.documents = config, documents
         self.windows, self.length = documents.shape
-        self.tables = [table.to(documents.device) for table in rope_tables(config, 2 * self.length)]
+        self.tables = [table.to(documents.device) for table in rope_tables(config, 2 * self.length, self.length)]
         rows = torch.arange(self.length, device=documents.device)
         self.visible = (documents[:, :, None] == documents[:, None, :]) & (rows[:, None] >= rows)
         self.visible |= torch.eye(self.length, dtype=torch.bool, device=documents.device)

@@ -23,14 +23,15 @@ MASK_BITS = 32
 
 
 class CacheTables(nn.Module):
-    """Constants of a cache of `rows` rows."""
+    """Constants of a cache of `rows` rows, for contexts of up to `context` positions."""
 
     no_mask: Tensor
     no_commits: Tensor
 
-    def __init__(self, config: TargetConfig, rows: int, device: torch.device):
+    def __init__(self, config: TargetConfig, rows: int, context: int, device: torch.device):
+        """See `rope_tables`."""
         super().__init__()
-        self.config, self.rows, self.ropes = config, rows, RopeTables(config, rows, device=device)
+        self.config, self.rows, self.ropes = config, rows, RopeTables(config, rows, context, device)
         for name, table in (
             ("no_mask", torch.zeros(0, 0, dtype=torch.int32)),
             ("no_commits", torch.zeros(0, dtype=torch.int32)),

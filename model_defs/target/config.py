@@ -81,8 +81,10 @@ class TargetConfig:
         return tuple(layer for layer in range(self.num_layers) if self.window_of(layer))
 
     def for_layers(self, count: int) -> TargetConfig:
-        """The configuration of a drafter's `count` layers of this size: dense, with RoPE in all of them."""
+        """The configuration of a drafter's `count` layers of this size: dense, with RoPE in all of them. They
+        are trained in short windows, so of LongRoPE they have the factors for short contexts."""
         rope = replace(self.rope, type="default") if self.rope.type == NONE else self.rope
+        rope = replace(rope, long_divisors=rope.short_divisors)
         return replace(self, num_layers=count, rope=rope, others=None, learned_positions=False, experts=None)
 
     @classmethod
@@ -132,6 +134,9 @@ class TargetConfig:
             "family": family.model_type,
         }
         config = cls(**shared | family.own_fields(raw))
+        shares = {attention.rope.share for attention in config.attentions} - {None}
+        if shares and not family.partial_rope:
+            raise UnsupportedModelError(f"partial_rotary_factor {shares.pop()}, expected 1")
         if head_size % 2 or config.rope.rotated(head_size) % 2:
             raise UnsupportedModelError(f"heads of size {head_size}, whose elements RoPE cannot turn in pairs")
         return config

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from compiler.methods import MethodSettings
+from compiler.methods import MethodSettings, drafting_loop
+from model_defs.drafters.draft_lm import DraftLM
+from model_defs.drafters.eagle import EagleConfig, EagleDrafter
+from model_defs.drafters.layer_shape import LayerShape
+from model_defs.target.attention import rope_tables
 from redraft.errors import BundleError
-from tests.engines.tiny import DRAFTING
+from tests.engines.tiny import DRAFTING, LAYERS, LIMITS, VOCAB, bundle_config, tiny_drafter_of, tiny_of
 
 SEARCH = DRAFTING.model_copy(update={"beam_length": 5})
 DRAWS = DRAFTING.model_copy(update={"construction": "gumbel_top_k", "levels": (4, 2, 1), "tree_budget": 20})
@@ -39,3 +45,22 @@ def test_thresholds_that_never_matter_in_shorter_drafts_are_refused():
     assert settings(resample_above=2).fitted(method, 4).beam_length == 4
     with pytest.raises(BundleError, match=r"--resample-above 2: expected less than 2, .* of 3 tokens, as deep as this"):
         settings(resample_above=2).fitted(method, 3)
+
+
+@pytest.mark.parametrize("max_len", [80, 81])
+def test_longrope_follows_the_longest_context_and_not_the_caches_rows(max_len):
+    """In drafters with a RoPE of their own and in draft LMs, as in the target. Layers that are trained here, in short
+    windows, have the factors for short contexts whatever is served."""
+    target, original = tiny_of("phi4", rope=replace(LAYERS["phi4"]["rope"], original_max_position=80)), 80
+    config = bundle_config(target, {}, LIMITS.model_copy(update={"max_len": max_len}))
+    shape = replace(LayerShape.of(target.config), rope=target.config.rope)
+    contexts = {
+        EagleDrafter(EagleConfig(target.config.hidden_size, VOCAB, layer=shape), target): max_len,
+        DraftLM.of_model(target, target): max_len,
+        tiny_drafter_of(target, "eagle"): original,
+        tiny_drafter_of(target, "draft_lm"): original,
+    }
+    for drafter, context in contexts.items():
+        _, loop = drafting_loop(drafter, DRAFTING.model_copy(update={"drafter": drafter.name}), config)
+        found = loop.drafter.tables.ropes.of(0)
+        assert torch.equal(found, rope_tables(target.config, len(found), context)[0]), drafter.name

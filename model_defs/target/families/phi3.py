@@ -57,4 +57,4 @@ def gguf_config(field: GgufField) -> HFConfig:
 
 
 GGUF = Gguf("phi3", own_config=gguf_config)
-PHI3 = Family("phi3", "Phi-3, Phi-3.5, Phi-4-mini", own_fields, weights, usual_terms, GGUF)
+PHI3 = Family("phi3", "Phi-3, Phi-3.5, Phi-4-mini", own_fields, weights, usual_terms, GGUF, partial_rope=True)

@@ -48,6 +48,15 @@ def test_old_and_new_rope_fields_say_the_same():
             "RoPE type 'mrope', expected default, linear, llama3, dynamic, yarn, longrope",
         ),
         ({"sliding_window": 64}, WINDOW),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5, expected 1"),
+        (
+            {
+                "model_type": "gemma3_text",
+                "sliding_window": 64,
+                "rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.25}},
+            },
+            "partial_rotary_factor 0.25, expected 1",
+        ),
         ({"head_dim": 17}, "heads of size 17, whose elements RoPE cannot turn in pairs"),
         ({"num_key_value_heads": 3}, "4 heads, which 3 KV heads cannot share evenly"),
         (
