@@ -248,10 +248,15 @@ class Drafter(nn.Module):
             if embedding.shape != drafter.embedding.shape:
                 shapes = f"{tuple(embedding.shape)}, the target's has {tuple(drafter.embedding.shape)}"
                 raise ValueError(f"the drafter's embedding has shape {shapes}")
-            drafter.owns_embedding = not torch.equal(embedding, drafter.embedding.float())
+            drafter.owns_embedding = not is_same(embedding, drafter.embedding)
             drafter.embedding = embedding if drafter.owns_embedding else drafter.embedding
         drafter.load_state_dict(weights)
         return drafter.eval()
+
+
+def is_same(weight: Tensor, other: Tensor) -> bool:
+    """Whether two weights are one after rounding to bfloat16, in which targets and drafters are stored."""
+    return torch.equal(weight.to(torch.bfloat16), other.to(torch.bfloat16))
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:

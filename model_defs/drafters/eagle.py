@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from model_defs.drafters.base import Recipe
 from model_defs.drafters.context_drafter import LayerDrafter
 from model_defs.drafters.layer_shape import LayerShape
+from model_defs.drafters.windows import Windows
 from model_defs.loops.context_cache import TreePaths
 from model_defs.loops.operators import Operators
 from model_defs.target.model import DecoderLayer, Target
@@ -19,7 +22,8 @@ class EagleConfig:
     """Shape of an EAGLE-style drafter.
 
     `input_norm`, `output_norm`: whether norms stand before the layer's attention and after the layer. The published
-    checkpoints have neither. `layer`: the layer's shape where it is not the target's.
+    checkpoints have neither. `head`: the target's, or one of its own. `layer`: the layer's shape where it is not the
+    target's.
     """
 
     hidden_size: int
@@ -28,6 +32,7 @@ class EagleConfig:
     fuse_bias: bool = False
     input_norm: bool = True
     output_norm: bool = True
+    head: Literal["target", "own"] = "target"
     layer: LayerShape | None = None
 
 
@@ -50,6 +55,12 @@ class EagleDrafter(LayerDrafter):
             self.layer.attention_norm = nn.Identity()  # type: ignore[assignment]
         if not config.output_norm:
             self.norm = nn.Identity()
+        if config.head == "own":
+            self.own_head = nn.Linear(config.hidden_size, len(self.hot_ids), bias=False)
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.own_head.weight if self.config.head == "own" else self.head_rows
 
     def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:
         return self.fused(predicted, tokens)
@@ -57,3 +68,9 @@ class EagleDrafter(LayerDrafter):
     def paths(self, operators: Operators, features: Tensor, *inputs: Tensor) -> TreePaths:
         """The roots: features [P, F], and the inputs of a DraftContext."""
         return TreePaths(self, *self.begin(operators, features, inputs))
+
+    @torch.no_grad()
+    def initialize_chain(self, windows: Windows, inputs: Tensor) -> None:
+        """A head of its own starts from the target's rows."""
+        if self.config.head == "own":
+            self.own_head.weight.copy_(self.head_rows)

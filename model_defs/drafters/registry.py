@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from model_defs.drafters.base import Drafter
+from model_defs.drafters.base import Drafter, is_same
 from model_defs.drafters.block import BlockDrafter
 from model_defs.drafters.draft_lm import DraftLM
 from model_defs.drafters.eagle import EagleDrafter
 from model_defs.drafters.eagle3 import Eagle3Drafter, ParallelEagle3Drafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
+from model_defs.drafters.hub.eagle import OWN_HEAD, WITHOUT_HEAD
 from model_defs.drafters.hub.readers import read, require_reader
 from model_defs.drafters.medusa import MedusaDrafter
 from model_defs.drafters.recurrent import RecurrentDrafter
@@ -64,4 +65,10 @@ def load_hub_drafter(folder: Path, target: Target, answers: Mapping[str, str]) -
     """The drafter of a folder from the hub. Raises as `load_drafter`."""
     reader, found = read(folder, target.config, answers)
     kind = DRAFTERS[reader.kind]
-    return kind.of_weights(found.config, target, found.weights, found.hot_ids, found.embedding)
+    drafter = kind.of_weights(found.config, target, found.weights, found.hot_ids, found.embedding)
+    if found.head is not None and not is_same(found.head, target.lm_head.weight):
+        raise ValueError(
+            f"{folder}: lm_head.weight is not the target's head; {WITHOUT_HEAD}, or --read-as {OWN_HEAD}=true to draft "
+            "with this one, as vLLM does"
+        )
+    return drafter

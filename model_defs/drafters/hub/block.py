@@ -23,6 +23,8 @@ from model_defs.target.config import TargetConfig
 ANCHOR, NON_CAUSAL = "sample_from_anchor", "sliding_window_non_causal"
 """Whether the root's row predicts a token, and whether rows of a block see later ones where layers have a window; what
 --read-as answers"""
+BONUS = "dspark_bonus_anchor"
+"""The contrary of ANCHOR, in DeepSeek's and SpecForge's DSpark"""
 EITHER_ANCHOR = (
     f"give --read-as {ANCHOR}=true where a block drafts block_size tokens, "
     f"--read-as {ANCHOR}=false where it drafts one less"
@@ -30,20 +32,15 @@ EITHER_ANCHOR = (
 CONFIDENCE = ("confidence_head.proj.weight", "confidence_head.proj.bias")
 OWN_KINDS = ("dflash", "dspark")
 """Values of `model_type` that say nothing of the layers, which are Qwen3's"""
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "is_causal": (False,),
-    "causal": (False,),
-    "dflash_query_causal": (False,),
-    "shift_label": (False,),
-    "input_embedding_scale": (1, 1.0),
-    "output_multiplier": (1, 1.0),
-    "final_logit_softcapping": (0, 0.0),
-    "markov_head_type": ("vanilla",),
-    "use_swa": (False,),
-    "attention_sink_bias": (False,),
-    "attention_value_scale": (1, 1.0),
+UNREAD: dict[str, Any] = {
+    "is_causal": False,
+    "causal": False,
+    "dflash_query_causal": False,
+    "shift_label": False,
+    "markov_head_type": "vanilla",
+    "use_swa": False,
 }
-"""What is read of fields that change what a drafter computes, besides null"""
+"""What is read of fields of this form that change what a drafter computes, besides null"""
 
 
 def says(folder: HubFolder, name: str) -> Any:
@@ -74,9 +71,9 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
     tensors, layer = folder.tensors(), folder.config.get("transformer_layer_config") or folder.config
     if layer.get("model_type") in (None, *OWN_KINDS):
         layer = layer | {"model_type": WITH_HEAD_NORMS}
-    for name, read in NEUTRAL.items():
-        if (value := says(folder, name)) not in (None, *read):
-            raise ValueError(f"{folder.path}: config.json says {name} {value!r}; read is {read[0]!r}")
+    for name, read in UNREAD.items():
+        if (value := says(folder, name)) not in (None, read):
+            raise ValueError(f"{folder.path}: config.json says {name} {value!r}; read is {read!r}")
     if target.embedding_scale != 1.0:
         raise ValueError(f"{folder.path}: the target scales its embeddings, and the form does not say if drafters do")
     size, of_target, vocabulary = layer["hidden_size"], folder.says("target_hidden_size"), layer["vocab_size"]
@@ -144,18 +141,27 @@ def layers_of(folder: HubFolder) -> tuple[int, ...]:
 
 
 def drafts_from_root(folder: HubFolder, answers: Mapping[str, bool]) -> bool:
-    """Whether the root's row predicts a token: usual with DSpark. Raises ValueError where a folder of speculators'
-    DSpark does not say, and no answer does."""
+    """Whether the root's row predicts a token: usual with DSpark. Raises ValueError where there is no answer, and a
+    folder contradicts itself, or one of speculators' DSpark does not say."""
     if ANCHOR in answers:
         return answers[ANCHOR]
-    if (said := says(folder, ANCHOR)) is not None:
-        return bool(said)
+    said = says(folder, ANCHOR)
+    bonus = says(folder, BONUS) if is_dspark(folder) and not is_speculators(folder) else None
+    meant = {bool(said)} if said is not None else set()
+    meant |= {not bonus} if bonus is not None else set()
+    if len(meant) > 1:
+        raise ValueError(
+            f"{folder.path}: config.json says {ANCHOR} {said} and {BONUS} {bonus}, which contradict each other; "
+            f"vLLM reads the latter; {EITHER_ANCHOR}"
+        )
+    if meant:
+        return meant.pop()
     if is_speculators(folder) and is_dspark(folder):
         raise ValueError(
             f"{folder.path}: config.json does not say {ANCHOR}, which DSpark of today takes for true, and which files "
             f"older than the field mean as false; {EITHER_ANCHOR}"
         )
-    return is_dspark(folder) and not says(folder, "dspark_bonus_anchor")
+    return is_dspark(folder)
 
 
 def is_causal(folder: HubFolder, answers: Mapping[str, bool]) -> bool:

@@ -1,7 +1,7 @@
 """EAGLE-1 and EAGLE-2, as SafeAILab publishes them (HASS writes the same form).
 
 `fc` [H, 2H] fuses a token's embedding with the target's hidden state before it, in this order. The one layer has no
-norm before its attention, and none stands after it. The head is the target's.
+norm before its attention, and none stands after it. The head is the target's; some folders hold a copy of it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Mapping
 import torch
 
 from model_defs.drafters.eagle import EagleConfig, EagleDrafter
+from model_defs.drafters.hub.eagle3 import settled
 from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_layer
 from model_defs.drafters.layer_shape import LayerShape, has_head_norms
 from model_defs.target.config import TargetConfig
 
-IGNORED = ("lm_head.weight",)
-"""A copy of the target's head."""
+OWN_HEAD = "own_head"
+"""Whether the drafter drafts with the folder's head; what --read-as answers"""
+WITHOUT_HEAD = f"give --read-as {OWN_HEAD}=false to draft with the target's head, as SafeAILab and SGLang do"
 
 
 def holds(folder: HubFolder) -> bool:
@@ -41,17 +43,28 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
     ):
         if name in tensors:
             weights[ours] = tensors.take(name)
-    embedding = tensors.take_if_there("embed_tokens.weight")
-    tensors.require_all_taken(EAGLE.form, IGNORED)
+    embedding, head = tensors.take_if_there("embed_tokens.weight"), tensors.take_if_there("lm_head.weight")
+    tensors.require_all_taken(EAGLE.form)
+    owns_head = settled(answers, target.num_layers).get(OWN_HEAD)
+    if owns_head is False:
+        head = None
+    elif owns_head and head is None:
+        raise ValueError(f"{folder.path}: lm_head.weight is missing; expected it with --read-as {OWN_HEAD}=true")
+    if head is not None and head.shape != (raw["vocab_size"], size):
+        found, expected = tuple(head.shape), (raw["vocab_size"], size)
+        raise ValueError(f"{folder.path}: lm_head.weight has shape {found}, expected {expected}; {WITHOUT_HEAD}")
+    if head is not None and owns_head:
+        weights["own_head.weight"], head = head, None
     config = EagleConfig(
         size,
         raw["vocab_size"],
         fuse_bias="fuse.bias" in weights,
         input_norm="layer.attention_norm.weight" in weights,
         output_norm="norm.weight" in weights,
+        head="own" if owns_head else "target",
         layer=LayerShape.from_hf(raw, qkv_bias="layer.qkv.bias" in weights),
     )
-    return Reading(config, weights, embedding=embedding)
+    return Reading(config, weights, embedding=embedding, head=head)
 
 
-EAGLE = Reader("EAGLE-1/2", EagleDrafter.name, holds, read)
+EAGLE = Reader("EAGLE-1/2", EagleDrafter.name, holds, read, (OWN_HEAD,))

@@ -59,15 +59,16 @@ def read_speculators(folder: HubFolder, target: TargetConfig, answers: Mapping[s
             f"{folder.path}: config.json does not say {RESIDUAL}, which vLLM then takes for true and speculators for "
             f"false; give --read-as {RESIDUAL}=true or --read-as {RESIDUAL}=false"
         )
-    layers, count = raw.get(OUTPUTS) or usual_layers(target.num_layers), target.num_layers
-    if tuple(layers) == outputs_of(usual_layers(count)) and LAYERS not in answers:
+    count, given = target.num_layers, settled(answers, target.num_layers)
+    layers = given.get(LAYERS) or raw.get(OUTPUTS) or usual_layers(count)
+    if LAYERS not in given and count >= LEAST_LAYERS and tuple(layers) == outputs_of(usual_layers(count)):
         raise ValueError(
             f"{folder.path}: {OUTPUTS} is {list(layers)}, the numbers by which other projects count outputs of layers, "
             f"and this form counts inputs; {either(layers)}"
         )
     norm = "all" if raw.get("norm_before_fc") else "each" if raw.get("fc_norm") else "none"
     settings = {RESIDUAL: bool(residual), FEEDBACK: bool(raw.get("norm_output")), "fuse_norm": norm, LAYERS: layers}
-    return read(folder, raw["transformer_layer_config"], target, settings | settled(answers, count))
+    return read(folder, raw["transformer_layer_config"], target, settings | given)
 
 
 def read_modelopt(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
@@ -86,8 +87,9 @@ def read_modelopt(folder: HubFolder, target: TargetConfig, answers: Mapping[str,
             f"{folder.path}: parallel_draft_step {own['parallel_draft_step']} is recognised; not served yet"
         )
     expect_false(folder, RESIDUAL, FEEDBACK)
-    settings = {LAYERS: layers_of(folder, target, answers), "fuse_norm": "none"}
-    return read(folder, folder.config, target, settings | settled(answers, target.num_layers))
+    given = settled(answers, target.num_layers)
+    settings = {LAYERS: given.get(LAYERS) or layers_of(folder, target), "fuse_norm": "none"}
+    return read(folder, folder.config, target, settings | given)
 
 
 def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
@@ -111,9 +113,10 @@ def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str,
             f"{folder.path}: config.json says {FEEDBACK} {str(feedback).lower()}, by which SpecForge before September "
             f"2026 means {means}"
         )
-    layers = layers_of(folder, target, answers)
+    given = settled(answers, target.num_layers)
+    layers = given.get(LAYERS) or layers_of(folder, target)
     settings = {FEEDBACK: bool(feedback), "fuse_norm": "each" if each else "none", LAYERS: layers}
-    return read(folder, raw, target, settings | settled(answers, target.num_layers))
+    return read(folder, raw, target, settings | given)
 
 
 def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, settings: Mapping[str, Any]) -> Reading:
@@ -201,20 +204,19 @@ def token_ids(folder: HubFolder, offsets: Tensor | None, rows: int, vocabulary: 
     return ids
 
 
-def layers_of(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> tuple[int, ...]:
+def layers_of(folder: HubFolder, target: TargetConfig) -> tuple[int, ...]:
     """The layers whose inputs are read, from `eagle_config`, whose ids count outputs. Raises ValueError for ids that
     may count inputs: the usual ones by number, or others beside it, which vLLM reads so and SGLang not at all."""
     ids, count = tuple((folder.config.get("eagle_config") or {}).get(OUTPUTS) or ()), target.num_layers
-    layers = tuple(layer + 1 for layer in ids) or usual_layers(count)
-    beside = tuple(folder.says(OUTPUTS) or layers)
-    if LAYERS in answers:
-        return layers
+    layers, beside = tuple(layer + 1 for layer in ids), tuple(folder.says(OUTPUTS) or ())
+    if not layers and (count >= LEAST_LAYERS or not beside):
+        layers = usual_layers(count)
     if count >= LEAST_LAYERS and ids == usual_layers(count):
         raise ValueError(
             f"{folder.path}: eagle_config says {OUTPUTS} {list(ids)}, the numbers by which other projects count inputs "
             f"of layers, and this form counts outputs; {either(ids)}"
         )
-    if beside != layers:
+    if beside and beside != layers:
         raise ValueError(
             f"{folder.path}: config.json says {OUTPUTS} {list(beside)} outside of eagle_config, by which vLLM means "
             f"inputs of layers and others outputs; {either(beside)}"

@@ -117,6 +117,8 @@ class Reading:
     """int64 [K], the target's ids of its head's rows; None: all"""
     embedding: Tensor | None = None
     """float32 [V, H], where the folder holds one"""
+    head: Tensor | None = None
+    """float32 [V, H], what the folder holds as a copy of the target's head; None where it holds none"""
 
 
 @dataclass(frozen=True)

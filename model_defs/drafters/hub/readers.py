@@ -10,6 +10,7 @@ from model_defs.drafters.hub.eagle import EAGLE
 from model_defs.drafters.hub.eagle3 import EAGLE3_MODELOPT, EAGLE3_OFFICIAL, EAGLE3_SPECULATORS, P_EAGLE
 from model_defs.drafters.hub.folder import HubFolder, Reader, Reading
 from model_defs.drafters.hub.medusa import MEDUSA
+from model_defs.drafters.hub.neutral import require_neutral
 from model_defs.drafters.hub.redrafter import REDRAFTER, is_trtllm
 from model_defs.drafters.hub.unserved import unserved_form
 from model_defs.target.config import TargetConfig
@@ -68,10 +69,11 @@ def parse_answers(text: str | None) -> dict[str, str]:
 
 
 def read(path: Path, target: TargetConfig, answers: Mapping[str, str]) -> tuple[Reader, Reading]:
-    """A folder's drafter for a target. Raises as `require_reader` and `Reader.read`, and ValueError for an answer to
-    what the form does not leave open."""
+    """A folder's drafter for a target. Raises as `require_reader`, `require_neutral` and `Reader.read`, and ValueError
+    for an answer to what the form does not leave open."""
     folder, reader = require_reader(path)
     if unknown := sorted(set(answers) - set(reader.questions)):
         asked = f"only {', '.join(reader.questions)}" if reader.questions else "nothing"
         raise ValueError(f"--read-as {unknown[0]}={answers[unknown[0]]}: {reader.form} leaves {asked} open")
+    require_neutral(folder)
     return reader, reader.read(folder, target, answers)

@@ -303,11 +303,11 @@ def test_draft_lm_ships_in_16_megabytes_for_smollm2():
 @torch.no_grad()
 def test_initialization_keeps_the_targets_last_layer(target):
     """Where the fused input equals what enters the target's last layer, the drafter is the target."""
-    drafter = EagleDrafter(EagleDrafter.configure(target), target)
+    drafter, last = EagleDrafter(EagleDrafter.configure(target, settings={"head": "own"}), target), target.layers[-1]
     drafter.initialize(target, windows_of([[20]] * 8))
-    for name, weight in drafter.layer.state_dict().items():
-        assert torch.equal(weight, target.layers[-1].state_dict()[name])
+    assert all(torch.equal(weight, last.state_dict()[name]) for name, weight in drafter.layer.state_dict().items())
     assert torch.equal(drafter.norm.weight, target.norm.weight)
+    assert torch.equal(drafter.head_weight, target.lm_head.weight)
 
 
 @pytest.mark.parametrize("layers", LAYERS)

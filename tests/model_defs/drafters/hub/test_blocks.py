@@ -88,7 +88,7 @@ FORMS: dict[str, tuple[Callable[[], Form], bool]] = {
     ),
     "DSpark": (dspark, True),
     "DSpark of SpecForge": (lambda: as_specforge(dspark()), True),
-    "DSpark, the root's own row": (lambda: dspark(dspark_bonus_anchor=True), False),
+    "DSpark, the root's own row": (lambda: dspark(dspark_bonus_anchor=True, sample_from_anchor=False), False),
     "DSpark of speculators": (lambda: block_speculators("dspark", sample_from_anchor=True), True),
 }
 
@@ -184,7 +184,12 @@ def test_they_are_stored_in_our_form_too(target, tmp_path, make):
 
 @pytest.mark.parametrize("answer", ["true", "false"])
 @pytest.mark.parametrize(
-    "make", [lambda: block_speculators("dspark"), lambda: dspark(architectures=["DFlashDraftModel"])]
+    "make",
+    [
+        lambda: block_speculators("dspark"),
+        lambda: dspark(architectures=["DFlashDraftModel"]),
+        lambda: dspark(sample_from_anchor=True, dspark_bonus_anchor=True),
+    ],
 )
 def test_an_answer_says_whether_the_roots_row_predicts(target, tmp_path, make, answer):
     folder = make().write(tmp_path)

@@ -96,30 +96,44 @@ def assert_ranks(drafter: Drafter, logits: Tensor, read: Tensor) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
-@pytest.mark.parametrize("change", ["", "no bias", "own embedding", "biases of the layer"])
+@pytest.mark.parametrize("change", ["", "no bias", "own embedding", "own head", "biases of the layer"])
 @torch.no_grad()
 def test_eagle_1(target, tmp_path, prefix, change):
-    form, embedding = eagle(), target.embedding.weight
+    form, embedding, head = eagle(), target.embedding.weight, target.lm_head.weight
     if change == "no bias":
         del form.tensors["fc.bias"]
     if change == "own embedding":
         embedding = form.tensors["embed_tokens.weight"] = torch.randn(VOCAB, HIDDEN)
+    if change == "own head":
+        head = torch.randn(VOCAB, HIDDEN)
     hidden = target(torch.tensor([TEXT[:-1]]), causal_attend(target.config, 4)).hidden[0]
-    expected = eagle_logits(form, embedding, target.lm_head.weight, hidden, TEXT[1:], PATH)
+    expected = eagle_logits(form, embedding, head, hidden, TEXT[1:], PATH)
     if change == "biases of the layer":  # zeros, which the reference leaves out
         for p, size in (("q", 128), ("k", 64), ("v", 64)):
             form.tensors[f"layers.0.self_attn.{p}_proj.bias"] = torch.zeros(size)
         form.tensors["layers.0.self_attn.o_proj.bias"] = torch.zeros(HIDDEN)
-    form.tensors |= {"lm_head.weight": target.lm_head.weight.clone()}
+    form.tensors |= {"lm_head.weight": head.clone()}
     form.tensors = {
         name if name.startswith("lm_head") else prefix + name: tensor for name, tensor in form.tensors.items()
     }
-    drafter = load_drafter(form.write(tmp_path), target)
+    drafter = load_drafter(form.write(tmp_path), target, {"own_head": "true"} if change == "own head" else {})
     assert drafter.name == kind_of(tmp_path) == "eagle"
     assert_equal(drafted(drafter, hidden), expected)
     if change == "own embedding":
         drafter.save(tmp_path / "ours")
         assert (load_drafter(tmp_path / "ours", target).embedding - embedding).abs().max() < 0.02
+
+
+@torch.no_grad()
+def test_copies_of_the_targets_embedding_and_head_are_not_kept(tmp_path):
+    """In float16, which the target's were rounded from when it was fetched."""
+    target, form = target_of(7), eagle()
+    for name, weight in (("embed_tokens", target.embedding.weight), ("lm_head", target.lm_head.weight)):
+        form.tensors[f"{name}.weight"] = torch.randn(VOCAB, HIDDEN).half()
+        weight.copy_(form.tensors[f"{name}.weight"].bfloat16())
+    drafter = load_drafter(form.write(tmp_path), target)
+    assert not drafter.owns_embedding
+    assert drafter.head_weight is drafter.head_rows
 
 
 @pytest.mark.parametrize("beside_target", [False, True])
@@ -156,7 +170,9 @@ def test_medusa(target, tmp_path, beside_target):
 EAGLE3: dict[str, Callable[[], Form]] = {
     "SpecForge": specforge,
     "SpecForge, all tokens": lambda: all_tokens(specforge()),
-    "SpecForge, another number of layers": lambda: specforge(num_hidden_layers=32),
+    "SpecForge, another number of layers and fields that change nothing": lambda: specforge(
+        num_hidden_layers=32, logit_scale=1.0, final_logit_softcapping=None
+    ),
     "SpecForge 3.1": specforge_3_1,
     "SpecForge, usual ids outside of eagle_config": lambda: specforge(eagle_aux_hidden_state_layer_ids=[2, 3, 4]),
     "ModelOpt": modelopt,
@@ -204,6 +220,13 @@ def ids_outside() -> Form:
     return specforge(eagle_aux_hidden_state_layer_ids=[1, 2, 3])
 
 
+def other_head() -> Form:
+    """EAGLE-1 with a head of fewer rows, which nobody reads."""
+    form = eagle()
+    form.tensors["lm_head.weight"] = torch.randn(DRAFT_VOCAB, HIDDEN)
+    return form
+
+
 @pytest.mark.parametrize(
     ("form", "answers", "expected"),
     [
@@ -211,6 +234,7 @@ def ids_outside() -> Form:
         (specforge, {"norm_output": "true"}, {"norm_output": True}),
         (speculators, {"target_layers": "2+3+4"}, {"target_layers": (2, 3, 4)}),
         (ids_outside, {"target_layers": "1+2+3"}, {"target_layers": (1, 2, 3)}),
+        (other_head, {"own_head": "false"}, {"head": "target"}),
     ],
 )
 def test_answers_settle_what_a_folder_leaves_open(target, tmp_path, form, answers, expected):
@@ -219,9 +243,23 @@ def test_answers_settle_what_a_folder_leaves_open(target, tmp_path, form, answer
     assert {name: getattr(config, name) for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("form", "answers"),
+    [
+        (lambda: speculators(eagle_aux_hidden_state_layer_ids=[1, 2, 4]), {}),
+        (lambda: speculators(eagle_aux_hidden_state_layer_ids=None), {"target_layers": "1+2+4"}),
+        (specforge, {"target_layers": "1+2+4"}),
+    ],
+)
+def test_small_targets_are_read_by_the_layers_that_are_named(tmp_path, form, answers):
+    assert load_drafter(form().write(tmp_path), target_of(5), answers).feature_layers == (1, 2, 4)
+
+
 def test_answers_to_what_is_not_asked_are_refused(target, tmp_path):
-    with pytest.raises(ValueError, match="--read-as norm_output=true: EAGLE-1/2 leaves nothing open"):
+    with pytest.raises(ValueError, match="--read-as norm_output=true: EAGLE-1/2 leaves only own_head open"):
         load_drafter(eagle().write(tmp_path), target, {"norm_output": "true"})
+    with pytest.raises(ValueError, match=r"lm_head\.weight is missing; expected it with --read-as own_head=true"):
+        load_drafter(eagle().write(tmp_path), target, {"own_head": "true"})
     with pytest.raises(ValueError, match="--read-as norm_output=perhaps: expected true or false"):
         load_drafter(specforge().write(tmp_path), target, {"norm_output": "perhaps"})
 

@@ -12,6 +12,7 @@ from model_defs.drafters.registry import load_drafter
 from model_defs.target.model import Target
 from tests.model_defs.drafters.hub.forms import (
     DRAFT_VOCAB,
+    HIDDEN,
     VOCAB,
     Form,
     block_speculators,
@@ -40,6 +41,17 @@ REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
     "vocabulary": (lambda: eagle(vocab_size=99), "hidden size 24 and vocabulary 99; this one has 24 and 111"),
     "layers": (lambda: eagle(num_hidden_layers=2), "num_hidden_layers is 2, expected 1"),
     "activation": (lambda: eagle(hidden_act="gelu"), "hidden_act 'gelu', expected 'silu'"),
+    "another head": (
+        lambda: headed(eagle(), VOCAB),
+        "is not the target's head; give --read-as own_head=false to .*, or --read-as own_head=true to",
+    ),
+    "another head's rows": (
+        lambda: headed(eagle(), DRAFT_VOCAB),
+        r"lm_head.weight has shape \(53, 24\), expected \(111, 24\); give --read-as own_head=false to",
+    ),
+    "capped logits": (lambda: eagle(final_logit_softcapping=30.0), "says final_logit_softcapping 30.0; read is 0"),
+    "scaled logits": (lambda: specforge(logit_scale=0.5), "says logit_scale 0.5; read is 1"),
+    "scaled embeddings": (lambda: scaled(speculators(), 4.0), "says input_embedding_scale 4.0; read is 1"),
     "kind of layer": (lambda: specforge(model_type="deepseek_v3"), "its layers are of model_type 'deepseek_v3'"),
     "another target": (
         lambda: specforge(target_hidden_size=48),
@@ -118,6 +130,10 @@ BLOCKS: dict[str, tuple[Callable[[], Form], str]] = {
     "sinks": (lambda: within(dflash(), attention_sink_bias=True), "says attention_sink_bias True; read is False"),
     "other windows": (lambda: within(dflash(), use_swa=True), "says use_swa True; read is False"),
     "the root's row": (lambda: block_speculators("dspark"), "give --read-as sample_from_anchor=true where a block"),
+    "the root's row, twice": (
+        lambda: dspark(sample_from_anchor=True, dspark_bonus_anchor=True),
+        "True and dspark_bonus_anchor True, which contradict each other; .* give --read-as sample_from_anchor=true",
+    ),
     "DSpark's head without its name": (
         lambda: dspark(architectures=["DFlashDraftModel"]),
         "neither names DSpark .* nor says sample_from_anchor; give --read-as sample_from_anchor=true where",
@@ -149,6 +165,17 @@ BLOCKS: dict[str, tuple[Callable[[], Form], str]] = {
     "XPress": (lambda: block_speculators("xpress"), "recognised: XPress; not served yet"),
 }
 """Those that draft a block at once."""
+
+
+def headed(form: Form, rows: int) -> Form:
+    form.tensors["lm_head.weight"] = torch.randn(rows, HIDDEN)
+    return form
+
+
+def scaled(form: Form, scale: float) -> Form:
+    """With embeddings that are scaled, as the configuration of the layers says."""
+    form.config["transformer_layer_config"]["input_embedding_scale"] = scale
+    return form
 
 
 def mixed(form: Form) -> Form:
@@ -202,3 +229,5 @@ def test_refused(target, tmp_path, name):
 def test_small_targets_are_refused(tmp_path):
     with pytest.raises(ValueError, match="the target has 5 layers: EAGLE-3 reads three of them, of at least 6"):
         load_drafter(specforge().write(tmp_path), target_of(5))
+    with pytest.raises(ValueError, match=r"outside of eagle_config, .* target_layers=1\+2\+4 for inputs"):
+        load_drafter(outside(specforge(), [1, 2, 4]).write(tmp_path), target_of(5))
