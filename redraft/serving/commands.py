@@ -22,6 +22,7 @@ from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE, ToolPar
 from redraft.request import INT32_MAX, InvalidRequest, Options, request
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
+from redraft.serving.guard.limits import MAX_CALLS, MAX_REQUESTS
 from redraft.serving.processes import ServingError, owned_processes
 from redraft.serving.rundir import RunDir, Settings, State
 from redraft.worker.client import WorkerClient, WorkerError
@@ -75,7 +76,14 @@ def serve(
         int | None,
         typer.Option(min=1, help="Threads of the engine, of each rank; default: all cores, or a rank's share."),
     ] = None,
-    max_queue: Annotated[int | None, typer.Option(min=1, help="Waiting requests before 'overloaded'.")] = None,
+    max_queue: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Waiting requests before 'overloaded'. Triton's ports take at most "
+            f"{MAX_REQUESTS} requests over HTTP and {MAX_CALLS} calls over gRPC at a time, streams included.",
+        ),
+    ] = None,
     max_per_client: Annotated[
         int | None,
         typer.Option(

@@ -16,12 +16,18 @@ MAX_CHUNKS = 4096
 MAX_HEADER_BYTES, MAX_HEADERS = 8192, 64
 """An HTTP header line and their number; all metadata of a gRPC call. Clients send a tenth of it."""
 MAX_REQUESTS = 1024
-"""Inference requests over HTTP, and calls of any kind over gRPC, in flight. The worker runs and queues far fewer."""
+"""Inference requests over HTTP in flight. By default the worker runs and queues far fewer."""
 MAX_CALLS = 256
-"""Calls over gRPC whose messages are read, streams included. Each may hold MAX_BODY_BYTES of a message
-that is arriving. The rest is for health, whose messages are not read. A stream takes any number of requests."""
+"""Calls over gRPC whose messages are read, streams included. Each may hold MAX_BODY_BYTES of a message that is
+arriving. Health, whose messages are not read, is not counted. A stream takes any number of requests."""
+MAX_STREAMS = 2 * MAX_CALLS
+"""Calls of any kind over one gRPC connection. The library keeps a call whose client does not take the answer, and
+cannot be told to drop it."""
 BODY_S = 30.0
-"""A body, or the message of a unary call, takes longer only where its sender holds it back, or at about 1 Mbit/s."""
+"""A body, the message of a unary call, or a stream's first, takes longer only where its sender holds it back, or at
+about 1 Mbit/s."""
+UNREAD_S = 30.0
+"""A stream of events whose client reads nothing for so long is cut. It has a few MB unread then."""
 IDLE_S = 60.0
 """A connection without a complete request header is closed after so long."""
 LINGER_S = 2.0

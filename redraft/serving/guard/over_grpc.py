@@ -20,7 +20,7 @@ from redraft.serving.guard.limits import (
     MAX_BODY_BYTES,
     MAX_CALLS,
     MAX_HEADER_BYTES,
-    MAX_REQUESTS,
+    MAX_STREAMS,
     METADATA_S,
 )
 from redraft.serving.guard.refusal import CLOSED, INVALID, OVERLOADED, SLOW, Refusal, triton_away
@@ -54,12 +54,13 @@ _FROM_CLIENTS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", MAX_HEADER_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.so_reuseport", 0),
 )
 
-Handler = Callable[[AsyncIterator[bytes], aio.ServicerContext], Awaitable[Any]]
-"""Unary calls have one too, as streams of one message: gRPC would begin others only when the message is whole, and wait
-for that without limit."""
+Handler = Callable[[aio.ServicerContext], Awaitable[Any]]
+"""Answers a call. Unary calls are read like streams of one message: gRPC would begin others only when the message is
+whole, and wait for that without limit. Raises Refusal, and Triton's AioRpcError."""
 
 
 class GrpcGuard(grpc.GenericRpcHandler):
@@ -70,72 +71,83 @@ class GrpcGuard(grpc.GenericRpcHandler):
         self._infer = triton.unary_unary(f"{_SERVICE}ModelInfer")
         self._stream_infer = triton.stream_stream(f"{_SERVICE}ModelStreamInfer")
         self._calls = 0
-        unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-        self._handlers = {
-            f"{_SERVICE}ModelInfer": unary(self._counted(self._run)),
-            f"{_SERVICE}ModelStreamInfer": stream(self._counted(self._run_stream)),
-            **{method: unary(self._teller(method)) for method in _HEALTH},
-            **{method: unary(self._counted(self._asker(method, kind))) for method, kind in _ASKED.items()},
+        self._handlers: dict[str, Handler] = {
+            f"{_SERVICE}ModelInfer": self._counted(self._run),
+            f"{_SERVICE}ModelStreamInfer": self._counted(self._run_stream),
+            **{method: self._teller(method) for method in _HEALTH},
+            **{method: self._counted(self._asker(method, kind)) for method, kind in _ASKED.items()},
         }
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """The handler of a call; None, which gRPC answers with UNIMPLEMENTED, for one that Triton does not know."""
         name = call.method.removeprefix(_SERVICE)
-        if name.startswith(_CLOSED):
-            return grpc.stream_unary_rpc_method_handler(_closed(name))
-        return self._handlers.get(call.method)
+        handler = _closed(name) if name.startswith(_CLOSED) else self._handlers.get(call.method)
+        if handler is None:
+            return None
+        streams = name == "ModelStreamInfer"
+        kind = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+        return kind(self._ending(handler))
+
+    def _ending(self, handler: Handler) -> Callable[[Any, aio.ServicerContext], Awaitable[Any]]:
+        """What gRPC calls. A failure is sent when the call holds nothing any more, neither a place nor room for its
+        message: a client that does not read keeps it waiting."""
+
+        async def handle(_: AsyncIterator[bytes], context: aio.ServicerContext) -> Any:
+            try:
+                return await handler(context)
+            except Refusal as refusal:
+                code, details = refusal.code, refusal.message
+            except aio.AioRpcError as error:
+                code, details = self._failure(error, context)
+            return await context.abort(code, details)
+
+        return handle
 
     def _counted(self, handler: Handler) -> Handler:
         """A handler of calls whose message is read: no more than MAX_CALLS of them at a time."""
 
-        async def handle(requests: AsyncIterator[bytes], context: aio.ServicerContext) -> Any:
+        async def handle(context: aio.ServicerContext) -> Any:
             if self._calls >= MAX_CALLS:
-                overloaded = Refusal(OVERLOADED, f"overloaded: {MAX_CALLS} calls are in flight: try again later")
-                await context.abort(overloaded.code, overloaded.message)
+                raise Refusal(OVERLOADED, f"overloaded: {MAX_CALLS} calls are in flight: try again later")
             self._calls += 1
             try:
-                return await handler(requests, context)
+                return await handler(context)
             finally:
                 self._calls -= 1
 
         return handle
 
-    async def _run(self, _: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
+    async def _run(self, context: aio.ServicerContext) -> bytes:
         with self._room.body() as take:
-            try:
-                data = await _message(context)
-                take(len(data))
-                check_infer(parsed(pb.ModelInferRequest, data))
-            except Refusal as refusal:
-                await context.abort(refusal.code, refusal.message)
-            return await self._answer(self._infer(data, timeout=context.time_remaining()), context)
+            data = await _message(context)
+            take(len(data))
+            check_infer(parsed(pb.ModelInferRequest, data))
+            return await _answer(self._infer(data, timeout=context.time_remaining()))
 
     def _teller(self, method: str) -> Handler:
         call = self._triton.unary_unary(method)
 
-        async def tell(_: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
-            return await self._answer(call(b"", timeout=METADATA_S), context)
+        async def tell(_: aio.ServicerContext) -> bytes:
+            return await _answer(call(b"", timeout=METADATA_S))
 
         return tell
 
     def _asker(self, method: str, kind: Callable[[], Message]) -> Handler:
         call = self._triton.unary_unary(method)
 
-        async def ask(_: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
-            try:
-                data = await _message(context)
-                asked = parsed(kind, data)
-                if asked.name or kind is not pb.ModelStatisticsRequest:
-                    check_model(asked.name, asked.version)
-            except Refusal as refusal:
-                await context.abort(refusal.code, refusal.message)
-            return await self._answer(call(data, timeout=METADATA_S), context)
+        async def ask(context: aio.ServicerContext) -> bytes:
+            data = await _message(context)
+            asked = parsed(kind, data)
+            if asked.name or kind is not pb.ModelStatisticsRequest:
+                check_model(asked.name, asked.version)
+            return await _answer(call(data, timeout=METADATA_S))
 
         return ask
 
-    async def _run_stream(self, requests: AsyncIterator[bytes], context: aio.ServicerContext) -> None:
+    async def _run_stream(self, context: aio.ServicerContext) -> None:
         """Run a stream's requests. One that is refused gets an error with its id, and the stream goes on.
         Where the client cancels or goes, gRPC cancels this."""
+        first = await _first(context)
         call = self._stream_infer(timeout=context.time_remaining())
         one_at_a_time = asyncio.Lock()
 
@@ -143,73 +155,80 @@ class GrpcGuard(grpc.GenericRpcHandler):
             async with one_at_a_time:
                 await context.write(data)
 
-        passing = asyncio.create_task(_pass_on(requests, call, answer, self._room))
+        passing = asyncio.create_task(_pass_on(first, context, call, answer, self._room))
         try:
             while (data := await call.read()) is not aio.EOF:
                 await answer(data)
-        except aio.AioRpcError as error:
-            await self._fail(error, context)
         finally:
             passing.cancel()
             call.cancel()
 
-    async def _answer(self, call: Any, context: aio.ServicerContext) -> bytes:
-        """Triton's answer, or its error."""
-        try:
-            return await call
-        except aio.AioRpcError as error:
-            await self._fail(error, context)
-            raise
-        finally:
-            call.cancel()
-
-    async def _fail(self, error: aio.AioRpcError, context: aio.ServicerContext) -> None:
-        """End a call as Triton ended it. Triton is away where the connection is lost, or a time limit that is not the
-        client's is over."""
+    def _failure(self, error: aio.AioRpcError, context: aio.ServicerContext) -> tuple[grpc.StatusCode, str]:
+        """How Triton ended a call. It is away where the connection is lost, or a time limit that is not the client's is
+        over."""
         code, details = error.code(), error.details() or ""
         lost = code is grpc.StatusCode.UNAVAILABLE and any(sign in details for sign in _LOST)
         if lost or (code is grpc.StatusCode.DEADLINE_EXCEEDED and context.time_remaining() is None):
             away = triton_away(self._socket)
-            code, details = away.code, away.message
-        await context.abort(code, details)
+            return away.code, away.message
+        return code, details
+
+
+async def _answer(call: Any) -> bytes:
+    """Triton's answer. The call ends with the one that waits for it."""
+    try:
+        return await call
+    finally:
+        call.cancel()
+
+
+async def _first(context: aio.ServicerContext) -> bytes:
+    """A call's first message, or EOF. Raises Refusal where it takes too long."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await context.read()
+    except TimeoutError:
+        raise Refusal(SLOW, f"the message did not arrive within {BODY_S:.0f} s") from None
 
 
 async def _message(context: aio.ServicerContext) -> bytes:
     """The message of a unary call. Raises Refusal where it takes too long, or there is none."""
-    try:
-        async with asyncio.timeout(BODY_S):
-            data = await context.read()
-    except TimeoutError:
-        raise Refusal(SLOW, f"the message did not arrive within {BODY_S:.0f} s") from None
-    if data is aio.EOF:
+    if (data := await _first(context)) is aio.EOF:
         raise Refusal(INVALID, "the call has no message")
     return data
 
 
-async def _pass_on(requests: AsyncIterator[bytes], call: Any, answer: Callable[[bytes], Any], room: Room) -> None:
-    """Send a stream's requests to Triton. Where that has gone, who reads its answers is told."""
+async def _pass_on(
+    data: bytes, context: aio.ServicerContext, call: Any, answer: Callable[[bytes], Awaitable[None]], room: Room
+) -> None:
+    """Send a stream's requests, of which `data` is the first, to Triton. Where that has gone, who reads its answers is
+    told."""
     with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
-        async for data in requests:
-            request = pb.ModelInferRequest()
-            with room.body() as take:
-                try:
-                    request = parsed(pb.ModelInferRequest, data)
-                    take(len(data))
-                    check_infer(request)
-                except Refusal as refusal:
-                    named = pb.ModelInferResponse(id=request.id)
-                    refused = pb.ModelStreamInferResponse(error_message=refusal.message, infer_response=named)
-                    await answer(refused.SerializeToString())
-                else:
-                    await call.write(data)
+        while data is not aio.EOF:
+            if error := await _send(data, call, room):
+                await answer(error.SerializeToString())
+            data = await context.read()
         await call.done_writing()
 
 
-def _closed(name: str) -> Handler:
-    refusal = Refusal(CLOSED, f"{name} is closed: this server takes requests for its models only")
+async def _send(data: bytes, call: Any, room: Room) -> pb.ModelStreamInferResponse | None:
+    """Send a stream's request to Triton. The error that answers one that is refused, else None."""
+    request = pb.ModelInferRequest()
+    try:
+        with room.body() as take:
+            request = parsed(pb.ModelInferRequest, data)
+            take(len(data))
+            check_infer(request)
+            await call.write(data)
+    except Refusal as refusal:
+        named = pb.ModelInferResponse(id=request.id)
+        return pb.ModelStreamInferResponse(error_message=refusal.message, infer_response=named)
+    return None
 
-    async def refuse(_: AsyncIterator[bytes], context: aio.ServicerContext) -> None:
-        await context.abort(refusal.code, refusal.message)
+
+def _closed(name: str) -> Handler:
+    async def refuse(_: aio.ServicerContext) -> None:
+        raise Refusal(CLOSED, f"{name} is closed: this server takes requests for its models only")
 
     return refuse
 
@@ -218,7 +237,7 @@ def _closed(name: str) -> Handler:
 async def listening(address: str, port: int, socket: Path, room: Room) -> AsyncIterator[None]:
     """Pass calls on to Triton's socket within the context."""
     async with aio.insecure_channel(f"unix:{socket}", options=_TO_TRITON) as triton:
-        server = aio.server(options=_FROM_CLIENTS, maximum_concurrent_rpcs=MAX_REQUESTS)
+        server = aio.server(options=_FROM_CLIENTS)
         server.add_generic_rpc_handlers((GrpcGuard(triton, socket, room),))
         server.add_insecure_port(f"{address}:{port}")
         await server.start()

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
+from grpc import aio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from redraft.serving.guard import over_grpc
-from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_HEADER_BYTES
-from redraft.serving.guard.refusal import TRITON_AWAY, TRITON_SHUTTING_DOWN, room_for_bodies
+from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_HEADER_BYTES, MAX_STREAMS
+from redraft.serving.guard.refusal import INVALID, TRITON_AWAY, TRITON_SHUTTING_DOWN, Refusal, room_for_bodies
 from redraft.worker.protocol import STOPPING
 from tests.conftest import wait_until
 from tests.serving.client_side import free_ports
+from tests.serving.guard.by_hand import connected, framed
+from tests.serving.guard.stand_in import SERVICE
 
 CODE = grpc.StatusCode
+HEALTH = "/grpc.health.v1.Health/Check"
 
 
 @pytest.fixture
@@ -108,7 +114,7 @@ def test_messages_beyond_what_all_may_have_are_refused(guard, triton):
 def test_a_request_passes_as_it_came(guard, channel):
     """With what this version of the protocol does not know."""
     data = with_input(1, 1).SerializeToString() + b"\xba\x3e\x01a"
-    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    call = channel.unary_unary(f"{SERVICE}ModelInfer")
     assert call(data, timeout=30) == data
     assert guard.calls == [("ModelInfer", data)]
 
@@ -124,7 +130,7 @@ def test_a_request_passes_as_it_came(guard, channel):
 )
 def test_what_is_no_request(guard, channel, name, data):
     with pytest.raises(grpc.RpcError) as refused:
-        channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(data, timeout=30)
+        channel.unary_unary(f"{SERVICE}{name}")(data, timeout=30)
     assert refused.value.code() is CODE.INVALID_ARGUMENT
     assert not guard.calls
 
@@ -141,9 +147,9 @@ def test_calls_that_run_nothing(guard, channel, triton):
     triton.ServerReady(pb.ServerReadyRequest(), timeout=30)
     triton.ModelReady(pb.ModelReadyRequest(name="tensorrt_llm"), timeout=30)
     triton.ModelStatistics(pb.ModelStatisticsRequest(), timeout=30)
-    channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=30)
+    channel.unary_unary(HEALTH)(b"", timeout=30)
     assert [name for name, _ in guard.calls] == [
-        "ServerReady", "ModelReady", "ModelStatistics", "/grpc.health.v1.Health/Check"
+        "ServerReady", "ModelReady", "ModelStatistics", HEALTH
     ]  # fmt: skip
     with pytest.raises(grpc.RpcError) as refused:
         triton.ModelConfig(pb.ModelConfigRequest(), timeout=30)
@@ -164,7 +170,7 @@ def test_calls_that_run_nothing(guard, channel, triton):
 )
 def test_other_calls_are_refused(guard, channel, name, code):
     with pytest.raises(grpc.RpcError) as refused:
-        channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(b"", timeout=30)
+        channel.unary_unary(f"{SERVICE}{name}")(b"", timeout=30)
     assert refused.value.code() is code
     assert not guard.calls
 
@@ -175,21 +181,96 @@ def test_tritons_errors_pass(triton):
     assert (failed.value.code(), failed.value.details()) == (CODE.UNAVAILABLE, "the queue is full")
 
 
-def test_a_message_that_does_not_arrive(guard, channel, monkeypatch):
-    """A client sends headers, or half a message, and stays."""
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer", "ModelReady"])
+def test_a_message_that_does_not_arrive(guard, channel, triton, name, monkeypatch):
+    """A client sends headers, or half a message, and stays. It keeps no place."""
     monkeypatch.setattr(over_grpc, "BODY_S", 0.2)
+    monkeypatch.setattr(over_grpc, "MAX_CALLS", 1)
     over = threading.Event()
-    for name in ("ModelInfer", "ModelReady"):
-        call = channel.stream_unary(f"/inference.GRPCInferenceService/{name}")
-        for messages, code, text in (
-            (idle(over), CODE.DEADLINE_EXCEEDED, "the message did not arrive within"),
-            (iter(()), CODE.INVALID_ARGUMENT, "the call has no message"),
-        ):
-            with pytest.raises(grpc.RpcError, match=text) as refused:
-                call(messages, timeout=30)
-            assert refused.value.code() is code
+    with pytest.raises(grpc.RpcError, match="the message did not arrive within") as refused:
+        channel.stream_unary(f"{SERVICE}{name}")(idle(over), timeout=30)
     over.set()
+    assert refused.value.code() is CODE.DEADLINE_EXCEEDED
+    with connected(guard.grpc_port) as connection:
+        connection.call(f"{SERVICE}{name}", framed(b"a" * 1000)[:100])
+        assert connection.receives(b"the message did not arrive within")
+        assert not guard.calls
+        assert answers(triton)
+
+
+def test_calls_without_a_message(guard, channel, triton):
+    for name in ("ModelInfer", "ModelReady"):
+        with pytest.raises(grpc.RpcError, match="the call has no message") as refused:
+            channel.stream_unary(f"{SERVICE}{name}")(iter(()), timeout=30)
+        assert refused.value.code() is CODE.INVALID_ARGUMENT
+    assert list(triton.ModelStreamInfer(iter(()), timeout=30)) == []
     assert not guard.calls
+
+
+def test_a_stream_that_has_sent_a_request_may_wait(triton, monkeypatch):
+    monkeypatch.setattr(over_grpc, "BODY_S", 0.2)
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    requests.put(request(id="1"))
+    stream = triton.ModelStreamInfer(iter(requests.get, None), timeout=30)
+    assert next(stream).infer_response.id == "1"
+    time.sleep(0.4)
+    requests.put(request(id="2"))
+    requests.put(None)
+    assert [answer.infer_response.id for answer in stream] == ["2"]
+
+
+def test_health_gets_through_where_clients_take_no_answers(guard, channel):
+    """The library keeps their calls, as many as a connection may have, however many connections there are."""
+    with contextlib.ExitStack() as connections:
+        for calls in (300, 300, MAX_STREAMS + 50):
+            held = len(guard.calls) + min(calls, MAX_STREAMS)
+            connections.enter_context(connected(guard.grpc_port, window=0)).call(HEALTH, times=calls)
+            wait_until(lambda held=held: len(guard.calls) == held, timeout=20)
+        assert channel.unary_unary(HEALTH)(b"", timeout=30) == b""
+        assert len(guard.calls) == held + 1
+
+
+def test_a_refused_request_whose_client_takes_no_answer_has_no_room(guard, monkeypatch):
+    """Or 16 such streams would leave no room for anybody's body."""
+    refused = threading.Event()
+
+    def refuse(_: pb.ModelInferRequest) -> None:
+        refused.set()
+        raise Refusal(INVALID, "no")
+
+    monkeypatch.setattr(over_grpc, "check_infer", refuse)
+    with connected(guard.grpc_port, window=0) as connection:
+        connection.call(f"{SERVICE}ModelStreamInfer", framed(request().SerializeToString()))
+        assert refused.wait(10)
+        wait_until(lambda: not guard.room._taken, timeout=5)
+
+
+@pytest.mark.parametrize(
+    "failing", [Refusal(INVALID, "no"), aio.AioRpcError(CODE.INTERNAL, aio.Metadata(), aio.Metadata())]
+)
+def test_a_call_that_fails_holds_nothing_while_its_end_is_sent(tmp_path, failing, monkeypatch):
+    """A client that reads nothing keeps that waiting."""
+
+    def fail(_: pb.ModelInferRequest) -> None:
+        raise failing
+
+    async def held() -> tuple[int, int, Any]:
+        seen: list[Any] = []
+
+        class Context:
+            async def read(self) -> bytes:
+                return request().SerializeToString()
+
+            async def abort(self, code: Any, details: str) -> None:
+                seen.append((guard._calls, guard._room._taken, code))
+
+        async with aio.insecure_channel("unix:none") as channel:
+            guard = over_grpc.GrpcGuard(channel, tmp_path / "g", room_for_bodies())
+            await guard._ending(guard._counted(guard._run))(None, Context())
+        return seen[0]
+
+    monkeypatch.setattr(over_grpc, "check_infer", fail)
+    assert asyncio.run(held()) == (0, 0, CODE.INTERNAL if isinstance(failing, grpc.RpcError) else CODE.INVALID_ARGUMENT)
 
 
 def test_health_gets_through_where_clients_hold_all_places(guard, channel, triton, monkeypatch):
