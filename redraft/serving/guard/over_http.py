@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from redraft.serving.guard.limits import (
     MAX_HEADERS,
     MAX_REQUESTS,
     METADATA_S,
+    UNREAD_S,
 )
 from redraft.serving.guard.refusal import (
     CLOSED,
@@ -146,8 +147,8 @@ class HttpGuard:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         async for events in self._events(answer, begun):
-            await response.write(events)
-        await response.write_eof()
+            await _while_read(request, response.write(events))
+        await _while_read(request, response.write_eof())
         return response
 
     async def _events(self, answer: aiohttp.ClientResponse, begun: bytes) -> AsyncIterator[bytes]:
@@ -235,6 +236,20 @@ async def _read(request: web.BaseRequest, take: Callable[[int], None]) -> bytes:
     except (HttpProcessingError, web.PayloadAccessError, web.RequestPayloadError):
         raise Refusal(INVALID, "the body's chunks are malformed, or it ended early") from None
     return b"".join(parts)
+
+
+async def _while_read(request: web.BaseRequest, writing: Awaitable[None]) -> None:
+    """Write a part of a stream. Where the client reads nothing of it, the connection ends, and aiohttp cancels this."""
+    limit = asyncio.get_running_loop().call_later(UNREAD_S, _cut_off, request)
+    try:
+        await writing
+    finally:
+        limit.cancel()
+
+
+def _cut_off(request: web.BaseRequest) -> None:
+    if request.transport is not None:
+        request.transport.abort()
 
 
 def _error(body: bytes) -> str:

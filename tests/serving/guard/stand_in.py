@@ -71,11 +71,12 @@ async def _answer(seen: Guarded, request: web.BaseRequest) -> web.StreamResponse
         await response.write(b'data: {"text_')
         await asyncio.sleep(0.1)
         request.transport.abort()  # type: ignore[union-attr]
-    if told == "wait":
+    pieces = {"wait": b": nothing\n\n", "flood": b":" + b" " * 2**20 + b"\n\n"}
+    if told in pieces:
         try:
             while True:
                 await asyncio.sleep(0.01)
-                await response.write(b": nothing\n\n")
+                await response.write(pieces[told])
         finally:
             seen.ended.set()
     await response.write(b'data: {"text_output":"b"}\n\n')

@@ -275,13 +275,18 @@ def test_a_site_that_was_named_may_use_it(sites, passes):
         over_http._check_origin(["https://A.example:8443"], sites)
 
 
-@pytest.mark.parametrize(("path", "told"), [(GENERATE, "hang"), (f"{GENERATE}_stream", "wait")])
-def test_a_client_that_goes_away_is_noticed_at_once(guard, path, told):
+@pytest.mark.parametrize(
+    ("path", "told"), [(GENERATE, "hang"), (f"{GENERATE}_stream", "wait"), (f"{GENERATE}_stream", "flood")]
+)
+def test_a_client_that_goes_away_is_noticed_at_once(guard, path, told, monkeypatch):
+    """And soon one that stays, but does not read what floods it."""
+    monkeypatch.setattr(over_http, "UNREAD_S", 0.2)
     with socket.create_connection(("127.0.0.1", guard.http_port), timeout=30) as connection:
         body = json.dumps({"text_input": told}).encode()
         connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         while not guard.requests:
             assert not guard.ended.wait(0.01)
+        assert told != "flood" or guard.ended.wait(10)
     assert guard.ended.wait(10)
 
 
