@@ -104,8 +104,9 @@ def told(service: Service, name: str) -> Iterator[None]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody holds now, that no test of this process has been given, and that neither another
-    test process takes nor the kernel gives to a connection meanwhile."""
+    """Ports of 127.0.0.1 that nobody holds now, that no test of this process has been given, and that the kernel gives
+    to no connection meanwhile. The first five processes of a run have a range each; a sixth, or another run, may take
+    the same."""
     first = 15_000 + 3_000 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5)
     found: list[int] = []
     while len(found) < count:
