@@ -27,7 +27,7 @@ def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("redraft.engines.tensorrt.engine._allocate", full)
+    monkeypatch.setattr("redraft.engines.tensorrt.engine._allocate_layers", full)
     with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
         load_engine(bundle)
 
