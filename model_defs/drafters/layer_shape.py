@@ -54,11 +54,12 @@ class LayerShape:
             raise UnsupportedModelError(f"its layers have hidden_act {activation!r}, expected 'silu'")
         kept = {name: value for name, value in given.items() if name not in ignored}
         config = TargetConfig.from_hf(usual | kept | {"model_type": LLAMA_LIKE[0]})
-        return replace(cls.of(config), qkv_bias=qkv_bias, qk_norm=has_head_norms(raw), window=window)
+        shape = replace(cls.of(config), rope=config.rope)
+        return replace(shape, qkv_bias=qkv_bias, qk_norm=has_head_norms(raw), window=window)
 
     @classmethod
     def of(cls, config: TargetConfig) -> Self:
-        """The shape of a target's layers, as a Llama layer."""
+        """The shape of a target's layers, as a Llama layer that is trained here."""
         return cls(
             config.intermediate_size,
             config.num_heads,

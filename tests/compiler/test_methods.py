@@ -51,9 +51,16 @@ def test_thresholds_that_never_matter_in_shorter_drafts_are_refused():
 def test_longrope_follows_the_longest_context_and_not_the_caches_rows(max_len):
     """In drafters with a RoPE of their own and in draft LMs, as in the target. Layers that are trained here, in short
     windows, have the factors for short contexts whatever is served."""
-    target, original = tiny_of("phi4", rope=replace(LAYERS["phi4"]["rope"], original_max_position=80)), 80
+    divisors = {"short_divisors": tuple(1 + i / 8 for i in range(16)), "long_divisors": (9.0,) * 16}
+    longrope = replace(LAYERS["phi4"]["rope"], original_max_position=80, share=None, **divisors)
+    target, original = tiny_of("phi4", rope=longrope), 80
     config = bundle_config(target, {}, LIMITS.model_copy(update={"max_len": max_len}))
-    shape = replace(LayerShape.of(target.config), rope=target.config.rope)
+    rope = target.config.rope
+    scaling = {"rope_type": "longrope", "short_factor": rope.short_divisors, "long_factor": rope.long_divisors}
+    scaling |= {"original_max_position_embeddings": original, "attention_factor": rope.attention_factor}
+    sizes = {"hidden_size": 96, "intermediate_size": 200, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = {**sizes, "head_dim": 32, "vocab_size": VOCAB, "num_hidden_layers": 1, "max_position_embeddings": 128}
+    shape = LayerShape.from_hf(folder | {"rope_scaling": scaling})
     contexts = {
         EagleDrafter(EagleConfig(target.config.hidden_size, VOCAB, layer=shape), target): max_len,
         DraftLM.of_model(target, target): max_len,

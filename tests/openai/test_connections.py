@@ -83,8 +83,8 @@ def test_a_connection_without_a_whole_header_is_closed():
 
 def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
     """Also where the answer is complete. A slow one gets all."""
-    monkeypatch.setattr(server, "UNREAD_S", 0.1)
-    piece, pieces = 2**20, 20
+    monkeypatch.setattr(server, "UNREAD_S", 0.5)
+    piece, pieces, state = 2**20, 20, ServerState()
 
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -94,27 +94,29 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
             for more in reversed(range(pieces)):
                 await send({"type": "http.response.body", "body": bytes(piece), "more_body": bool(more)})
 
-    async def size(address: tuple[str, int], path: str, wait: float, pause: float) -> int:
-        """Bytes that come, read after `wait` seconds with pauses between them."""
+    async def size(address: tuple[str, int], path: str, at_once: bool) -> int:
+        """Bytes that come, read slowly, or only when the connection has ended."""
         reader, writer = await asyncio.open_connection(*address)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        await asyncio.sleep(wait)
+        for begun in () if at_once else (False, True):
+            while bool(state.connections) == begun:
+                await asyncio.sleep(0.01)
         came = 0
         with contextlib.suppress(ConnectionError):
             while got := await reader.read(piece):
                 came += len(got)
-                await asyncio.sleep(pause * len(got) / piece)
+                await asyncio.sleep(0.06 * len(got) / piece)
         return came
 
     async def talk() -> None:
         config = uvicorn.Config(app, http=Connection, lifespan="off", log_config=None)
         config.load()
         loop = asyncio.get_running_loop()
-        async with await loop.create_server(lambda: Connection(config, ServerState(), {}), "127.0.0.1", 0) as listening:
+        async with await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0) as listening:
             address = listening.sockets[0].getsockname()
-            assert await size(address, "/whole", wait=0.0, pause=0.03) > piece * pieces
+            assert await size(address, "/whole", at_once=True) > piece * pieces
             for path in ("/whole", "/stream"):
-                assert await size(address, path, wait=0.4, pause=0.0) < piece * pieces
+                assert await size(address, path, at_once=False) < piece * pieces
 
     asyncio.run(talk())
 

@@ -45,10 +45,14 @@ def column_parts(sizes: Sizes) -> int:
     return 2 if sizes["head_size"] > 128 else 1
 
 
+def tile(sizes: Sizes) -> int:
+    """Queries of a block."""
+    return TILE // column_parts(sizes)
+
+
 def tiles(sizes: Sizes) -> int:
     """Blocks that hold all queries, whatever the sequences' lengths: see `split` in kernel.cu."""
-    queries, tile = sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]), TILE // column_parts(sizes)
-    return queries // tile + (sizes["bounds"] - 1)
+    return sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) // tile(sizes) + (sizes["bounds"] - 1)
 
 
 def splits(sizes: Sizes) -> int:
@@ -62,9 +66,9 @@ def places(sizes: Sizes) -> int:
     on how many splits there are, which fall as rows grow.
 
     With several splits, splits x kv_heads x tiles <= BLOCKS, and a tile holds more than rows x group / tiles queries on
-    average, TILE at most: splits x rows x heads < BLOCKS x TILE.
+    average, at most as many as it has room for: splits x rows x heads < BLOCKS x tile.
     """
-    return sizes.most(sizes["rows"] * sizes["heads"], BLOCKS * TILE)
+    return sizes.most(sizes["rows"] * sizes["heads"], BLOCKS * tile(sizes))
 
 
 WRITE = Kernel(

@@ -188,7 +188,7 @@ async def _first(context: aio.ServicerContext) -> bytes:
         async with asyncio.timeout(BODY_S):
             return await context.read()
     except TimeoutError:
-        raise Refusal(SLOW, f"the message did not arrive within {BODY_S:.0f} s") from None
+        raise Refusal(SLOW, f"the message did not arrive within {BODY_S:.0f} s: begin with it") from None
 
 
 async def _message(context: aio.ServicerContext) -> bytes:

@@ -147,7 +147,7 @@ class HttpGuard:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         async for events in self._events(answer, begun):
-            await _while_read(request, response.write(events))
+            await _while_read(request, response.write(events), len(events))
         await _while_read(request, response.write_eof())
         return response
 
@@ -238,18 +238,26 @@ async def _read(request: web.BaseRequest, take: Callable[[int], None]) -> bytes:
     return b"".join(parts)
 
 
-async def _while_read(request: web.BaseRequest, writing: Awaitable[None]) -> None:
-    """Write a part of a stream. Where the client reads nothing of it, the connection ends, and aiohttp cancels this."""
-    limit = asyncio.get_running_loop().call_later(UNREAD_S, _cut_off, request)
+async def _while_read(request: web.BaseRequest, writing: Awaitable[None], size: int = 0) -> None:
+    """Write a part of a stream, of so many bytes at least. Where the client reads nothing for UNREAD_S, the connection
+    ends, and aiohttp cancels this."""
+    loop, transport = asyncio.get_running_loop(), request.transport
+    if transport is None:
+        return await writing
+    limit: asyncio.TimerHandle
+
+    def look(left: int) -> None:
+        nonlocal limit
+        if (unread := transport.get_write_buffer_size()) < left:
+            limit = loop.call_later(UNREAD_S, look, unread)
+        else:
+            transport.abort()
+
+    limit = loop.call_later(UNREAD_S, look, transport.get_write_buffer_size() + size)
     try:
         await writing
     finally:
         limit.cancel()
-
-
-def _cut_off(request: web.BaseRequest) -> None:
-    if request.transport is not None:
-        request.transport.abort()
 
 
 def _error(body: bytes) -> str:

@@ -38,7 +38,7 @@ def test_what_a_gpu_cannot_run_is_refused(bundle, monkeypatch):
     with pytest.raises(BundleError, match=r"Tesla T4 .*7\.5: .* 8\.0"):
         load_engine(bundle)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (10, 0))
-    with pytest.raises(BundleError, match=r"size 32.*\(64, 128\).*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(BundleError, match=r"size 32.*\(64, 96, 128, 256\).*CUDA_VISIBLE_DEVICES"):
         load_engine(bundle)
     monkeypatch.setenv("NVCC", "/nowhere/nvcc")
     nvcc.cache_clear()

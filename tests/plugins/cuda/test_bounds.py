@@ -26,6 +26,7 @@ HEADS = {
     "Llama-3-8B": (32, 8, 128),
     "Llama-2-7B": (32, 32, 128),
     "one KV head": (64, 1, 128),
+    "Gemma-3-1B": (4, 1, 256),
 }
 LIMITS = [
     LimitsInfo(slots=1, max_len=64, max_tree=1, prefill_chunk=1),
@@ -73,6 +74,8 @@ def test_partial_results_take_little_memory():
     """Of Llama-3-8B's largest step, 18 MB, where a product of the most splits and the most rows would be 370 MB."""
     given = known(LIMITS[1], "Llama-3-8B", 1024, 17, 16)
     assert sizes_of(SPLIT, given)["places"] == max(1024 * 32, BLOCKS * TILE)
+    small = partial_bytes(SPLIT, rows=1, sequences=1, cache_rows=2048, heads=4, kv_heads=1, head_size=256)
+    assert small < 18e6, "as much with wider heads"
 
 
 @pytest.mark.parametrize("kernel", [SPLIT, FP32_SPLIT], ids=lambda kernel: kernel.name)

@@ -195,6 +195,7 @@ def test_a_message_that_does_not_arrive(guard, channel, triton, name, monkeypatc
         connection.call(f"{SERVICE}{name}", framed(b"a" * 1000)[:100])
         assert connection.receives(b"the message did not arrive within")
         assert not guard.calls
+        monkeypatch.setattr(over_grpc, "BODY_S", 30.0)
         assert answers(triton)
 
 
@@ -208,19 +209,20 @@ def test_calls_without_a_message(guard, channel, triton):
 
 
 def test_a_stream_that_has_sent_a_request_may_wait(triton, monkeypatch):
-    monkeypatch.setattr(over_grpc, "BODY_S", 0.2)
+    monkeypatch.setattr(over_grpc, "BODY_S", 1.0)
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     requests.put(request(id="1"))
     stream = triton.ModelStreamInfer(iter(requests.get, None), timeout=30)
     assert next(stream).infer_response.id == "1"
-    time.sleep(0.4)
+    time.sleep(1.2)
     requests.put(request(id="2"))
     requests.put(None)
     assert [answer.infer_response.id for answer in stream] == ["2"]
 
 
-def test_health_gets_through_where_clients_take_no_answers(guard, channel):
+def test_health_gets_through_where_clients_take_no_answers(guard, channel, monkeypatch):
     """The library keeps their calls, as many as a connection may have, however many connections there are."""
+    monkeypatch.setattr(over_grpc, "METADATA_S", 30.0)
     with contextlib.ExitStack() as connections:
         for calls in (300, 300, MAX_STREAMS + 50):
             held = len(guard.calls) + min(calls, MAX_STREAMS)
