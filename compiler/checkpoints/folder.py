@@ -35,6 +35,7 @@ class FolderCheckpoint:
         self._quantization = quantization_of(self.config)
         self._files: dict[str, tuple[Path, str]] = {}
         self._stored: dict[str, Tensor] = {}
+        self._pickled: dict[Path, dict[str, Tensor]] = {}
         for file in _weight_files(folder):
             for name, tensor in _headers(file).items():
                 whole = name if name.startswith((BASE, "lm_head.")) else BASE + name
@@ -56,7 +57,7 @@ class FolderCheckpoint:
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor's rows as blocks [rows, ...] of the stored dtype, or float32 of a quantized one. The file is mapped
         while one tensor is read."""
-        weight = self._dequantized(name, self._read) if self._packed(name) else _read(*self._files[name])
+        weight = self._dequantized(name, self._read) if self._packed(name) else self._of_file(*self._files[name])
         return (weight[rows] for rows in row_blocks(tuple(weight.shape)))
 
     def _packed(self, name: str) -> bool:
@@ -86,7 +87,15 @@ class FolderCheckpoint:
             raise FetchError(f"{self.folder}: {layer}.{refusal}") from None
 
     def _read(self, name: str) -> Tensor | None:
-        return _read(*self._files[name]) if name in self._files else None
+        return self._of_file(*self._files[name]) if name in self._files else None
+
+    def _of_file(self, file: Path, name: str) -> Tensor:
+        if file.suffix == ".safetensors":
+            with StoredTensors.open([file]) as stored:
+                return stored.read(name)
+        if file not in self._pickled:  # the last one is kept, as one of torch's old format is read as a whole
+            self._pickled = {file: load_pickled(file, mmap=True)}
+        return self._pickled[file][name]
 
     def tokenizer(self) -> Any:
         """The folder's tokenizer."""
@@ -112,10 +121,3 @@ def _headers(file: Path) -> dict[str, Tensor]:
         with StoredTensors.open([file]) as stored:
             return stored.shapes()
     return {name: tensor.to("meta") for name, tensor in load_pickled(file, mmap=True).items()}
-
-
-def _read(file: Path, name: str) -> Tensor:
-    if file.suffix == ".safetensors":
-        with StoredTensors.open([file]) as stored:
-            return stored.read(name)
-    return load_pickled(file, mmap=True)[name]
