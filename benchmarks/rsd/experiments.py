@@ -216,7 +216,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     add("--bundle", type=Path, help="a bundle that has the methods; default: built in --engines where it is not there")
     add("--engines", type=Path, default=Path("artifacts/engines"))
     add("--precision", default="bf16", choices=("fp32", "bf16", "int8"))
-    add("--slots", type=int, default=8)
+    add("--slots", type=int, help="of the bundle; default: one a prompt and one an answer at a time, so that "
+        "every prompt is prefilled once")  # fmt: skip
     add("--support", type=int, default=64, help="most likely tokens that random draws are from")
     add("--experiments", nargs="+", default=list(EXPERIMENTS), choices=list(EXPERIMENTS))
     add("--cells", type=int, nargs="+", help="draft lengths and budgets, such as 4 21; default: all")
@@ -235,6 +236,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     add("--write-methods", type=Path, metavar="FILE", help="write all methods for build_engines.py --methods, and end")
     add("--output", type=Path, default=Path("artifacts/reports/rsd"))
     args = parser.parse_args(argv)
+    args.slots = args.num_prompts + args.concurrency if args.slots is None else args.slots
     for name in ("slots", "support", "num_prompts", "max_tokens", "concurrency", "timing_prompts"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: expected 1 or more")
@@ -264,14 +266,15 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError, BundleError) as error:
         parser.error(str(error))
     if folder is not None:
-        llm, tokenizer = load_llm(parser, folder, args.threads), ChatTokenizer(folder)
+        llm = load_llm(parser, folder, args.threads, prefix_reuse=not args.timing)
+        tokenizer = ChatTokenizer(folder)
 
         def asked(setting: Setting, method: str, prompt: Prompt, round_: int) -> GenerateRequest:
             options = cast(Options, setting.sampling | {"seed": seed(method, prompt, round_), "method": method})
             return request(tokenizer.chat(prompt.turns[0]), args.max_tokens, **options)
 
         methods = [AUTO_REGRESSIVE, *(shape.method for shape in shapes)]
-        cells = [(setting, method) for method in methods for setting in settings]
+        cells = [(setting, method) for setting in settings for method in methods]
         if args.timing:
             few = {name: spread(some, args.timing_prompts) for name, some in prompts.items()}
             measure_rates(llm, store, cells, few, asked)

@@ -231,7 +231,12 @@ def command(tmp_path, monkeypatch):
 
     known = SimpleNamespace(config=SimpleNamespace(methods={"sd_2": None, "spectr_2x2": None}))
     monkeypatch.setattr(rsd_experiments, "parameters", lambda model, drafter: (1000, 100))
-    monkeypatch.setattr(rsd_experiments, "load_llm", lambda parser, folder, threads: llm)
+
+    def load(parser, folder, threads, prefix_reuse):
+        llm.prefix_reuse = prefix_reuse
+        return llm
+
+    monkeypatch.setattr(rsd_experiments, "load_llm", load)
     monkeypatch.setattr(rsd_experiments, "ChatTokenizer", Chat)
     monkeypatch.setattr(rsd_experiments.Bundle, "load", lambda folder: known)
     flags = ["--dataset", str(dataset), "--bundle", str(tmp_path / "bundle"), "--tasks", "translation"]
@@ -242,18 +247,20 @@ def command(tmp_path, monkeypatch):
 def test_the_command_asks_each_method_as_the_paper_samples(command, tmp_path):
     flags, llm = command
     assert rsd_experiments.main([*flags, "--algorithms", "SD"]) == 0
-    assert [wanted.method for wanted in llm.asked] == [AUTO_REGRESSIVE] * 24 + ["sd_2"] * 6
-    cold, warm = llm.asked[24:27], llm.asked[27:]
+    assert [wanted.method for wanted in llm.asked] == ([AUTO_REGRESSIVE] * 12 + ["sd_2"] * 3) * 2
+    cold, warm = llm.asked[12:15], llm.asked[27:]
     assert {(w.sampling.temperature, w.sampling.top_p, w.max_tokens) for w in cold} == {(0.3, None, 7)}
     assert {(w.sampling.temperature, w.sampling.top_p) for w in warm} == {(1.0, 0.95)}
     assert [wanted.text for wanted in warm] == ["chat 0", "chat 2", "chat 4"]
     assert len({wanted.sampling.seed for wanted in llm.asked[:12]}) == 12
+    assert llm.prefix_reuse
     before = (tmp_path / "out" / "experiments.json").read_text()
     assert rsd_experiments.main([*flags, "--algorithms", "SD", "--report-only"]) == 0
     assert len(llm.asked) == 30
     assert (tmp_path / "out" / "experiments.json").read_text() == before
     assert rsd_experiments.main([*flags, "--algorithms", "SD", "--timing", "--timing-prompts", "1"]) == 0
     assert len(llm.asked) == 30 + 2 * 2 * 2
+    assert not llm.prefix_reuse
     timed = json.loads((tmp_path / "out" / "experiments.json").read_text())["experiments"]
     assert all(shape["speedup"]["value"] > 0 for part in timed for shape in part["shapes"])
 
@@ -278,8 +285,8 @@ def test_the_bundle_is_built_with_every_method(command, tmp_path, monkeypatch):
     flags[at : at + 2] = ["--engines", str(tmp_path / "engines"), "--drafter", "some/drafter"]
     with pytest.raises(SystemExit):
         rsd_experiments.main(flags)
-    ((*_, tree),) = commands
-    assert tree == str(1 + 62)
+    ((*_, slots, _, tree),) = commands
+    assert (slots, tree) == (str(3 + 8), str(1 + 62))
     methods = tmp_path / "out" / "methods.toml"
     assert {"--methods", str(methods), str(tmp_path / "engines" / "rsd-drafter-bf16")} < set(commands[0])
     assert methods.read_text().count("[") == 79
