@@ -78,6 +78,11 @@ bench-trees: $(addsuffix /manifest.json,$(BASELINE) $(NARROW) $(BUNDLE) $(BUDGET
 	  --max-tokens 96 --streams --repeats 1 --output $(REPORTS)/tree_shapes.json
 	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(WAYS) --dataset $(PROMPTS) --max-tokens 32 \
 	  --methods shared likely rsd_s rsd_c specinfer spectr random_chain --temperature 0.3 0.7 1 --streams --repeats 1 --output $(REPORTS)/constructions.json
+	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(WAYS) --dataset $(PROMPTS) --max-tokens 32 \
+	  --methods shared_7 likely_7 rsd_s_7 spectr_7 --temperature 1 --streams --repeats 1 --output $(REPORTS)/constructions_7.json
+	$(call on-spec-bench,$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(WAYS) --num-prompts 80 --max-tokens 32 \
+	  --methods shared likely rsd_s rsd_c specinfer spectr random_chain --temperature 1 --streams --repeats 1 \
+	  --output $(REPORTS)/constructions_spec_bench.json,constructions on its prompts)
 	$(PY) -m benchmarks.speed.grid --bundle $(NARROW) $(BUNDLE) --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
 	  --output $(REPORTS)/grid.json
 	$(PY) -m benchmarks.replay.ngram_chances --data $(TEACHER) --shards 8

@@ -103,7 +103,8 @@ def figure12(load: Load) -> Table:
 def figure13(load: Load) -> Table:
     """A draft's milliseconds by parts, of drafters without training."""
     spent = load("zen4/drafting_latency")["milliseconds"]
-    table = Table("Milliseconds of a draft", ["drafter", "head's rows", "layers", "head, softmax, sampling", "whole"])
+    columns = ["drafter", "head's rows", "layers, ms", "head, softmax, sampling, ms", "whole, ms"]
+    table = Table("Milliseconds of a draft", columns)
     for name, label in (("lyanna", "Lyanna"), ("eagle", "EAGLE-style")):
         layers = spent[f"{name}_bare"]
         for head, rows in (("hot", "12,288"), ("full", "49,152")):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from benchmarks.figures import lyanna_tables, redrafter_tables
-from benchmarks.figures.contenders import NAMES, Load, gain, methods_table, more_than_first, served, speedup
+from benchmarks.figures.contenders import NAMES, Load, contenders, gain, methods_table, more_than_first, served, speedup
 from benchmarks.figures.tables import Table
 from benchmarks.load.comparison import AR
 from benchmarks.load.fairness import Cell
@@ -71,17 +72,30 @@ def fairness(load: Load) -> Table:
     return beside_long_prompts([Cell(**cell) for cell in cells])
 
 
+def _compared(figures: str, entry: Mapping[str, Any]) -> str:
+    more = more_than_first(entry)
+    return f"{figures} ({more})" if more else figures
+
+
 def constructions(load: Load) -> Table:
     """Speed-up and tokens per step of constructions by temperature, and how much these are above those of the default,
     with the interval of the paired difference."""
     temperatures = load("constructions")["single"]
     table = Table("Speed-up and tokens per step", ["", *(f"T = {temperature}" for temperature in temperatures)])
     for name, title in CONSTRUCTIONS.items():
-        cells = []
-        for single in temperatures.values():
-            entry = single["contenders"][name]
-            more = more_than_first(entry)
-            cells.append(gain(entry) + (f" ({more})" if more else ""))
+        entries = (single["contenders"][name] for single in temperatures.values())
+        table.rows.append([title, *(_compared(gain(entry), entry) for entry in entries)])
+    return table
+
+
+def constructions_elsewhere(load: Load) -> Table:
+    """Tokens per step at temperature 1 in smaller trees and on other prompts, with the interval of `constructions`."""
+    columns = {"7 nodes, MT-bench": ("constructions_7", "_7"), "15 nodes, Spec-Bench": ("constructions_spec_bench", "")}
+    found = [(contenders(load(name), "1"), suffix) for name, suffix in columns.values()]
+    table = Table("Tokens per step at temperature 1", ["", *columns])
+    for name, title in CONSTRUCTIONS.items():
+        measured = [entries.get(name + suffix) for entries, suffix in found]
+        cells = (_compared(f"{entry['acceptance_length']:.2f}", entry) if entry else "-" for entry in measured)
         table.rows.append([title, *cells])
     return table
 
@@ -127,6 +141,7 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "lyanna_figure12": lyanna_tables.figure12,
     "lyanna_figure13": lyanna_tables.figure13,
     "constructions": constructions,
+    "constructions_elsewhere": constructions_elsewhere,
     "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
     "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
     "rsd_draft_lm": lambda load: rsd_report.best_shapes(rsd_report.parts_of(load("zen4/rsd_draft_lm"), "exp1")),
