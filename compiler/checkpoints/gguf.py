@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compiler.checkpoints import gguf_tokenizer
 from compiler.checkpoints.gguf_config import ROPE_TENSORS, TOKENIZER_FIELDS, family_of_file, hf_config
-from compiler.checkpoints.source import FetchError, load_tokenizer, row_blocks
+from compiler.checkpoints.source import FetchError, row_blocks
 from model_defs.files import unreadable
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
@@ -46,6 +47,8 @@ class GgufCheckpoint:
         self._family = family.gguf
         if (parts := fields.get("split.count", 1)) > 1:
             raise FetchError(f"{path} is one of {parts} parts: join them with llama.cpp's llama-gguf-split --merge")
+        gguf_tokenizer.check(path, fields)
+        self._fields = fields
         self.precision = _precision(fields)
         self._refuse_unknown_quantizations()
         known = {name: torch.empty(_shape(tensor), device="meta") for name, tensor in self._tensors.items()}
@@ -87,8 +90,8 @@ class GgufCheckpoint:
             yield torch.from_numpy(gguf.dequantize(data[order[rows]], tensor.tensor_type))
 
     def tokenizer(self) -> Any:
-        """The tokenizer, rebuilt from the file's vocabulary and merges."""
-        return load_tokenizer(self.path)
+        """The tokenizer, rebuilt from the file's vocabulary and merges. Raises FetchError."""
+        return gguf_tokenizer.load(self.path, self._fields)
 
     def copy_settings(self, folder: Path) -> None:
         """Nothing: a GGUF file has no generation settings."""

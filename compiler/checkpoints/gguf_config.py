@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compiler.checkpoints.gguf_tokenizer import ADD_FIRST, CUT, MODEL
 from compiler.checkpoints.source import FetchError
 from model_defs.target.families.base import Family, GgufField, HFConfig
 from model_defs.target.families.registry import FAMILIES, SUPPORTED
@@ -35,8 +36,8 @@ def token_field(kind: str) -> str:
     return f"tokenizer.ggml.{kind}_token_id"
 
 
-TOKENIZER_FIELDS = {TEXTS, *map(token_field, (*TOKENS.values(), *ENDS, "unknown"))}
-"""The fields of the tokenizer that a configuration is made from."""
+TOKENIZER_FIELDS = {TEXTS, MODEL, CUT, ADD_FIRST, *map(token_field, (*TOKENS.values(), *ENDS, "unknown"))}
+"""The fields of the tokenizer that are read here."""
 
 
 def family_of_file(architecture: str | None, fields: Mapping[str, Any]) -> Family:
@@ -82,6 +83,7 @@ def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, T
         "rope_theta": float(field("rope.freq_base") or 10_000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "sliding_window": field("attention.sliding_window"),
+        **_share(field, needed("embedding_length") // heads),
         **{key: fields[name] for key, kind in TOKENS.items() if (name := token_field(kind)) in fields},
         "eos_token_id": end_ids(fields) or None,
     }
@@ -92,6 +94,13 @@ def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, T
             f"{family.title}. Supported: {SUPPORTED}."
         )
     return config | own | {"rope_scaling": _scaling(field, tensors, config["rope_theta"])}
+
+
+def _share(field: GgufField, size: int) -> dict[str, float]:
+    """The part of a head that is rotated, where it is not all of it."""
+    size = field("attention.key_length") or size
+    rotated = field("rope.dimension_count") or size
+    return {} if rotated == size else {"partial_rotary_factor": rotated / size}
 
 
 def end_ids(fields: Mapping[str, Any]) -> list[int]:
@@ -119,15 +128,16 @@ def _scaling(field: GgufField, tensors: Mapping[str, Tensor], theta: float) -> d
             "factor": field("context_length") / (field("rope.scaling.original_context_length") or 4096),
             "attention_factor": field("rope.scaling.attn_factor"),
         }
-    kind = field("rope.scaling.type") or "none"
-    if kind == "none":
+    kind, factor = field("rope.scaling.type") or "linear", float(field("rope.scaling.factor") or 1.0)
+    if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
-    scaling = {"rope_type": kind, "factor": float(field("rope.scaling.factor") or 1.0)}
+    scaling = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         scaling |= {
             "original_max_position_embeddings": field("rope.scaling.original_context_length"),
             "beta_fast": field("rope.scaling.yarn_beta_fast"),
             "beta_slow": field("rope.scaling.yarn_beta_slow"),
+            "attention_factor": field("rope.scaling.yarn_attn_factor"),
         }
     return scaling
 

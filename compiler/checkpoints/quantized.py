@@ -21,6 +21,7 @@ Read = Callable[[str], Tensor | None]
 WORD = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column of each four bits of a word, the lowest first."""
+GPTQ_FORMATS = ("gptq", "gptq_v2")
 FLOAT_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 
 
@@ -47,14 +48,19 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     bits = settings.get("bits", settings.get("w_bit", 4))
     if method == "awq" and bits == 4 and (settings.get("version") or "gemm").lower() == "gemm":
         return Quantization("AWQ, 4 bits", awq)
-    if method == "gptq" and bits in (2, 4, 8):
+    if method == "gptq" and bits in (2, 4, 8) and (settings.get("checkpoint_format") or "gptq") in GPTQ_FORMATS:
+        own = [rule["bits"] for rule in (settings.get("dynamic") or {}).values() if rule.get("bits", bits) != bits]
+        if own:
+            raise FetchError(
+                f"unsupported quantization: its `dynamic` has layers of {own[0]} bits, expected {bits} in all"
+            )
         return Quantization(f"GPTQ, {bits} bits", lambda read: gptq(read, bits, settings))
     if method == "compressed-tensors":
         return _compressed_tensors(settings)
     if method in ("fp8", "fbgemm_fp8"):
         return Quantization("fp8", lambda read: scaled(read, settings.get("weight_block_size")))
     known = "awq (gemm, 4 bits), gptq (2, 4 or 8 bits), compressed-tensors (pack-quantized, int8, fp8), fp8"
-    named = {key: settings[key] for key in ("bits", "version", "format") if key in settings}
+    named = {key: settings[key] for key in ("bits", "version", "format", "checkpoint_format") if key in settings}
     raise FetchError(f"unsupported quantization {method!r} {named or ''}: expected {known}, float weights or a GGUF")
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+TOKENIZER = "tokenizer.json"
 BLOCK = 1 << 22
 """Numbers of a tensor that are converted at once."""
 
@@ -60,7 +61,10 @@ def load_tokenizer(source: Path) -> Any:
 
     try:
         if source.is_dir():
-            return AutoTokenizer.from_pretrained(source)
+            # By its own class transformers rebuilds a tokenizer from the vocabulary, with the class's rules for cutting
+            # texts into words, whatever `tokenizer.json` says of them.
+            kind = PreTrainedTokenizerFast if (source / TOKENIZER).is_file() else AutoTokenizer
+            return kind.from_pretrained(source)
         # In a folder of its own, as a `tokenizer.json` beside the file would be read instead. AutoTokenizer reads the
         # model's configuration too, and refuses architectures that it does not know.
         with TemporaryDirectory() as folder:

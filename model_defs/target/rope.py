@@ -12,8 +12,8 @@ from torch import Tensor
 
 from model_defs.target.errors import UnsupportedModelError
 
-NONE = "none"
-"""The type of layers that do not rotate."""
+TYPE, NONE = "rope_type", "none"
+"""The field of the type, and the type of layers that do not rotate."""
 TYPES = ("default", "linear", "llama3", "dynamic", "yarn", "longrope")
 WRITTEN = ("default", "linear", "llama3")
 """Types that are written to others' configurations"""
@@ -104,9 +104,12 @@ class RopeConfig:
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> RopeConfig:
         """Read `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before). Raises
-        UnsupportedModelError, or KeyError (a missing field)."""
-        scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        UnsupportedModelError, for both where they differ too, or KeyError (a missing field)."""
+        scaling, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+        if scaling and any(scaling.get(TYPE if name == "type" else name) != value for name, value in older.items()):
+            raise UnsupportedModelError("rope_scaling beside other rope_parameters, expected one of them")
+        scaling = scaling or older
+        kind = scaling.get(TYPE) or scaling.get("type") or "default"
         if kind not in TYPES:
             raise UnsupportedModelError(f"RoPE type {kind!r}, expected {', '.join(TYPES)}")
         longest = raw["max_position_embeddings"]
@@ -133,7 +136,7 @@ class RopeConfig:
         """Whether `scaling` gives it."""
         return self.type in WRITTEN and self.share is None
 
-    def scaling(self, key: str = "rope_type") -> dict[str, Any] | None:
+    def scaling(self, key: str = TYPE) -> dict[str, Any] | None:
         """Hugging Face's `rope_scaling`, with the type under `key`; None without scaling. Raises ValueError for a type
         that is not written."""
         if not self.is_written:

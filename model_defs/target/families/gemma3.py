@@ -38,7 +38,7 @@ def own_fields(raw: HFConfig) -> dict[str, Any]:
     if (activation := raw.get("hidden_activation") or "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
         raise UnsupportedModelError(f"hidden_activation {activation!r}, expected 'gelu_pytorch_tanh'")
     layers = layers_of_type(raw, "sliding_attention")
-    rope = RopeConfig.from_hf(raw | {"rope_parameters": raw[LOCAL_ROPE]})
+    rope = RopeConfig.from_hf(raw | {"rope_parameters": raw[LOCAL_ROPE], "rope_scaling": None})
     return {
         "qkv_bias": False,
         "others": Attention(rope, active_window(raw), layers) if layers else None,

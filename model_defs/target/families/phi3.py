@@ -48,10 +48,8 @@ def weights(config: TargetConfig) -> Weights:
 
 
 def gguf_config(field: GgufField) -> HFConfig:
-    size = field("embedding_length") // field("attention.head_count")
     return {
         "sliding_window": field("attention.sliding_window") or None,
-        "partial_rotary_factor": (field("rope.dimension_count") or size) / size,
         "original_max_position_embeddings": field("rope.scaling.original_context_length") or field("context_length"),
     }
 

@@ -17,6 +17,7 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from typer.testing import CliRunner
 
 import fetch_model
@@ -25,7 +26,15 @@ from compiler.checkpoints import shipped, source, writer
 from compiler.checkpoints.fetch import describe
 from compiler.checkpoints.source import FetchError
 from model_defs.files import INDEX, StoredTensors, weight_files
-from tests.compiler.checkpoints.tiny_llama import TOKENS, assert_complete, assert_same_model, fetch, index, pickle
+from tests.compiler.checkpoints.tiny_llama import (
+    TEMPLATE,
+    TOKENS,
+    assert_complete,
+    assert_same_model,
+    fetch,
+    index,
+    pickle,
+)
 from tests.conftest import ROOT
 
 Usage = namedtuple("Usage", "total used free")
@@ -87,6 +96,21 @@ def test_a_sentencepiece_tokenizer_gets_its_fast_form(checkpoint, tmp_path):
     )
     tokenizer = Tokenizer.from_file(str(fetch(source, tmp_path) / "tokenizer.json"))
     assert tokenizer.decode(tokenizer.encode("the drafter guesses").ids) == "the drafter guesses"
+
+
+def test_a_tokenizer_stays_what_its_file_says(checkpoint, tmp_path):
+    """SmolLM2's: by the class that its configuration names, digits would not be words of their own."""
+    source = tmp_path / "smollm"
+    shutil.copytree(checkpoint, source)
+    own = Tokenizer.from_file(str(source / "tokenizer.json"))
+    own.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    own.save(str(source / "tokenizer.json"))
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "GPT2Tokenizer"}))
+    folder = fetch(source, tmp_path)
+    found = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert str(found.pre_tokenizer) == str(own.pre_tokenizer)
+    assert (folder / "chat_template.jinja").read_text() == TEMPLATE
 
 
 def test_another_source_under_the_same_name_needs_force(checkpoint, gguf_file, tmp_path):

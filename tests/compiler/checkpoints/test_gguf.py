@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
+from compiler.checkpoints.gguf import GgufCheckpoint
 from compiler.checkpoints.source import FetchError
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
@@ -66,6 +67,29 @@ def test_a_part_of_a_gguf_file_is_refused(reference, tmp_path, monkeypatch):
     write_gguf(tmp_path / "part.gguf", reference)
     with pytest.raises(FetchError, match="one of 3 parts: join them with"):
         fetch(tmp_path / "part.gguf", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cut", "words", "first"),
+    [
+        ("gpt-2", ["a", "\u010a", "\u010a", "1234"], []),
+        ("smollm", ["a", "\u010a\u010a", "1", "2", "3", "4"], []),
+        ("llama-bpe", ["a", "\u010a\u010a", "123", "4"], ["<s>"]),
+    ],
+)
+def test_texts_are_cut_into_words_as_the_file_says(cut, words, first, reference, tmp_path):
+    write_gguf(tmp_path / "cut.gguf", reference, cut=cut)
+    tokenizer = GgufCheckpoint(tmp_path / "cut.gguf", "cut").tokenizer().backend_tokenizer
+    assert [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str("a\n\n1234")] == words
+    assert tokenizer.encode("hello").tokens == [*first, "he", "ll", "o"]
+    assert tokenizer.model.ignore_merges == bool(first)
+
+
+@pytest.mark.parametrize(("cut", "message"), [("viking", "pre, .* is 'viking'; known are .*smollm"), (None, "missing")])
+def test_an_unknown_cut_into_words_is_refused(cut, message, reference, tmp_path):
+    write_gguf(tmp_path / "cut.gguf", reference, cut=cut)
+    with pytest.raises(FetchError, match=message):
+        GgufCheckpoint(tmp_path / "cut.gguf", "cut")
 
 
 def test_a_refused_feature_is_told_with_the_families(reference, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import torch
 
 from compiler.checkpoints.gguf_config import hf_config
 from model_defs.target.config import TargetConfig
+from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.registry import FAMILIES
 
 FIELDS = {
@@ -30,6 +31,31 @@ def test_yarn_is_read_with_the_bounds_of_its_ramp(more, betas):
     config = TargetConfig.from_hf(hf_config(FAMILIES["qwen2"], fields, tensors))
     assert (config.rope.type, config.rope.factor, config.max_position) == ("yarn", 4.0, 512)
     assert (config.rope.beta_fast, config.rope.beta_slow) == betas
+
+
+def config_of(**own):
+    """The configuration of a llama file with these fields, and dots for double underscores in their names."""
+    named = {name.replace("__", "."): value for name, value in own.items()}
+    fields = {f"llama.{name}": value for name, value in (FIELDS | {"rope.scaling.type": None} | named).items()}
+    tensors = {"token_embd.weight": torch.empty(111, 64, device="meta")}
+    return TargetConfig.from_hf(hf_config(FAMILIES["llama"], fields, tensors))
+
+
+def test_yarn_is_read_with_the_factor_that_converters_write():
+    scaled = config_of(rope__scaling__type="yarn", rope__scaling__yarn_attn_factor=1.5)
+    assert scaled.rope.attention_factor == 1.5
+
+
+def test_a_factor_without_a_type_is_linear():
+    """As to llama.cpp, of which older files name no type."""
+    assert (config_of().rope.type, config_of().rope.factor) == ("linear", 4.0)
+    assert config_of(rope__scaling__factor=1.0).rope.type == "default"
+
+
+def test_rope_of_a_part_of_each_head_is_refused_where_the_family_has_none():
+    assert config_of(rope__dimension_count=16).rope.share is None
+    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor 0\.5, expected 1"):
+        config_of(rope__dimension_count=8)
 
 
 @pytest.mark.parametrize(

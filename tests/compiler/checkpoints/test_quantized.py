@@ -230,6 +230,7 @@ def test_one_scale_for_all_and_zeros_of_groups():
     [
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes'"),
         ({"quant_method": "gptq", "bits": 3}, r"'gptq' \{'bits': 3\}"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, r"'gptq' \{'checkpoint_format': 'marlin'\}"),
         ({"quant_method": "awq", "version": "gemv"}, r"'awq' \{'version': 'gemv'\}"),
         ({"quant_method": TENSORS, "format": "nvfp4-pack-quantized", "config_groups": group_of(4)}, "nvfp4-pack"),
     ],
@@ -237,6 +238,13 @@ def test_one_scale_for_all_and_zeros_of_groups():
 def test_other_quantizations_are_named(settings, found):
     with pytest.raises(FetchError, match=rf"unsupported quantization .*{found}.*: expected .*pack-quantized"):
         quantization_of({"quantization_config": settings})
+
+
+def test_layers_of_other_bits_are_refused():
+    rules = {"-:.*down_proj": {}, ".*up_proj": {"bits": 8, "group_size": 32}}
+    assert quantization_of({"quantization_config": SYMMETRIC | {"dynamic": rules, "bits": 8}}) is not None
+    with pytest.raises(FetchError, match="`dynamic` has layers of 8 bits, expected 4 in all"):
+        quantization_of({"quantization_config": SYMMETRIC | {"dynamic": rules}})
 
 
 def test_rotated_weights_are_refused():

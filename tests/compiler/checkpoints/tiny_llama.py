@@ -39,7 +39,7 @@ LLAMA3 = {
 }
 
 
-def write_gguf(path, reference, architecture="llama"):
+def write_gguf(path, reference, architecture="llama", cut="gpt-2"):
     config = reference.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -53,6 +53,8 @@ def write_gguf(path, reference, architecture="llama"):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(len(TOKENS))
     writer.add_tokenizer_model("gpt2")
+    if cut:
+        writer.add_tokenizer_pre(cut)
     writer.add_token_list(TOKENS)
     writer.add_token_types([gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL] * (len(TOKENS) - 2))
     writer.add_token_merges([" ".join(merge) for merge in MERGES])

@@ -57,6 +57,19 @@ def test_old_and_new_rope_fields_say_the_same():
             },
             "partial_rotary_factor 0.25, expected 1",
         ),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "rope_scaling beside other rope_parameters, expected one of them",
+        ),
+        (
+            {
+                "model_type": "gemma3_text",
+                "sliding_window": 64,
+                "rope_parameters": {"full_attention": {"rope_type": "default"}},
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            "rope_scaling beside other rope_parameters, expected one of them",
+        ),
         ({"head_dim": 17}, "heads of size 17, whose elements RoPE cannot turn in pairs"),
         ({"num_key_value_heads": 3}, "4 heads, which 3 KV heads cannot share evenly"),
         (
@@ -129,6 +142,12 @@ def test_yarn_reaches_beyond_what_the_file_says():
 def test_layers_have_the_windows_of_their_family(change, windows):
     config = TargetConfig.from_hf({**LLAMA, **change})
     assert [config.window_of(layer) for layer in range(2)] == windows
+
+
+def test_rope_may_be_said_in_both_forms_alike():
+    old, new = ({name: "linear", "factor": 2.0} for name in ("type", "rope_type"))
+    config = TargetConfig.from_hf({**LLAMA, "rope_parameters": new | {"rope_theta": 500.0}, "rope_scaling": old})
+    assert (config.rope.type, config.rope.factor, config.rope.theta) == ("linear", 2.0, 500.0)
 
 
 def test_gemmas_configurations_of_either_form_have_two_rope_tables():
