@@ -97,7 +97,8 @@ class TargetConfig:
         raw = read_json(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.exists():
-            raw |= {key: value for key, value in read_json(generation).items() if key == "eos_token_id"}
+            ends = read_json(generation).get("eos_token_id")
+            raw |= {} if ends is None else {"eos_token_id": ends}
         try:
             return cls.from_hf(raw)
         except KeyError as missing:

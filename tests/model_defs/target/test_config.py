@@ -186,9 +186,10 @@ def test_lists_the_known_families_for_an_unknown_one():
 
 
 def test_names_a_missing_field_and_prefers_generation_end_tokens(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
-    assert TargetConfig.load(tmp_path).eos_token_ids == (5, 6)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"eos_token_id": 2}))
+    for generation, ends in (({"eos_token_id": [5, 6]}, (5, 6)), ({"eos_token_id": None}, (2,)), ({}, (2,))):
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        assert TargetConfig.load(tmp_path).eos_token_ids == ends
     incomplete = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
     (tmp_path / "config.json").write_text(json.dumps(incomplete))
     with pytest.raises(ValueError, match=r"config\.json: field 'hidden_size' is missing"):
