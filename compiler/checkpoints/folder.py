@@ -11,7 +11,8 @@ from torch import Tensor
 
 from compiler.checkpoints.quantized import quantization_of
 from compiler.checkpoints.source import FetchError, load_tokenizer, row_blocks
-from model_defs.files import FLOATS, PICKLED, StoredTensors, load_pickled, pickled_files, read_json, weight_files
+from compiler.checkpoints.wrapped import own_name, read_config
+from model_defs.files import FLOATS, PICKLED, StoredTensors, load_pickled, pickled_files, weight_files
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import weight_names
 
@@ -31,16 +32,17 @@ class FolderCheckpoint:
         if not (folder / "config.json").is_file():
             raise FetchError(f"{folder} is not a model folder: it has no config.json")
         self.folder, self.title = folder, title
-        self.config = read_json(folder / "config.json")
+        self.config = read_config(folder)
         self._quantization = quantization_of(self.config)
         self._files: dict[str, tuple[Path, str]] = {}
         self._stored: dict[str, Tensor] = {}
         self._pickled: dict[Path, dict[str, Tensor]] = {}
         for file in _weight_files(folder):
             for name, tensor in _headers(file).items():
-                whole = name if name.startswith((BASE, "lm_head.")) else BASE + name
+                whole = own_name(name)
+                whole = whole if whole.startswith((BASE, "lm_head.")) else BASE + whole
                 self._files[whole], self._stored[whole] = (file, name), tensor
-        wanted = weight_names(TargetConfig.load(folder))
+        wanted = weight_names(TargetConfig.load(folder, self.config))
         found = {name: self._header(name) for name in wanted}
         self._meta = {name: tensor for name, tensor in found.items() if tensor is not None}
         plain = {str(self._stored[name].dtype).removeprefix("torch.") for name in self._meta if not self._packed(name)}

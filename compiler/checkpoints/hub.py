@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from compiler.checkpoints.source import FetchError
+from compiler.checkpoints.wrapped import read_config
 from model_defs.files import INDEX, PICKLED, SINGLE, read_json
 from model_defs.target.config import TargetConfig
 from redraft.console.progress import size
@@ -31,7 +32,7 @@ def download(source: str, revision: str | None, cache: Path, say: Callable[[str]
         info = HfApi().model_info(source, revision=revision, files_metadata=True, timeout=CONNECT_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
         folder = Path(snapshot_download(source, revision=revision, cache_dir=place, allow_patterns=list(SMALL)))
-        TargetConfig.load(folder)
+        TargetConfig.load(folder, read_config(folder))
         weights = _weights(list(sizes), folder)
         total = sum(sizes[name] for name in weights)
         require_disk(cache, 2 * total)

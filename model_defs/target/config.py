@@ -88,13 +88,14 @@ class TargetConfig:
         return replace(self, num_layers=count, rope=rope, others=None, learned_positions=False, experts=None)
 
     @classmethod
-    def load(cls, folder: Path) -> TargetConfig:
-        """Read `config.json` (and `generation_config.json`'s end tokens) of a model folder.
+    def load(cls, folder: Path, raw: dict[str, Any] | None = None) -> TargetConfig:
+        """Read `config.json`, or what is given as `raw` of it, and `generation_config.json`'s end tokens of a model
+        folder.
 
         Raises UnsupportedModelError with the families that there are, FileNotFoundError when there is no `config.json`,
         or ValueError when it is not JSON or lacks a field.
         """
-        raw = read_json(folder / "config.json")
+        raw = dict(raw) if raw is not None else read_json(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.exists():
             ends = read_json(generation).get("eos_token_id")
