@@ -113,7 +113,8 @@ class TargetConfig:
         family = family_of(raw.get("model_type"))
         raw = family.usual_terms(raw)
         rope = RopeConfig.from_hf(raw)
-        raw = {**raw, "max_position_embeddings": rope.reach(raw["max_position_embeddings"])}
+        original = {"original_max_position_embeddings": rope.original_max_position} if rope.type == "yarn" else {}
+        raw = {**raw, **original, "max_position_embeddings": rope.reach(raw["max_position_embeddings"])}
         num_heads = raw["num_attention_heads"]
         num_kv_heads = raw.get("num_key_value_heads") or num_heads
         if num_heads % num_kv_heads:

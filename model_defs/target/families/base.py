@@ -171,9 +171,9 @@ def refuse_biases(raw: HFConfig) -> None:
 
 
 def active_window(raw: HFConfig) -> int | None:
-    """The sliding window, or None where it is as large as the context."""
+    """The sliding window, or None where it is as large as the context, or 0."""
     window = raw.get("sliding_window")
-    return None if window is None or window >= raw["max_position_embeddings"] else window
+    return None if not window or window >= raw["max_position_embeddings"] else window
 
 
 def refuse_sliding_window(raw: HFConfig) -> None:

@@ -104,6 +104,7 @@ def test_refuses_what_it_cannot_compute(change, found):
     [
         {"model_type": "mistral", "sliding_window": None},
         {"model_type": "mistral", "sliding_window": 128},
+        {"model_type": "mistral", "sliding_window": 0},
         {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 64},
     ],
 )
@@ -120,6 +121,10 @@ def test_yarn_reaches_beyond_what_the_file_says():
     assert (config.max_position, config.window_of(0)) == (512, 256)
     told = TargetConfig.from_hf({**LLAMA, **window, "rope_scaling": scaling, "max_position_embeddings": 512})
     assert told == config
+    layers = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    config = TargetConfig.from_hf({**LLAMA, **layers, "rope_scaling": {"type": "yarn", "factor": 4.0}})
+    assert config.others is not None
+    assert (config.others.rope, config.max_position) == (config.rope, 512)
 
 
 @pytest.mark.parametrize(
