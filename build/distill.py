@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import typer
-from transformers import AutoTokenizer
 
+from compiler.checkpoints.source import load_tokenizer
 from model_defs.drafters.eagle3 import parse_layers
 from model_defs.files import count_numbers
 from model_defs.precision import working_dtype
@@ -160,7 +160,7 @@ def main(
         config = TargetConfig.load(model)
         layers = parse_layers(target_layers, config.num_layers) if target_layers else ()
         meta |= {LAYERS: "+".join(map(str, layers))} if layers else {}
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = load_tokenizer(model)
         template = Template.of(tokenizer)
         lengths = Lengths.within(config.max_position, template, max_new_tokens)
         user = lengths.user
