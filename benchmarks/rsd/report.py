@@ -100,10 +100,11 @@ def estimate(found: Mapping[str, Any] | None, spec: str = ".2f") -> str:
 
 
 def plot(parts: Sequence[Part]) -> Figure:
-    """RSD's figures 4 and 5: block efficiency and tokens/s of each cell's best trees, with 95% intervals over prompts;
-    a pair of panels per setting."""
-    figure, axes = new_figure(2 * len(parts), width=3.4)
-    panels = [(part, key) for part in parts for key in ("block_efficiency", "tokens_per_s")]
+    """RSD's figures 4 and 5: block efficiency and, where they were timed, tokens/s of each cell's best trees, with 95%
+    intervals over prompts; a pair of panels per setting."""
+    keys = ("block_efficiency", "tokens_per_s")
+    panels = [(part, key) for part in parts for key in keys if any(shape[key] for shape in part["shapes"])]
+    figure, axes = new_figure(len(panels), width=3.4)
     for axis, (part, key) in zip(axes, panels, strict=True):
         cells = list(dict.fromkeys(shape["cell"] for shape in part["shapes"]))
         for place, (name, color) in enumerate(zip(ALGORITHMS, COLORS, strict=False)):
