@@ -93,6 +93,8 @@ bench-trees: $(addsuffix /manifest.json,$(BASELINE) $(NARROW) $(BUNDLE) $(BUDGET
 
 RESAMPLING := $(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(RESAMPLED) --dataset $(PROMPTS) \
   --num-prompts 40 --max-tokens 64 --streams 2 --repeats 1
+AT_ONCE := $(PY) -m benchmarks.speed.method_batches --bundle $(SETTING) --auto-regressive $(BASELINE) --num-prompts 32 \
+  --dataset $(PROMPTS)
 bench-lyanna: $(addsuffix /manifest.json,$(BASELINE) $(RESAMPLED) $(SETTING) $(LATENCY)) $(ABLATIONS) $(INFO) answers ## Lyanna, tables 1 and 2, figures 8 to 13
 	$(PY) -m benchmarks.replay.ablation $(REPLAYED) --drafters $(patsubst %/,%,$(dir $(ABLATIONS))) \
 	  drafters/$(DEFAULT)-hidden_state --output $(REPORTS)/ablation.json
@@ -102,8 +104,8 @@ bench-lyanna: $(addsuffix /manifest.json,$(BASELINE) $(RESAMPLED) $(SETTING) $(L
 	$(RESAMPLING) --methods off_12 fused_12 alone_12 --output $(REPORTS)/resampling_12.json
 	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(SETTING) --methods --dataset $(PROMPTS) \
 	  --num-prompts 40 --max-tokens 64 --streams --repeats 1 --output $(REPORTS)/lyanna.json
-	$(PY) -m benchmarks.speed.method_batches --bundle $(SETTING) --auto-regressive $(BASELINE) --batches 2 4 8 16 \
-	  --dataset $(PROMPTS) --output $(REPORTS)/lyanna_batches.json
+	$(AT_ONCE) --output $(REPORTS)/lyanna_batches.json
+	$(AT_ONCE) --temperature 1 --output $(REPORTS)/lyanna_batches_sampled.json
 	$(PY) -m benchmarks.speed.drafting_latency heads --output $(REPORTS)/drafting_heads.json
 	$(PY) -m benchmarks.speed.drafting_latency drafters --bundle $(LATENCY) --output $(REPORTS)/drafting_latency.json
 

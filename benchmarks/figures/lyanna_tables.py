@@ -51,15 +51,18 @@ def figures8(load: Load) -> Table:
 
 
 def batches(load: Load) -> Table:
-    """Tokens/s by batch size at the paper's setting, over auto-regressive decoding."""
-    cells = {(row["method"], row["batch"]): row for row in load("zen4/lyanna_batches")["cells"]}
-    sizes = sorted({batch for _, batch in cells})
-    table = Table("Trees 3 deep, 4 wide, 12 nodes", ["method", *(f"{batch} at once" for batch in sizes)])
-    base = {batch: cells[AUTO_REGRESSIVE, batch]["tokens_per_s"] for batch in sizes}
-    table.rows.append(["auto-regressive, tokens/s", *(f"{base[batch]:.0f}" for batch in sizes)])
-    for name in COMPARED:
-        ratios = (f"{cells[name, batch]['tokens_per_s'] / base[batch]:.2f}x" for batch in sizes)
-        table.rows.append([NAMES[name], *ratios])
+    """Tokens/s by temperature and batch size at the paper's setting, over auto-regressive decoding."""
+    reports = [load(name) for name in ("lyanna_batches", "lyanna_batches_sampled")]
+    sizes = sorted({row["batch"] for row in reports[0]["cells"]})
+    table = Table("Trees 3 deep, 4 wide, 12 nodes", ["T", "method", *(f"{batch} at once" for batch in sizes)])
+    for report in reports:
+        rates = {(row["method"], row["batch"]): row["tokens_per_s"] for row in report["cells"]}
+        base = [rates[AUTO_REGRESSIVE, batch] for batch in sizes]
+        at = f"{report['temperature']:g}"
+        table.rows.append([at, "auto-regressive, tokens/s", *(f"{rate:.0f}" for rate in base)])
+        for name in COMPARED:
+            ratios = [f"{rates[name, batch] / rate:.2f}x" for batch, rate in zip(sizes, base, strict=True)]
+            table.rows.append([at, NAMES[name], *ratios])
     return table
 
 
