@@ -27,6 +27,9 @@ class TextCodec:
     """A bundle's tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer):
+        # Training may leave a longest text and padding in a file. Texts stay whole here, as with transformers.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._added = added.keys()

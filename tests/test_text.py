@@ -30,6 +30,15 @@ def stream(tokens, stop_words=(), include=True):
     return [*pieces, texts.take()], stopped
 
 
+def test_no_text_is_cut_or_padded_as_a_file_says():
+    tokenizer = Tokenizer.from_str(CODEC.json())
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=90, pad_id=0)
+    codec = TextCodec.of_json(tokenizer.to_str())
+    assert codec.encode(TEXT) == CODEC.encode(TEXT)
+    assert codec.encode_words(["a", "word"]) == CODEC.encode_words(["a", "word"])
+
+
 def test_pieces_are_whole_characters_and_add_up():
     pieces, _ = stream(CODEC.encode(TEXT))
     assert "".join(pieces) == TEXT
