@@ -13,6 +13,7 @@ from model_defs.target.config import TargetConfig
 from redraft.console.progress import size
 from redraft.console.resources import require_disk
 
+CONFIG = "config.json"
 SMALL = ("*.json", "*.jinja", "tokenizer*", "merges.txt")
 """Configuration, chat templates, and the tokenizer in any of its forms."""
 CONNECT_S = 20
@@ -32,6 +33,11 @@ def download(source: str, revision: str | None, cache: Path, say: Callable[[str]
         info = HfApi().model_info(source, revision=revision, files_metadata=True, timeout=CONNECT_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
         folder = Path(snapshot_download(source, revision=revision, cache_dir=place, allow_patterns=list(SMALL)))
+        if not (folder / CONFIG).is_file():
+            raise FetchError(
+                f"{source} has no {CONFIG}, so it is no model in Hugging Face's form; of GGUF files take one: "
+                f".venv/bin/hf download {source} FILE.gguf --local-dir FOLDER, and then SOURCE=FOLDER/FILE.gguf"
+            )
         TargetConfig.load(folder, read_config(folder))
         weights = _weights(list(sizes), folder)
         total = sum(sizes[name] for name in weights)

@@ -40,6 +40,18 @@ def test_a_hub_model_that_the_disk_does_not_hold_is_not_downloaded(checkpoint, t
     assert "*.safetensors" not in small["allow_patterns"]
 
 
+def test_a_repository_of_gguf_files_is_told_what_to_do(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    files = [SimpleNamespace(rfilename="model-Q4_K_M.gguf", size=1)]
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=files))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: tmp_path)
+    with pytest.raises(
+        FetchError, match=r"owner/model-GGUF has no config\.json.* \.venv/bin/hf download owner/model-GGUF FILE"
+    ):
+        fetch("owner/model-GGUF", tmp_path)
+
+
 def test_only_the_indexs_files_of_a_hub_model_are_downloaded(checkpoint, tmp_path, monkeypatch):
     """Some repositories hold all weights a second time, in one file of another format."""
     import huggingface_hub
