@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compiler.checkpoints.gguf_tokenizer import ADD_FIRST, CUT, MODEL
+from compiler.checkpoints import gguf_tokenizer
+from compiler.checkpoints.gguf_tokenizer import TEXTS
 from compiler.checkpoints.source import FetchError
 from model_defs.target.families.base import Family, GgufField, HFConfig
 from model_defs.target.families.registry import FAMILIES, SUPPORTED
@@ -28,7 +29,6 @@ END_TEXTS = (
     "<end_of_turn>",
 )
 """What tokens that end a text, a turn or a message are called in the vocabularies of our families."""
-TEXTS = "tokenizer.ggml.tokens"
 
 
 def token_field(kind: str) -> str:
@@ -36,7 +36,7 @@ def token_field(kind: str) -> str:
     return f"tokenizer.ggml.{kind}_token_id"
 
 
-TOKENIZER_FIELDS = {TEXTS, MODEL, CUT, ADD_FIRST, *map(token_field, (*TOKENS.values(), *ENDS, "unknown"))}
+TOKENIZER_FIELDS = {*gguf_tokenizer.FIELDS, *map(token_field, (*TOKENS.values(), *ENDS, "unknown"))}
 """The fields of the tokenizer that are read here."""
 
 
@@ -128,7 +128,8 @@ def _scaling(field: GgufField, tensors: Mapping[str, Tensor], theta: float) -> d
             "factor": field("context_length") / (field("rope.scaling.original_context_length") or 4096),
             "attention_factor": field("rope.scaling.attn_factor"),
         }
-    kind, factor = field("rope.scaling.type") or "linear", float(field("rope.scaling.factor") or 1.0)
+    kind = field("rope.scaling.type") or "linear"
+    factor = float(field("rope.scaling.factor") or field("rope.scale_linear") or 1.0)  # the latter in files of 2023
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return None
     scaling = {"rope_type": kind, "factor": factor}

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import pre_tokenizers
+from gguf import TokenType
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
 from compiler.checkpoints.source import FetchError, load_tokenizer
 
-MODEL, CUT, ADD_FIRST = (f"tokenizer.ggml.{name}" for name in ("model", "pre", "add_bos_token"))
-BYTE_LEVEL = "gpt2"
-"""The model of vocabularies of bytes, whose texts are cut into words before anything is merged"""
+MODEL, CUT, TEXTS, KINDS, ADD_FIRST, ADD_SPACE = FIELDS = tuple(
+    f"tokenizer.ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "add_bos_token", "add_space_prefix")
+)
+BYTE_LEVEL, SENTENCES = "gpt2", "llama"
+"""The model of vocabularies of bytes, whose texts are cut into words before anything is merged, and SentencePiece's"""
 AS_GPT2 = ("gpt-2", "mellum")
 DIGITS_APART = ("smollm", "refact", "starcoder", "minerva-7b")
 """Names of cuts as GPT-2's, where each digit is a word of its own"""
-WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
+WHOLE_WORDS = (
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"),
+    *("falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+)
 """Names of cuts where a word of the vocabulary is not merged from parts, and texts begin with the first token"""
+SPECIAL = (TokenType.CONTROL, TokenType.USER_DEFINED)
+PHI3, ALONE = "phi3", ("<unk>", "<s>", "<|endoftext|>")
+"""The architecture whose special tokens take the white space after them, and those that do not"""
 
 
 def check(path: Path, fields: Mapping[str, Any]) -> None:
@@ -35,12 +45,57 @@ def check(path: Path, fields: Mapping[str, Any]) -> None:
 
 def load(path: Path, fields: Mapping[str, Any]) -> Any:
     """The tokenizer of a file with these fields, as transformers loads it. Raises FetchError."""
-    tokenizer = load_tokenizer(path)
-    cut = fields.get(CUT) if fields.get(MODEL) == BYTE_LEVEL else None
-    if cut in DIGITS_APART:
-        digits, rest = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
-    if cut in WHOLE_WORDS:
-        tokenizer.backend_tokenizer.model.ignore_merges = True
-        tokenizer.add_bos_token = bool(fields.get(ADD_FIRST, True)) and tokenizer.bos_token is not None
+    tokenizer, model, cut = load_tokenizer(path), fields.get(MODEL), fields.get(CUT)
+    if model == BYTE_LEVEL:
+        backend = tokenizer._tokenizer = _with_special_tokens(tokenizer.backend_tokenizer, fields)
+        if cut in DIGITS_APART:
+            digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)
+            backend.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+        backend.model.ignore_merges = cut in WHOLE_WORDS
+        first = fields.get(ADD_FIRST, cut in WHOLE_WORDS)
+        tokenizer.add_bos_token = bool(first) and tokenizer.bos_token is not None
+    elif model == SENTENCES and fields["general.architecture"] == PHI3:
+        tokenizer._tokenizer = _stripping(tokenizer.backend_tokenizer)
+    elif model == SENTENCES and isinstance(tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.Metaspace):
+        _set_spaces(tokenizer.backend_tokenizer, bool(fields.get(ADD_SPACE, True)))
     return tokenizer
+
+
+def _with_special_tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Tokenizer:
+    """A byte-level tokenizer with the file's special tokens, as they are written in texts, and no others.
+
+    transformers spells the bytes of DeepSeek's `<\uff5cUser\uff5c>`, which no text has, and adds GPT-2's
+    `<|endoftext|>` to vocabularies without it."""
+    texts, kinds = fields[TEXTS], fields.get(KINDS, ())
+    special = [
+        (token, text, kind) for token, (text, kind) in enumerate(zip(texts, kinds, strict=False)) if kind in SPECIAL
+    ]
+    lost = [(token, text) for token, text, _ in special if tokenizer.id_to_token(token) != text]
+    if not lost and max(tokenizer.get_added_tokens_decoder(), default=0) < len(texts):
+        return tokenizer
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < len(texts)]
+    for token, text in lost:
+        state["model"]["vocab"].pop(tokenizer.id_to_token(token), None)
+        state["model"]["vocab"][text] = token
+    own = Tokenizer.from_str(json.dumps(state))
+    own.add_tokens([AddedToken(text, normalized=False, special=kind == TokenType.CONTROL) for _, text, kind in special])
+    return own
+
+
+def _stripping(tokenizer: Tokenizer) -> Tokenizer:
+    """Phi-3's tokenizer, whose special tokens take the white space after them. Files do not say so."""
+    state = json.loads(tokenizer.to_str())
+    for token in state["added_tokens"]:
+        token["rstrip"] = token["content"] not in ALONE
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _set_spaces(tokenizer: Tokenizer, added: bool) -> None:
+    """Add a space before every text that follows a special token, or before none. transformers adds one before the
+    first text only."""
+    scheme = "always" if added else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    if not added:
+        plain = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence(plain)

@@ -50,6 +50,8 @@ def test_a_factor_without_a_type_is_linear():
     """As to llama.cpp, of which older files name no type."""
     assert (config_of().rope.type, config_of().rope.factor) == ("linear", 4.0)
     assert config_of(rope__scaling__factor=1.0).rope.type == "default"
+    oldest = config_of(rope__scaling__factor=None, rope__scale_linear=8.0)
+    assert (oldest.rope.type, oldest.rope.factor) == ("linear", 8.0)
 
 
 def test_rope_of_a_part_of_each_head_is_refused_where_the_family_has_none():
