@@ -7,6 +7,7 @@ DEFAULT   := SmolLM2-135M-Instruct
 SOURCE    ?= default
 CHAT_TEMPLATE ?=
 MODEL     ?= artifacts/models/$(patsubst %.gguf,%,$(notdir $(patsubst default,$(DEFAULT),$(SOURCE:/=))))
+override MODEL := $(MODEL:/=)
 NAME      ?= $(notdir $(MODEL))
 KIND      ?= recurrent
 OTHER_KIND := $(filter-out recurrent,$(KIND))

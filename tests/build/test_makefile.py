@@ -168,6 +168,12 @@ def test_another_kind_has_a_bundle_of_its_own(make, tmp_path):
     assert not any("n-eagle3-bf16" in line for line in make("engines", f"DRAFTER={tmp_path}"))
 
 
+def test_a_models_folder_may_end_with_a_slash(make, tmp_path):
+    command = ["make", "-C", str(tmp_path), "-f", str(ROOT / "Makefile"), "engines", "MODEL=model/", "DRAFTER=drafter/"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert "--output artifacts/engines/model-redrafter-bf16\n" in (tmp_path / "asked").read_text()
+
+
 def test_a_gguf_file_as_drafter_is_told_what_to_give(make, tmp_path):
     (tmp_path / "x.gguf").touch()
     command = ["make", "-C", str(tmp_path), "-f", str(ROOT / "Makefile"), "engines", "MODEL=model", "DRAFTER=x.gguf"]
