@@ -107,11 +107,18 @@ LAYERS: dict[str, dict[str, Any]] = {
         "output_bias": True,
         "learned_positions": True,
     },
+    "mistral": {"qkv_bias": False, "window": 9},
     "mixtral": {
         "qkv_bias": False,
         "window": 9,
         "intermediate_size": 40,
         "experts": Experts(count=5, chosen=2, normalized=True),
+    },
+    "qwen3 moe": {
+        "qkv_bias": False,
+        "qk_norm": True,
+        "intermediate_size": 40,
+        "experts": Experts(count=5, chosen=2, normalized=False),
     },
     "smollm3": {"qkv_bias": False, "tie_embeddings": True, "others": Attention(RopeConfig(type="none"), layers=(1,))},
     "phi4": {

@@ -1,7 +1,7 @@
 """Two ranks under MPI give what one gives, and none of them waits for ever.
 
-The slow cases would catch a kind of drafter, a verifier or the torch backend whose tokens differ on two ranks, and a
-rank with another GPU that the others wait for.
+The slow cases would catch a kind of drafter, a verifier, a family's layers or the torch backend whose tokens differ on
+two ranks, and a rank with another GPU that the others wait for.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.engines.ranks.mpi import run_ranks
 from tests.engines.ranks.parallel_ranks import answers
 from tests.engines.scheduling import scores_of
 from tests.engines.tiny import (
+    LAYERS,
     bundle_of_methods,
     chain,
     grouped_target,
@@ -35,6 +36,7 @@ from tests.engines.tiny import (
     random_tree,
     tiny_bundle,
     tiny_drafter_of,
+    tiny_of,
 )
 
 SCRIPT = Path(__file__).with_name("parallel_ranks.py")
@@ -107,6 +109,17 @@ def test_two_ranks_give_the_tokens_of_one(grouped, two_ranks, tmp_path):
     assert report["answers"]["best first"]["tokens"] == report["answers"]["auto-regressive"]["tokens"]
     assert report["reused"] > 0.25
     assert report["copies"] > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", LAYERS)
+def test_two_ranks_give_the_tokens_of_one_with_any_familys_layers(layers, tmp_path):
+    bundles = [tiny_bundle(tmp_path / str(n), tiny_of(layers), tensor_parallel=n) for n in (1, 2)]
+    plans = {name: PLANS[name] for name in ("auto-regressive", "best first")}
+    report = run(bundles[1], plans, tmp_path / "report.json")
+    assert report["answers"] == answers(load_engine(bundles[0]), plans)
+    text, values = report["scores"]
+    assert values == pytest.approx(scores_of(tiny_of(layers), text), abs=1e-3)
 
 
 @pytest.mark.slow
