@@ -160,8 +160,9 @@ $(CALIBRATION): | $(MODEL)/source.json
 
 $(DRAFTER)/config.json: | $(MODEL)/source.json
 	$(error $(if $(filter %.gguf,$(DRAFTER)),$(DRAFTER) is a GGUF file and no drafter is read from one: set DRAFTER to the folder \
-	  that it was converted from,no drafter at $(DRAFTER): train one with make distill train, or set DRAFTER to \
-	  a folder, such as .venv/bin/hf download OWNER/NAME --local-dir FOLDER makes))
+	  that it was converted from,$(if $(wildcard $(DRAFTER)/.),$(DRAFTER) holds no drafter: it has no config.json,no drafter at \
+	  $(DRAFTER): train one with make distill train, or set DRAFTER to a folder, such as .venv/bin/hf download OWNER/NAME \
+	  --local-dir FOLDER makes)))
 
 NO_MPI = the bundle is split over $(TP) ranks, for which MPI is missing ($(firstword $(LAUNCH))): \
   pip install 'redraft[ranks]' (in a clone: -r requirements/ranks.txt)

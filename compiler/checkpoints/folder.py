@@ -12,8 +12,11 @@ from torch import Tensor
 from compiler.checkpoints.quantized import quantization_of
 from compiler.checkpoints.source import FetchError, load_tokenizer, row_blocks
 from compiler.checkpoints.wrapped import own_name, read_config
+from model_defs.drafters.hub.folder import HubFolder
+from model_defs.drafters.hub.readers import reader_of
 from model_defs.files import FLOATS, PICKLED, StoredTensors, load_pickled, pickled_files, weight_files
 from model_defs.target.config import TargetConfig
+from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.model import weight_names
 
 SETTINGS = "generation_config.json"
@@ -42,9 +45,15 @@ class FolderCheckpoint:
                 whole = own_name(name)
                 whole = whole if whole.startswith((BASE, "lm_head.")) else BASE + whole
                 self._files[whole], self._stored[whole] = (file, name), tensor
-        wanted = weight_names(TargetConfig.load(folder, self.config))
+        try:
+            wanted = weight_names(TargetConfig.load(folder, self.config))
+        except UnsupportedModelError:
+            refuse_drafter(folder)
+            raise
         found = {name: self._header(name) for name in wanted}
         self._meta = {name: tensor for name, tensor in found.items() if tensor is not None}
+        if len(self._meta) < len(wanted):
+            refuse_drafter(folder)
         plain = {str(self._stored[name].dtype).removeprefix("torch.") for name in self._meta if not self._packed(name)}
         self.precision = self._quantization.title if self._quantization else ", ".join(sorted(plain))
         read = [self._stored[name].nbytes for name in self._meta if not self._packed(name)]
@@ -107,6 +116,15 @@ class FolderCheckpoint:
         """Copy `generation_config.json`, which may name more end tokens than `config.json`."""
         if (self.folder / SETTINGS).exists():
             shutil.copyfile(self.folder / SETTINGS, folder / SETTINGS)
+
+
+def refuse_drafter(folder: Path) -> None:
+    """Raise FetchError for a drafter of the hub, or ValueError for one that is not served, in a model's place."""
+    if reader := reader_of(HubFolder(folder)):
+        raise FetchError(
+            f"{folder} holds a drafter, {reader.form}, and no model: make model takes its target, and make engines the "
+            f"drafter with DRAFTER={folder}"
+        )
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -174,11 +174,19 @@ def test_a_models_folder_may_end_with_a_slash(make, tmp_path):
     assert "--output artifacts/engines/model-redrafter-bf16\n" in (tmp_path / "asked").read_text()
 
 
-def test_a_gguf_file_as_drafter_is_told_what_to_give(make, tmp_path):
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("x.gguf", "x.gguf is a GGUF file and no drafter is read from one: set DRAFTER to the folder that it was"),
+        ("model", "model holds no drafter: it has no config.json"),
+        ("owner/name", "no drafter at owner/name: train one with make distill train, or set DRAFTER to a folder, such"),
+    ],
+)
+def test_what_is_no_drafters_folder_is_told_what_to_give(make, tmp_path, drafter, message):
     (tmp_path / "x.gguf").touch()
-    command = ["make", "-C", str(tmp_path), "-f", str(ROOT / "Makefile"), "engines", "MODEL=model", "DRAFTER=x.gguf"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert "x.gguf is a GGUF file and no drafter is read from one: set DRAFTER to the folder that it was" in done.stderr
+    command = ["make", "-C", str(tmp_path), "-f", str(ROOT / "Makefile"), "engines", "MODEL=model"]
+    done = subprocess.run([*command, f"DRAFTER={drafter}"], capture_output=True, text=True)
+    assert message in done.stderr
 
 
 def test_a_plan_is_for_the_usual_kind():

@@ -36,6 +36,7 @@ from tests.compiler.checkpoints.tiny_llama import (
     pickle,
 )
 from tests.conftest import ROOT
+from tests.model_defs.drafters.hub.forms import dflash, eagle, specforge, speculators
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -172,6 +173,21 @@ def test_broken_folders_are_named_and_leave_nothing(checkpoint, tmp_path, change
 def test_missing_sources(source, message, name, tmp_path):
     with pytest.raises(FetchError, match=message):
         fetch(source, tmp_path, name=name)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (speculators, r"holds a drafter, EAGLE-3 \(speculators\), and no model: .* DRAFTER=.*source"),
+        (specforge, r"holds a drafter, EAGLE-3 \(SafeAILab, SpecForge\), and no model"),
+        (eagle, "holds a drafter, EAGLE-1/2, and no model"),
+        (dflash, "holds a drafter, DFlash, and no model"),
+        (lambda: speculators(speculators_model_type="mtp"), "holds a drafter that is recognised: MTP; not served yet"),
+    ],
+)
+def test_a_drafter_is_no_model(tmp_path, form, message):
+    with pytest.raises(ValueError, match=message):
+        fetch(form().write(tmp_path / "source"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
