@@ -1,4 +1,7 @@
-"""Both TensorRT targets over a stand-in library whose engines compute: buckets, padding, buffers, results."""
+"""Both TensorRT targets over a stand-in library whose engines compute: buckets, padding, buffers, results.
+
+The slow cases would catch a family whose layers are others in plugin form.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from model_defs.target.rope import RopeConfig
 from redraft.engines import load_engine
 from redraft.engines.features import on_host
 from tests.engines.tensorrt.bundles import BACKENDS, bundle_of, recorded_steps
-from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_tree, tiny_lm
+from tests.engines.tiny import LAYERS, VOCAB, chain, expected, make_batch, random_tree, tiny_lm, tiny_of
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,26 @@ def test_steps_are_those_of_the_module(backend, make_target, precision, toleranc
         accepted, path = accepted + step.tokens[:1], [0]
     check([chain(2, [], rng.integers(0, VOCAB, 16).tolist(), causal=True), random_tree(rng, 1, accepted[:-1], 5)])
     check([random_tree(rng, 3, contexts[3], 8)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", LAYERS)
+def test_any_familys_layers_in_plugin_form(layers, monkeypatch, tmp_path):
+    """Trees of contexts before and beyond a window's edge."""
+    changes, rope = {"head_size": 64}, LAYERS[layers].get("rope", RopeConfig())
+    if rope.short_divisors:
+        divisors = {name: getattr(rope, name) * 2 for name in ("short_divisors", "long_divisors")}
+        changes["rope"] = dataclasses.replace(rope, **divisors)
+    target = tiny_of(layers, **changes)
+    engine = load_engine(bundle_of("tensorrt", monkeypatch, tmp_path, target=tiny_of(layers, **changes), drafts=False))
+    rng = np.random.default_rng(0)
+    contexts = {slot: rng.integers(0, VOCAB, n).tolist() for slot, n in ((0, 4), (3, 15))}
+    engine.execute(make_batch([chain(slot, [], tokens, causal=True) for slot, tokens in contexts.items()], words=1))
+    step = [random_tree(rng, slot, context, 8) for slot, context in contexts.items()]
+    found, want = engine.execute(make_batch(step, words=1))[0], expected(target, step)[0]
+    error = np.abs(found - want) / np.abs(want).max()
+    assert error.max() < 0.2
+    assert np.sqrt(np.square(error).mean()) < 0.04
 
 
 def test_a_step_is_padded_to_the_bucket_that_wastes_least(monkeypatch, tmp_path):
