@@ -132,7 +132,7 @@ bench-rsd: $(COMPARED)/manifest.json ## what rejection costs; RSD, both experime
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd,experiments 1 and 2)
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd --timing,their token rates)
 	$(call on-spec-bench,$(RSD) --drafter drafters/$(DEFAULT)-draft_lm --output $(REPORTS)/rsd_draft_lm --experiments exp1 \
-	  --cells 4 --temperature 1 --max-tokens 32,draft length 4 with a draft LM)
+	  --temperature 1 --max-tokens 32 --slots 8,draft lengths with a draft LM)
 	$(call on-spec-bench,$(RSD) --output $(REPORTS)/rsd_tasks --experiments exp2 --cells 14 --temperature 0.3 1 \
 	  --tasks rag math_reasoning,quality on two tasks more)
 

@@ -31,7 +31,7 @@ from redraft.bundle.writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.console.output import err
 from redraft.console.progress import duration, size, step
 from redraft.console.resources import host_bytes, most_bytes
-from redraft.engines.memory import WIDTH, needed_to_build, unaligned_caches, what_builds
+from redraft.engines.memory import WIDTH, cache_bytes, needed_to_build, unaligned_caches, what_builds
 from redraft.errors import BundleError
 from redraft.runtime import BIGRAMS_FILE_NAME
 
@@ -200,6 +200,8 @@ def build(
             token_info += size * (2 if methods[name].chain_levels and not config.backend.shares_weights else 1)
             err.print(f"  token info of {name}: {size / 1e6:.1f} MB, {loop.drafter.info_form}")
     check_caches(config)
+    if config.backend.devices == ("cpu",):
+        foresee_caches(config)
     for name, method in methods.items():
         if method.context:
             check_head_size(name, method.context.head_size, config.backend)
@@ -223,6 +225,14 @@ def build(
             finish_bundle(folder, config, versions, fingerprint, command, inputs)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     err.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
+
+
+def foresee_caches(config: BundleConfig) -> None:
+    """Say so where the caches, which fill as requests come, are more than this machine's memory: Linux ends such a
+    process without a word."""
+    if (caches := cache_bytes(config)) > (most := most_bytes()):
+        need = f"the caches take up to {size(caches)}, and this machine has {size(most)} of memory"
+        err.print(f"  {need}; build with fewer --slots or a smaller --max-len to serve it here")
 
 
 def attach_features(target: Target, drafters: Sequence[Drafter], features: bool) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from compiler.bundle import attach_features
-from tests.engines.tiny import tiny_drafter_of, tiny_target
+from redraft.engines.memory import cache_bytes
+from tests.engines.tiny import tiny_bundle, tiny_drafter_of, tiny_target
 
 
 def test_a_target_gives_hidden_states_again_after_a_build_of_deeper_features():
@@ -13,3 +16,14 @@ def test_a_target_gives_hidden_states_again_after_a_build_of_deeper_features():
     assert target.feature_size == 2 * target.config.hidden_size
     attach_features(target, [], features=True)
     assert target.feature_size == target.config.hidden_size
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_caches_that_would_not_fit_this_machine_are_foreseen(short, tmp_path, monkeypatch, capsys):
+    target = tiny_target()
+    eagle = tiny_drafter_of(target, "eagle")
+    needed = cache_bytes(tiny_bundle(tmp_path / "first", target, trained=eagle).config)
+    monkeypatch.setattr("compiler.bundle.most_bytes", lambda: needed - short)
+    capsys.readouterr()
+    tiny_bundle(tmp_path / "second", target, trained=eagle)
+    assert ("smaller --max-len" in capsys.readouterr().err) == bool(short)
