@@ -121,6 +121,9 @@ def test_another_source_under_the_same_name_needs_force(checkpoint, gguf_file, t
     assert_complete(fetch(gguf_file, tmp_path, name="mine", force=True), "tiny, dequantized")
 
 
+UNREADABLE = '{"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}}'
+
+
 def break_copy(checkpoint, tmp_path, change):
     source = tmp_path / "broken"
     shutil.copytree(checkpoint, source)
@@ -150,6 +153,7 @@ def edit_config(folder, **fields):
         (lambda f: index(f, "one.safetensors", "two.safetensors"), r"two\.safetensors is missing; .* names it"),
         (lambda f: index(f), "expected a `weight_map`"),
         (lambda f: truncate(f / "tokenizer.json"), "no usable tokenizer"),
+        (lambda f: (f / "tokenizer.json").write_text(UNREADABLE), r"no usable tokenizer \(Token `b` out of vocabulary"),
         (lambda f: edit_config(f, hidden_size=40), r"has shape .*, expected"),
         (lambda f: edit_config(f, num_hidden_layers=3), r"'model\.layers\.2\..*' is missing"),
         (lambda f: edit_config(f, model_type="falcon"), "Supported: Llama 2/3"),
