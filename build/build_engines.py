@@ -34,7 +34,6 @@ from model_defs.drafters.eagle3 import parse_layers
 from model_defs.drafters.token_info import InfoForm
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.model import give_layers
 from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Form, Precision, backend_of
 from redraft.bundle.config import BundleConfig, LimitsInfo
 from redraft.console.output import err
@@ -197,8 +196,7 @@ def main(
         inputs = built_from(sys.argv[1:])
         with step("load the target"):
             target = load_target(model, backend, any(settings.drafter for settings in chosen.values()))
-        if target_layers:
-            give_layers(target, parse_layers(target_layers, target.config.num_layers))
+        layers = parse_layers(target_layers, target.config.num_layers) if target_layers else ()
         max_len = max_len or min(2048, target.config.max_position)
         config = BundleConfig(
             name=output.name,
@@ -219,7 +217,7 @@ def main(
         )
         check(config, target)
         command = shlex.join(["python", "build/build_engines.py", *sys.argv[1:]])
-        build(config, target, model, chosen, output, features, bigrams, calibration, inputs, command)
+        build(config, target, model, chosen, output, features, bigrams, calibration, inputs, command, layers)
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
         err.print(f"[red]build_engines:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None

@@ -22,7 +22,7 @@ from model_defs.drafters.token_info import TokenInfoFactors, TokenInfoTable
 from model_defs.export.drafter import Drafting
 from model_defs.files import count_numbers
 from model_defs.target.fingerprint import target_fingerprint
-from model_defs.target.model import FeatureReader, Target
+from model_defs.target.model import FeatureReader, Target, give_layers
 from model_defs.target.shards import plan_shards
 from redraft.bundle.backends import TORCH, Backend
 from redraft.bundle.config import BundleConfig, LimitsInfo, ShardInfo, TargetInfo
@@ -157,10 +157,11 @@ def build(
     calibration: Path | None = None,
     inputs: BuiltFrom | None = None,
     command: str = "",
+    layers: tuple[int, ...] = (),
 ) -> None:
     """Write the bundle of methods with these settings. The target gives features where there is a drafter, and
-    with `features`. The manifest says what it was built from and by which command. Raises BundleError,
-    FileNotFoundError or ValueError."""
+    with `features`; of a bundle without one they are the hidden states and, after them, what enters `layers`. The
+    manifest says what it was built from and by which command. Raises BundleError, FileNotFoundError or ValueError."""
     fingerprint = target_fingerprint(target)
     if calibration:
         Calibration.load(calibration).check(target, fingerprint, calibration)
@@ -178,7 +179,7 @@ def build(
                     err.print(f"  {settings.drafter}: {form}, drafts as {methods[name].drafter!r}")
                     if settings.drafter and (said := made_for(settings.drafter)):
                         err.print(f"  its config.json says that it was made for {said}")
-        attach_features(target, list(drafters.values()), features)
+        attach_features(target, list(drafters.values()), features, layers)
         for name, settings in drafting.items():
             drafter = drafters[settings.source]
             with naming(name, config):
@@ -235,10 +236,13 @@ def foresee_caches(config: BundleConfig) -> None:
         err.print(f"  {need}; build with fewer --slots or a smaller --max-len to serve it here")
 
 
-def attach_features(target: Target, drafters: Sequence[Drafter], features: bool) -> None:
+def attach_features(target: Target, drafters: Sequence[Drafter], features: bool, layers: tuple[int, ...] = ()) -> None:
     """Have the target give what the drafters read, side by side, and tell each its columns. Hidden states come first,
-    where a drafter reads them or `features` asks for them."""
+    where a drafter reads them or `features` asks for them. `layers` are asked for only without a drafter."""
     target.feature_readers = nn.ModuleList()
+    if layers:
+        give_layers(target, layers)
+        return
     deep = [drafter for drafter in drafters if drafter.feature_layers]
     if not deep:
         return

@@ -18,14 +18,16 @@ import build_engines
 import inspect_bundle
 from compiler.bundle import load_target
 from compiler.writers import openvino, tensorrt
+from model_defs.target.attention import causal_attend
 from model_defs.target.fingerprint import target_fingerprint
+from model_defs.target.model import give_layers
 from redraft.batch import DraftBatch
 from redraft.bundle.backends import OPENVINO, TENSORRT, TORCH
 from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
 from tests.build.commands import invoke
 from tests.conftest import slow
-from tests.engines.tiny import VOCAB, tiny_drafter, tiny_drafter_of, tiny_target, write_model
+from tests.engines.tiny import VOCAB, chain, make_batch, tiny_drafter, tiny_drafter_of, tiny_target, write_model
 
 run = partial(invoke, build_engines.main)
 
@@ -52,6 +54,20 @@ def test_a_bundle_with_drafter(model, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "budget.json" in printed
     assert "build/tune.py" in printed
+
+
+def test_a_bundle_for_teacher_data_of_several_layers(model, tmp_path):
+    """It gives the hidden states and, after them, what enters the layers, as distill.py asks for it."""
+    options = ["--no-drafter", "--features", "--target-layers", "0+1", "--precision", "fp32", "--max-len", 64]
+    done = run("--model", model, *options, "--output", tmp_path / "b")
+    assert done.exit_code == 0, done.output
+    target, tokens = tiny_target(), list(range(5, 17))
+    give_layers(target, (0, 1))
+    bundle = Bundle.load(tmp_path / "b")
+    assert bundle.config.target.feature_size == target.feature_size == 3 * target.config.hidden_size
+    found = load_engine(bundle).execute(make_batch([chain(0, [], tokens, causal=True)], words=1))[1]
+    want = target(torch.tensor([tokens]), causal_attend(target.config, len(tokens))).features[0]
+    np.testing.assert_allclose(found, want, atol=1e-4)
 
 
 def test_a_bundle_that_draws_at_random(model, tmp_path, capsys):
