@@ -104,6 +104,13 @@ def scaled(weight: Tensor, dtype: torch.dtype, block: tuple[int, int] | None = N
     return {"weight": stored, "weight_scale_inv" if block else "weight_scale": scale}
 
 
+def scaled_as_a_whole(weight: Tensor) -> dict[str, Tensor]:
+    """One scale for all of a weight."""
+    stored = weight.clamp(-2, 2).to(torch.float8_e4m3fn)
+    weight.copy_(stored.float() * 0.75)
+    return {"weight": stored, "weight_scale": torch.tensor([0.75])}
+
+
 def group_of(bits: int, kind: str = "int", **more: bool) -> dict:
     return {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, **more}}}
 
@@ -140,6 +147,10 @@ FORMS = {
     "compressed-tensors, float8": (
         {"quant_method": TENSORS, "format": "float-quantized", "config_groups": group_of(8, "float")},
         lambda w: scaled(w, torch.float8_e4m3fn),
+    ),
+    "compressed-tensors, float8, one scale": (
+        {"quant_method": TENSORS, "format": "naive-quantized", "config_groups": group_of(8, "float")},
+        scaled_as_a_whole,
     ),
     "fp8": (
         {"quant_method": "fp8", "weight_block_size": [24, 20]},
