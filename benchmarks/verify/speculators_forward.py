@@ -69,7 +69,7 @@ PARALLEL = {
 
 
 def write_target(folder: Path) -> Target:
-    """A random Llama of 7 layers."""
+    """A random Llama of 7 layers, of bfloat16 numbers, as `make model` stores them and exports hold its embeddings."""
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=SIZE,
@@ -80,7 +80,7 @@ def write_target(folder: Path) -> Target:
         head_dim=32,
         max_position_embeddings=128,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
     return Target.from_folder(folder)
 
 
