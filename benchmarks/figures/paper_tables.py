@@ -100,9 +100,9 @@ def constructions_elsewhere(load: Load) -> Table:
     return table
 
 
-def rsd_experiment(load: Load, name: str) -> Table:
+def rsd_experiment(load: Load, name: str, folder: str = "rsd") -> Table:
     """Block efficiency of each algorithm's best tree in every cell of RSD's experiment `exp1` or `exp2`."""
-    return rsd_report.best_shapes(rsd_report.parts_of(load("rsd/experiments"), name))
+    return rsd_report.best_shapes(rsd_report.parts_of(load(f"{folder}/experiments"), name))
 
 
 def lossless(load: Load) -> Table:
@@ -144,6 +144,6 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "constructions_elsewhere": constructions_elsewhere,
     "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
     "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
-    "rsd_draft_lm": lambda load: rsd_report.best_shapes(rsd_report.parts_of(load("zen4/rsd_draft_lm"), "exp1")),
+    "rsd_draft_lm": lambda load: rsd_experiment(load, "exp1", "rsd_draft_lm"),
     "lossless": lossless,
 }
