@@ -120,7 +120,10 @@ class FolderCheckpoint:
 
 def refuse_drafter(folder: Path) -> None:
     """Raise FetchError for a drafter of the hub, or ValueError for one that is not served, in a model's place."""
-    if reader := reader_of(HubFolder(folder)):
+    hub = HubFolder(folder)
+    if not hub.says("speculators_model_type") and any(name.startswith("mtp") for name in hub.names):
+        return  # a model with such heads of its own
+    if reader := reader_of(hub):
         raise FetchError(
             f"{folder} holds a drafter, {reader.form}, and no model: make model takes its target, and make engines the "
             f"drafter with DRAFTER={folder}"

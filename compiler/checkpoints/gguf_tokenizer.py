@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gguf import TokenType
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from compiler.checkpoints.source import FetchError, load_tokenizer
 
-MODEL, CUT, TEXTS, KINDS, ADD_FIRST, ADD_SPACE = FIELDS = tuple(
-    f"tokenizer.ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "add_bos_token", "add_space_prefix")
-)
+MODEL, CUT = "tokenizer.ggml.model", "tokenizer.ggml.pre"
+TEXTS, KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+ADD_FIRST, ADD_SPACE = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix"
+FIELDS = (MODEL, CUT, TEXTS, KINDS, ADD_FIRST, ADD_SPACE)
 BYTE_LEVEL, SENTENCES = "gpt2", "llama"
 """The model of vocabularies of bytes, whose texts are cut into words before anything is merged, and SentencePiece's"""
 AS_GPT2 = ("gpt-2", "mellum")
@@ -25,9 +26,12 @@ WHOLE_WORDS = (
     *("falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
 )
 """Names of cuts where a word of the vocabulary is not merged from parts, and texts begin with the first token"""
+SPACE = "\u2581"
 SPECIAL = (TokenType.CONTROL, TokenType.USER_DEFINED)
-PHI3, ALONE = "phi3", ("<unk>", "<s>", "<|endoftext|>")
-"""The architecture whose special tokens take the white space after them, and those that do not"""
+PHI3 = "phi3"
+"""The architecture whose special tokens take the white space after them; llama.cpp goes by the file's name"""
+KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
+"""Those that do not"""
 
 
 def check(path: Path, fields: Mapping[str, Any]) -> None:
@@ -75,9 +79,11 @@ def _with_special_tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Tok
         return tokenizer
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < len(texts)]
-    for token, text in lost:
-        state["model"]["vocab"].pop(tokenizer.id_to_token(token), None)
-        state["model"]["vocab"][text] = token
+    spelled = {tokenizer.id_to_token(token) for token, _ in lost}
+    model = state["model"]
+    model["vocab"] = {text: token for text, token in model["vocab"].items() if text not in spelled}
+    model["vocab"] |= {text: token for token, text in lost}
+    model["merges"] = [merge for merge in model["merges"] if not spelled & {*merge, "".join(merge)}]
     own = Tokenizer.from_str(json.dumps(state))
     own.add_tokens([AddedToken(text, normalized=False, special=kind == TokenType.CONTROL) for _, text, kind in special])
     return own
@@ -87,15 +93,16 @@ def _stripping(tokenizer: Tokenizer) -> Tokenizer:
     """Phi-3's tokenizer, whose special tokens take the white space after them. Files do not say so."""
     state = json.loads(tokenizer.to_str())
     for token in state["added_tokens"]:
-        token["rstrip"] = token["content"] not in ALONE
+        token["rstrip"] = token["content"] not in KEEP_SPACE
     return Tokenizer.from_str(json.dumps(state))
 
 
 def _set_spaces(tokenizer: Tokenizer, added: bool) -> None:
-    """Add a space before every text that follows a special token, or before none. transformers adds one before the
-    first text only."""
-    scheme = "always" if added else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
-    if not added:
-        plain = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-        tokenizer.decoder = decoders.Sequence(plain)
+    """Begin every text that follows a special token with one more space, or none. transformers adds one to the first
+    text only."""
+    if added:
+        tokenizer.pre_tokenizer = None
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
+        return
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])

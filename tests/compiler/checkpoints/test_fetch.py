@@ -140,6 +140,12 @@ def edit_config(folder, **fields):
     (folder / "config.json").write_text(json.dumps(config | fields))
 
 
+def add_head(folder):
+    """A head that drafts, in a model of its own."""
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"mtp.fc.weight": torch.zeros(4, 4)}, folder / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -157,6 +163,7 @@ def edit_config(folder, **fields):
         (lambda f: edit_config(f, hidden_size=40), r"has shape .*, expected"),
         (lambda f: edit_config(f, num_hidden_layers=3), r"'model\.layers\.2\..*' is missing"),
         (lambda f: edit_config(f, model_type="falcon"), "Supported: Llama 2/3"),
+        (lambda f: (edit_config(f, model_type="qwen3_next"), add_head(f)), "Supported: Llama 2/3"),
     ],
 )
 def test_broken_folders_are_named_and_leave_nothing(checkpoint, tmp_path, change, message):
