@@ -12,7 +12,7 @@ from tests.engines.tiny import LIMITS, METHOD, tiny_bundle, tiny_target
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["openvino", "torch", "tensorrt_rtx"])
+@pytest.mark.parametrize("backend", ["torch", "tensorrt_rtx"])
 def test_times_and_reasons(backend, tmp_path, monkeypatch):
     """The library of TensorRT for RTX is a stand-in, which computes on the CPU. It would catch a backend that the GPU
     machine's first report does not time."""
