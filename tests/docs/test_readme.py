@@ -19,8 +19,7 @@ def speedup(report: str, temperature: str) -> str:
 
 
 def test_speedups_are_measured():
-    slower = [(f"{machine}/single_stream", temperature) for machine in ("zen4", "zen3") for temperature in "01"]
-    measured = [("single_stream", "0"), *slower]
+    measured = [(f"{machine}single_stream", temperature) for machine in ("", "zen4/", "zen3/") for temperature in "01"]
     assert re.findall(r"\b\d+\.\d+x", README) == [speedup(*one) for one in measured]
 
 
