@@ -43,8 +43,6 @@ def lower(model: ir.Model, precision: str) -> ir.Model:
             _lower_embedding(editor, node)
         elif node.op_type == "Concat":
             _lower_stack(editor, node)
-        elif node.op_type == "TreeAttention":
-            _lower_head_norms(node)
         elif node.op_type == "ReduceSum":
             lower_experts(editor, node)
     RemoveUnusedNodesPass()(lowered)
@@ -175,39 +173,6 @@ def _lower_stack(editor: Editor, node: ir.Node) -> None:
     if node.attributes.get_int("axis") % 2 == 1 and rank_of(input_of(node, 0)) == 2:
         (out,) = editor.node(reshape, "Stack", [input_of(node, i) for i in range(len(node.inputs))], domain=DOMAIN)
         editor.replace(reshape, reshape.outputs[0], out)
-
-
-def _lower_head_norms(node: ir.Node) -> None:
-    """Norms of query and key heads, between the projections and an attention, become part of the attention."""
-    norms = _head_norms(input_of(node, 0))
-    node.attributes["norm_eps"] = ir.AttrFloat32("norm_eps", norms[3] if norms else 0.0)
-    if norms:
-        qkv, query, key, _ = norms
-        node.resize_inputs(len(node.inputs) + 2)
-        for index, value in ((0, qkv), (-2, query), (-1, key)):
-            node.replace_input_with(index % len(node.inputs), value)
-
-
-def _head_norms(qkv: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value, float] | None:
-    """The projections [T, fused], the norm weights of query and key heads, and their epsilon, where `qkv` is made of
-    the projections' heads with norms and, as they are, the value heads."""
-    reshape = qkv.producer()
-    concat = input_of(reshape, 0).producer() if reshape and reshape.op_type == "Reshape" else None
-    if not concat or concat.op_type != "Concat" or len(concat.inputs) != 3:
-        return None
-    query, key = (input_of(concat, i).producer() for i in range(2))
-    split = input_of(concat, 2).producer()
-    if not query or not key or not split or split.op_type != "Split":
-        return None
-    if any(norm.op_type != "RMSNormalization" for norm in (query, key)):
-        return None
-    if [input_of(query, 0), input_of(key, 0), input_of(concat, 2)] != list(split.outputs):
-        return None
-    heads = input_of(split, 0).producer()
-    epsilons = {norm.attributes.get_float("epsilon", 1e-5) for norm in (query, key)}
-    if not heads or heads.op_type != "Reshape" or rank_of(input_of(heads, 0)) != 2 or len(epsilons) != 1:
-        return None
-    return input_of(heads, 0), input_of(query, 1), input_of(key, 1), epsilons.pop()
 
 
 def _fold_slice(editor: Editor, node: ir.Node) -> None:

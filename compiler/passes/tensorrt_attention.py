@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from redraft.plugins.cuda.declaration import ALIAS, NAMESPACE, Kernel
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import COMBINE, HEAD_SIZES, SPLIT, WRITE
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import COMBINE, HEAD_SIZES, SPLIT, WRITE, eps_bits
 
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "int32": ir.DataType.INT32, "float32": ir.DataType.FLOAT}
 INPUTS = [argument.name for argument in WRITE.inputs]
 CACHES = ("k_cache", "v_cache")
-OPERATOR = (*[name for name in INPUTS if name not in ("starts", *CACHES)], *CACHES)
-"""Where `TreeAttention` has these inputs of its kernels; its tree_mask is the sixth, its starts the last."""
+NORMS = ("q_norm", "k_norm")
+OPERATOR = (*[name for name in INPUTS if name not in ("starts", *NORMS, *CACHES)], *CACHES)
+"""Where `TreeAttention` has these inputs of its kernels; its tree_mask is the sixth, its starts and norms the last."""
 
 
 def tensorrt_form(network: ir.Model, alias: bool = False) -> ir.Model:
@@ -32,14 +33,18 @@ def tensorrt_form(network: ir.Model, alias: bool = False) -> ir.Model:
 
 
 def _rewrite(graph: ir.Graph, node: ir.Node, alias: bool) -> None:
-    names = [*OPERATOR[:5], "tree_mask", *OPERATOR[5:], "starts"]
-    given = dict(zip(names, node.inputs, strict=False))
+    names = [*OPERATOR[:5], "tree_mask", *OPERATOR[5:]]
+    last = {1: ["starts"], 2: [*NORMS], 3: ["starts", *NORMS]}.get(len(node.inputs) - len(names), [])
+    given = dict(zip([*names, *last], node.inputs, strict=True))
     given.setdefault("starts", given["cache_lengths"])
     sizes = {name: node.attributes[f"num_{name}"].as_int() for name in ("heads", "kv_heads")}
     sizes["head_size"] = node.attributes["head_size"].as_int()
     if sizes["head_size"] not in HEAD_SIZES:
         raise ValueError(f"head size {sizes['head_size']}: TensorRT's plugins take {', '.join(map(str, HEAD_SIZES))}")
-    q, k, v = _plugin(graph, node, WRITE, [given[name] for name in INPUTS], sizes | {ALIAS: int(alias)})
+    if NORMS[0] not in given:
+        given |= dict.fromkeys(NORMS, _unread_norm(graph, sizes["head_size"]))
+    written = sizes | {"norm_eps": eps_bits(node.attributes.get_float("norm_eps", 0.0)), ALIAS: int(alias)}
+    q, k, v = _plugin(graph, node, WRITE, [given[name] for name in INPUTS], written)
     given |= {"q": q, "k_cache": k, "v_cache": v}
     window = {"window": node.attributes.get_int("window", 0)}
     partial, stats = _plugin(graph, node, SPLIT, [given[argument.name] for argument in SPLIT.inputs], sizes | window)
@@ -50,6 +55,15 @@ def _rewrite(graph: ir.Graph, node: ir.Node, alias: bool) -> None:
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name, new.name = None, name
     graph.remove(node, safe=True)
+
+
+def _unread_norm(graph: ir.Graph, size: int) -> ir.Value:
+    """What `TreeAttentionWrite` takes for weights of norms that a layer does not have."""
+    name = f"unread_norm.{size}"
+    if name not in graph.initializers:
+        ones = ir.tensor([1.0] * size, dtype=ir.DataType.BFLOAT16, name=name)
+        graph.register_initializer(ir.val(name, const_value=ones))
+    return graph.initializers[name]
 
 
 def _plugin(

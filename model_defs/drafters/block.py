@@ -135,7 +135,7 @@ class BlockDrafter(ChainDrafter):
             # The pairs need keys and values only. Their queries, and what attention gives for them, are computed and
             # dropped: one matrix and one attention serve both, at some cost and no change of the result.
             qkv = layer.qkv(torch.cat([layer.attention_norm(x), features]))
-            attended = block.own(block.attend(index, layer.normalized(block.spread(qkv))))
+            attended = block.own(block.attend(index, block.spread(qkv), layer.head_norms))
             x = x + layer.attention_out(attended)
             x = x + layer.mlp(layer.mlp_norm(x))
         return self.norm(x)

@@ -119,7 +119,7 @@ class Eagle3Layer(DecoderLayer):
         """[..., H], or some of its rows, for states and embeddings [..., H]."""
         size, weight, normed = state.shape[-1], self.qkv.weight, self.state_norm(state)
         of_tokens = F.linear(self.embedding_norm(embedded), weight[:, :size], self.qkv.bias)
-        attended = attend(0, self.normalized(of_tokens + F.linear(normed, weight[:, size:])))
+        attended = attend(0, of_tokens + F.linear(normed, weight[:, size:]), self.head_norms)
         x = normed if self.norm_before_residual else state
         if rows is not None:
             x, attended = F.embedding(rows, x), F.embedding(rows, attended)

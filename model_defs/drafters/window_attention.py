@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from model_defs.target.attention import apply_rope, rope_tables, split_qkv, within_window
+from model_defs.target.attention import HeadNorms, apply_rope, rope_tables, split_qkv, within_window
 from model_defs.target.config import TargetConfig
+from model_defs.target.model import Attend
 
 
 class WindowAttention:
@@ -30,22 +29,22 @@ class WindowAttention:
         self.context: dict[int, tuple[Tensor, Tensor]] = {}
         self.chains: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def attend_context(self, layer: int, qkv: Tensor) -> Tensor:
+    def attend_context(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """An `attend` for all rows [W * N, fused]."""
         places = torch.arange(self.length, device=qkv.device).expand_as(self.documents)
-        q, k, v = self._split(layer, qkv, places)
+        q, k, v = self._split(layer, qkv, norms, places)
         self.context[layer] = k, v
         scores = self._scores(q, k, within_window(self.visible, self.config.window_of(layer)))
         return self._merge(scores.softmax(-1).flatten(2, 3) @ v)
 
-    def chain(self, positions: Tensor, depth: int) -> Callable[[int, Tensor], Tensor]:
+    def chain(self, positions: Tensor, depth: int) -> Attend:
         """An `attend` for rows [W * P, fused], the chain's row `depth` = 1, 2, ... of positions int64 [W, P]. Positions
         of a deeper row must be the first of the row above."""
         kept = positions.shape[1]
         visible = self.visible[torch.arange(self.windows, device=positions.device)[:, None], positions]
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            q, k, v = self._split(layer, qkv, positions + depth)
+        def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+            q, k, v = self._split(layer, qkv, norms, positions + depth)
             chain = self.chains.setdefault(layer, [])
             chain[depth - 1 :] = [(k, v)]
             keys, values = (
@@ -71,9 +70,11 @@ class WindowAttention:
     def _scale(self) -> float:
         return self.config.head_size**-0.5
 
-    def _split(self, layer: int, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _split(
+        self, layer: int, qkv: Tensor, norms: HeadNorms | None, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """q [W, kv_heads, group * P, D], the heads of a group one after the other; k, v [W, kv_heads, P, D]."""
-        q, k, v = split_qkv(qkv.view(*positions.shape, -1), self.config)
+        q, k, v = split_qkv(qkv.view(*positions.shape, -1), self.config, norms)
         table = self.tables[self.config.attention_of(layer)][positions]
         q, k = apply_rope(q, table), apply_rope(k, table)
         q = q.unflatten(2, (self.config.num_kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)

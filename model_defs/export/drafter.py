@@ -18,6 +18,7 @@ from model_defs.loops.context_cache import CacheTables
 from model_defs.loops.operators import Operators, TorchOperators
 from model_defs.loops.padded_context_cache import NativeContext
 from model_defs.loops.random_draws import RandomDraws
+from model_defs.target.attention import HeadNorms
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -63,11 +64,18 @@ class NodeOperators(Operators):
         return best, chosen
 
     def tree_attention(
-        self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int, window: int
+        self,
+        qkv: Tensor,
+        *rows: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        window: int,
+        norms: HeadNorms | None,
     ) -> Tensor:
-        attributes = attention_attributes(num_heads, num_kv_heads, head_size, window)
+        attributes = attention_attributes(num_heads, num_kv_heads, head_size, window, norms)
         shapes = [(qkv.shape[0], num_heads * head_size)]
-        (out,) = self._node("TreeAttention", (qkv, *rows), attributes, [qkv.dtype], shapes)
+        (out,) = self._node("TreeAttention", (qkv, *rows, *(norms or ())[:2]), attributes, [qkv.dtype], shapes)
         return out
 
     def pair_rows(self, tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> Sequence[Tensor]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from model_defs.target.attention import HeadNorms
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -21,9 +23,12 @@ def cache_names(layers: int, suffix: str = "") -> list[str]:
     return [f"{kind}_cache.{layer}{suffix}" for kind in "kv" for layer in range(layers)]
 
 
-def attention_attributes(num_heads: int, num_kv_heads: int, head_size: int, window: int | None) -> dict[str, Any]:
+def attention_attributes(
+    num_heads: int, num_kv_heads: int, head_size: int, window: int | None, norms: HeadNorms | None
+) -> dict[str, Any]:
     """The attributes of a `TreeAttention` node; a window of 0 is none."""
-    return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size, "window": window or 0}
+    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": head_size}
+    return sizes | {"window": window or 0, "norm_eps": norms.eps if norms else 0.0}
 
 
 def export_network(

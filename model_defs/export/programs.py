@@ -11,7 +11,7 @@ from model_defs.export.drafter import DrafterInputs, Drafting, Resampling, resam
 from model_defs.export.target import CacheShape, empty_caches
 from model_defs.loops.beam_search import BeamSearch
 from model_defs.loops.context_cache import CacheTables
-from model_defs.target.attention import RopeTables
+from model_defs.target.attention import HeadNorms, RopeTables
 from model_defs.target.model import Target, add
 from model_defs.target.shards import rank_join
 from redraft.plugins.operators.all_reduce.torch_op import all_reduce
@@ -31,9 +31,9 @@ class TorchTarget(nn.Module):
         config = self.target.config
         sizes = (config.num_heads, config.num_kv_heads, config.head_size)
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            window = config.window_of(layer) or 0
-            return tree_attention(qkv, *rows, self.ropes.of(layer), k[layer], v[layer], *sizes, None, window)
+        def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+            attributes = (*sizes, None, config.window_of(layer) or 0, *(norms or ()))
+            return tree_attention(qkv, *rows, self.ropes.of(layer), k[layer], v[layer], *attributes)
 
         hidden, features = self.target(input_ids, attend, self.join, positions=rows[0])
         logits = self.target.lm_head(hidden[logit_rows])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from model_defs.export.networks import attention_attributes, cache_names, export_network
 from model_defs.loops.padded_context_cache import HIDDEN_SCORE, scatter_rows
-from model_defs.target.attention import RopeTables, rope_tables, split_qkv, within_window
+from model_defs.target.attention import HeadNorms, RopeTables, rope_tables, split_qkv, within_window
 from model_defs.target.model import Join, States, Target, add
 from model_defs.target.shards import rank_join
 
@@ -63,13 +63,13 @@ class _PluginTarget(nn.Module):
         k_out: list[Tensor] = []
         v_out: list[Tensor] = []
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
+        def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
             out_shape = (qkv.shape[0], config.num_heads * config.head_size)
             caches = (k[layer], v[layer]) if self.aliased_outputs else ()
             out, *updated = torch.onnx.ops.symbolic_multi_out(
                 "redraft::TreeAttention",
-                (qkv, *rows, self.ropes.of(layer), k[layer], v[layer]),
-                attrs=attention_attributes(*sizes, config.window_of(layer)),
+                (qkv, *rows, self.ropes.of(layer), k[layer], v[layer], *(norms or ())[:2]),
+                attrs=attention_attributes(*sizes, config.window_of(layer), norms),
                 dtypes=(qkv.dtype, *(c.dtype for c in caches)),
                 shapes=(out_shape, *(c.shape for c in caches)),
                 version=1,
@@ -109,8 +109,8 @@ class _NativeTarget(nn.Module):
         k_out: list[Tensor] = []
         v_out: list[Tensor] = []
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            query, key, value = (x.transpose(1, 2) for x in split_qkv(qkv.unflatten(0, input_ids.shape), config))
+        def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+            query, key, value = (x.transpose(1, 2) for x in split_qkv(qkv.unflatten(0, input_ids.shape), config, norms))
             kind = config.attention_of(layer)
             cos, sin = self.get_buffer(f"rope_cos_{kind}"), self.get_buffer(f"rope_sin_{kind}")
             query, key = (torch.onnx.ops.rotary_embedding(x, cos, sin, positions) for x in (query, key))

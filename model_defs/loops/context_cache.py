@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from model_defs.loops.block import Block, BlockRows
 from model_defs.loops.paths import Children
-from model_defs.target.attention import RopeTables
+from model_defs.target.attention import HeadNorms, RopeTables
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Attend
 
@@ -49,7 +49,7 @@ class Context(Protocol):
     pair_positions: Tensor
     """int [P]: the positions of the pairs"""
 
-    def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
+    def attend_pairs(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """The `attend` of the pairs."""
         ...
 
@@ -87,10 +87,10 @@ class DraftContext:
             tokens, self._row_offsets, self._lengths
         )
 
-    def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
+    def attend_pairs(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """The `attend` of the pairs."""
         rows = (self.pair_positions, self._row_offsets, self._slots, self._lengths, self._tables.no_mask)
-        return self._attend(layer, qkv, rows)
+        return self._attend(layer, qkv, norms, rows)
 
     def place_chain(self, level: int) -> Attend:
         """The `attend` of one row per sequence, the chain's row `level` = 1, 2, ..."""
@@ -109,19 +109,21 @@ class DraftContext:
         rows = BlockRows.of(width, mutual, self._contexts.device)
         pairs = self.pair_positions, self._row_offsets, self._slots, self._lengths
         joined = rows.before(self._contexts, self.sequences, pairs)
-        return Block(rows, width, self.sequences, lambda layer, qkv: self._attend(layer, qkv, joined))
+        return Block(rows, width, self.sequences, lambda layer, qkv, norms: self._attend(layer, qkv, norms, joined))
 
     def _place(self, grown: tuple, level: int, first: int, width: int, words: int) -> tuple[Attend, Tensor, Tensor]:
         positions, row_offsets, mask, starts = self._operators.draft_rows(
             self._contexts, *grown, level=level, first=first, width=width, words=words
         )
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            return self._attend(layer, qkv, (positions, row_offsets, self._slots, self._contexts, mask), starts)
+        def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+            return self._attend(layer, qkv, norms, (positions, row_offsets, self._slots, self._contexts, mask), starts)
 
         return attend, mask, positions
 
-    def _attend(self, layer: int, qkv: Tensor, rows: tuple[Tensor, ...], *starts: Tensor) -> Tensor:
+    def _attend(
+        self, layer: int, qkv: Tensor, norms: HeadNorms | None, rows: tuple[Tensor, ...], *starts: Tensor
+    ) -> Tensor:
         tables, config = self._tables, self._tables.config
         return self._operators.tree_attention(
             qkv,
@@ -130,6 +132,7 @@ class DraftContext:
             num_kv_heads=config.num_kv_heads,
             head_size=config.head_size,
             window=config.window_of(layer) or 0,
+            norms=norms,
         )
 
 

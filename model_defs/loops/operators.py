@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from model_defs.loops.context_cache import CacheTables, Context, DraftContext
+from model_defs.target.attention import HeadNorms
 from redraft.plugins.operators.beam_step.reference import beam_step
 from redraft.plugins.operators.draft_rows.reference import draft_rows, pair_rows
 from redraft.plugins.operators.draw_step.reference import draw_step
@@ -39,7 +40,14 @@ class Operators(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
     def tree_attention(
-        self, qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int, window: int
+        self,
+        qkv: Tensor,
+        *rows: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        window: int,
+        norms: HeadNorms | None,
     ) -> Tensor: ...
 
     def pair_rows(self, tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> Sequence[Tensor]: ...
@@ -70,10 +78,16 @@ class TorchOperators(Operators):
 
     @staticmethod
     def tree_attention(
-        qkv: Tensor, *rows: Tensor, num_heads: int, num_kv_heads: int, head_size: int, window: int
+        qkv: Tensor,
+        *rows: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        window: int,
+        norms: HeadNorms | None,
     ) -> Tensor:
         sizes = num_heads, num_kv_heads, head_size
-        return tree_attention(qkv, *rows[:10], *sizes, *(rows[10:] or (None,)), window)
+        return tree_attention(qkv, *rows[:10], *sizes, *(rows[10:] or (None,)), window, *(norms or ()))
 
     @staticmethod
     def perturbed_topk(values: Tensor, ids: Tensor, *noise: Tensor, level: int, k: int) -> tuple[Tensor, Tensor]:

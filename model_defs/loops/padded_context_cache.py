@@ -14,7 +14,7 @@ from torch import Tensor
 from model_defs.loops.block import Block, BlockRows
 from model_defs.loops.context_cache import CacheTables
 from model_defs.loops.paths import Children
-from model_defs.target.attention import split_qkv, within_window
+from model_defs.target.attention import HeadNorms, split_qkv, within_window
 from model_defs.target.model import Attend
 
 HIDDEN_SCORE = -3e4
@@ -51,10 +51,10 @@ class NativeContext:
         self._places = self._starts[:, None] + torch.arange(tokens.shape[0] // self._batch)
         self.pair_positions = self._places.flatten()
 
-    def attend_pairs(self, layer: int, qkv: Tensor) -> Tensor:
+    def attend_pairs(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """The `attend` of the pairs."""
         places = self._places
-        q, k, v = self._heads(layer, qkv, places)
+        q, k, v = self._heads(layer, qkv, norms, places)
         old_k, old_v = self.caches[layer]
         self.caches[layer] = scatter_rows(old_k, k, self._starts), scatter_rows(old_v, v, self._starts)
         seen = within_window(torch.arange(self._rows) <= places[..., None], self._config.window_of(layer))
@@ -85,10 +85,10 @@ class NativeContext:
         seen = (seen if mutual else seen.tril()).expand(self._batch, -1, -1)
         own = self._place(self._contexts[:, None] + rows, seen)
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
+        def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
             count = self._batch * width
-            pairs = self.attend_pairs(layer, qkv[count:])
-            return torch.cat([own(layer, qkv[:count]), pairs])
+            pairs = self.attend_pairs(layer, qkv[count:], norms)
+            return torch.cat([own(layer, qkv[:count], norms), pairs])
 
         return Block(BlockRows.of(width, False, rows.device), width, self.sequences, attend)
 
@@ -102,8 +102,8 @@ class NativeContext:
         width, config = seen.shape[1], self._config
         groups = config.num_heads // config.num_kv_heads
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            q, drafted_k, drafted_v = self._heads(layer, qkv, places)
+        def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+            q, drafted_k, drafted_v = self._heads(layer, qkv, norms, places)
             if layer in self._drafted:
                 above_k, above_v = self._drafted[layer]
                 drafted_k, drafted_v = torch.cat([above_k, drafted_k], dim=2), torch.cat([above_v, drafted_v], dim=2)
@@ -122,9 +122,9 @@ class NativeContext:
 
         return attend
 
-    def _heads(self, layer: int, qkv: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, layer: int, qkv: Tensor, norms: HeadNorms | None, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v [B, heads, N, head_size] of rows [B * N, fused] that stand at places int64 [B, N]."""
-        q, k, v = (x.transpose(1, 2) for x in split_qkv(qkv.unflatten(0, places.shape), self._config))
+        q, k, v = (x.transpose(1, 2) for x in split_qkv(qkv.unflatten(0, places.shape), self._config, norms))
         cos, sin = self._tables.ropes.of(layer).to(qkv.dtype).chunk(2, dim=-1)
         q, k = (torch.onnx.ops.rotary_embedding(x, cos, sin, places) for x in (q, k))
         return q, k, v

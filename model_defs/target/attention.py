@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,11 +47,21 @@ def apply_rope(x: Tensor, table: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def split_qkv(qkv: Tensor, config: TargetConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """[..., fused] to q [..., heads, head_size], k and v [..., kv_heads, head_size]."""
+class HeadNorms(NamedTuple):
+    """RMS norms of query heads and of key heads, before RoPE: weights [head_size] each."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+def split_qkv(qkv: Tensor, config: TargetConfig, norms: HeadNorms | None) -> tuple[Tensor, Tensor, Tensor]:
+    """[..., fused] to q [..., heads, head_size] and k [..., kv_heads, head_size] after their norms, and v."""
     q, k, v = qkv.unflatten(-1, (-1, config.head_size)).split(
         [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=-2
     )
+    if norms:
+        q, k = (F.rms_norm(x, weight.shape, weight, norms.eps) for x, weight in ((q, norms.query), (k, norms.key)))
     return q, k, v
 
 
@@ -82,13 +94,13 @@ class DenseCache:
         """int64 [B, rows]: where the next rows stand."""
         return self.starts[:, None] + torch.arange(rows, device=self.starts.device)
 
-    def attend(self, layer: int, qkv: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """The target's `attend` for rows [B, N, fused] at positions starts + 0..N-1."""
         batch, rows = qkv.shape[:2]
         positions = self.positions(rows)
         longest = int(positions.max()) + 1 if self.longest is None else self.longest
         kv_heads = self.config.num_kv_heads
-        q, k, v = split_qkv(qkv, self.config)
+        q, k, v = split_qkv(qkv, self.config, norms)
         table = self.tables[self.config.attention_of(layer)][positions]
         q, k = apply_rope(q, table), apply_rope(k, table)
         batch_index = torch.arange(batch, device=qkv.device)[:, None]
@@ -112,9 +124,9 @@ def causal_attend(config: TargetConfig, rows: int, device: torch.device | str = 
     causal = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
     masks = [None if kind.window is None else within_window(causal, kind.window) for kind in config.attentions]
 
-    def attend(layer: int, qkv: Tensor) -> Tensor:
+    def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         kind = config.attention_of(layer)
-        q, k, v = split_qkv(qkv, config)
+        q, k, v = split_qkv(qkv, config, norms)
         q, k = apply_rope(q, tables[kind]), apply_rope(k, tables[kind])
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         mask = masks[kind]

@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_defs.files import StoredTensors, read_json, weight_files
-from model_defs.target.attention import split_qkv
+from model_defs.target.attention import HeadNorms
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import Weights
 from model_defs.target.families.registry import FAMILIES
 
-Attend = Callable[[int, Tensor], Tensor]
-"""attend(layer, qkv) -> out: `qkv` [..., (heads + 2 kv_heads) * head_size], the fused projections of
-the rows before RoPE; `out` [..., heads * head_size]. It applies RoPE, keeps the cache, and attends."""
+Attend = Callable[[int, Tensor, HeadNorms | None], Tensor]
+"""attend(layer, qkv, norms) -> out: `qkv` [..., (heads + 2 kv_heads) * head_size], the fused projections of
+the rows before norms and RoPE; `out` [..., heads * head_size]. It applies both, keeps the cache, and attends."""
 
 
 class Join(Protocol):
@@ -130,7 +130,7 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, layer: int, attend: Attend, rows: Tensor | None = None, join: Join = add) -> Tensor:
         """One layer. `rows` int32 [n]: the rows of x [N, H] that go on after attention; others are only context."""
-        attended = attend(layer, self.normalized(self.qkv(self.attention_norm(x))))
+        attended = attend(layer, self.qkv(self.attention_norm(x)), self.head_norms)
         if rows is not None:
             x, attended = F.embedding(rows, x), F.embedding(rows, attended)
         part = self.attention_out(attended)
@@ -138,12 +138,12 @@ class DecoderLayer(nn.Module):
         part = self.mlp(self.mlp_norm(x))
         return x + self.mlp_post_norm(join(None, part)) if self.config.sandwich_norms else join(x, part)
 
-    def normalized(self, qkv: Tensor) -> Tensor:
-        """The projections with the norms of query and key heads, where there are any."""
+    @property
+    def head_norms(self) -> HeadNorms | None:
+        """What attention normalizes heads with, if it does."""
         if not self.config.qk_norm:
-            return qkv
-        q, k, v = split_qkv(qkv, self.config)
-        return torch.cat([self.q_norm(q), self.k_norm(k), v], dim=-2).flatten(-2)
+            return None
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.config.rms_norm_eps)
 
     def mlp(self, x: Tensor) -> Tensor:
         """What is added, but for a sandwich norm, for rows x [..., H] after their norm."""

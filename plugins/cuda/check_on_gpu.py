@@ -47,6 +47,7 @@ SHAPES = {
 
 PADDING, EARLIER = 5, 3
 """Numbers of rows after the last sequence's, and of uncommitted rows before a later level's."""
+NORM_EPS = 1e-6
 WINDOW, RING = 65, 320
 """A window, and the fewest rows of its ring on a GPU."""
 
@@ -67,11 +68,17 @@ class Batch(NamedTuple):
     v_cache: Tensor
     starts: Tensor | None = None
     window: int = 0
+    norms: tuple[Tensor, Tensor] | None = None
 
     def to(self, device: str) -> Batch:
         given: dict[str, Any] = self._asdict()
         given |= {name: x.to(device, copy=True) for name, x in given.items() if isinstance(x, Tensor)}
-        return Batch(**given)
+        return Batch(**given | {"norms": self.norms and tuple(norm.to(device) for norm in self.norms)})
+
+    def options(self, heads: Heads) -> dict[str, Any]:
+        """What is not positional."""
+        sizes = {"num_heads": heads.heads, "num_kv_heads": heads.kv_heads, "head_size": heads.head_size}
+        return sizes | {"window": self.window, "norms": self.norms, "norm_eps": NORM_EPS}
 
 
 def make_batch(
@@ -149,6 +156,14 @@ def in_rings(batch: Batch) -> Batch:
     return batch._replace(k_cache=rings[0], v_cache=rings[1], window=WINDOW)
 
 
+def with_norms(batch: Batch) -> Batch:
+    """The batch with norms of query and key heads, whose projections are of other sizes."""
+    size = batch.k_cache.shape[3]
+    generator = torch.Generator().manual_seed(1)
+    query, key = (1 + torch.randn(2, size, generator=generator) / 4).to(batch.qkv.dtype)
+    return batch._replace(qkv=3 * batch.qkv, norms=(query, key))
+
+
 def without_commits(batch: Batch) -> Batch:
     """The batch with neither rows nor offsets of commits."""
     return batch._replace(commit_src=_ints([]), commit_offsets=_ints([]))
@@ -160,26 +175,17 @@ def causal(batch: Batch) -> Batch:
 
 
 def attend(batch: Batch, heads: Heads) -> Tensor:
-    return cuda.tree_attention(
-        *batch[:-1],
-        num_heads=heads.heads,
-        num_kv_heads=heads.kv_heads,
-        head_size=heads.head_size,
-        window=batch.window,
-    )
+    return cuda.tree_attention(*batch[:-2], **batch.options(heads))
 
 
 def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
     """Largest and root-mean-square error of the output. Raises ArithmeticError beyond the tolerance, where the caches
     differ by more than a rounding or, in fp32, where a sequence on its own has other bits."""
     expected_batch, found_batch = batch.to("cpu"), batch.to(device)
-    expected = reference.tree_attention(
-        *expected_batch._replace(qkv=batch.qkv.float())[:-1],
-        num_heads=heads.heads,
-        num_kv_heads=heads.kv_heads,
-        head_size=heads.head_size,
-        window=batch.window,
+    widened = expected_batch._replace(
+        qkv=batch.qkv.float(), norms=batch.norms and (batch.norms[0].float(), batch.norms[1].float())
     )
+    expected = reference.tree_attention(*widened[:-2], **widened.options(heads))
     out, dtype = attend(found_batch, heads), batch.qkv.dtype
     if out[int(batch.row_offsets[-1]) :].any():
         raise ArithmeticError("padding rows have an output that is not zero")
@@ -265,6 +271,7 @@ CASES: dict[str, tuple[list[int], list[int], int, Callable[[Batch], Batch]]] = {
     "a later level": ([700, 40], [20, 5], 0, later_level),
     "chains without mask": ([700, 40], [20, 5], 0, causal),
     "rings of a window": ([2600, 312], [33, 5], 200, in_rings),
+    "norms of the heads": ([700, 40], [20, 5], 90, with_norms),
 }
 """Cached rows, tree nodes, rows of a causal chunk, and how the batch differs."""
 

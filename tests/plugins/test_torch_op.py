@@ -1,5 +1,7 @@
 """The torch operator's two implementations: sequence by sequence, and by the CUDA kernels (here on the CPU)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,15 +15,21 @@ SEQUENCES = [
 ]
 
 
+NORM_EPS = 1e-3
+
+
 def arguments(case: Case, qkv: torch.dtype, cache: torch.dtype) -> list:
     """The operator's, positional; the caches are copies."""
     tensors = {name: torch.from_numpy(array.copy()) for name, array in case.arrays.items()}
     tensors |= {"qkv": tensors["qkv"].to(qkv)}
     tensors |= {name: tensors[name].to(cache) for name in ("k_cache", "v_cache")}
     starts = tensors.pop("starts", None)
-    return [*tensors.values(), case.num_heads, 1, 64, *([] if starts is None else [starts])]
+    norms = [torch.from_numpy(norm).to(qkv) for norm in case.norms or ()]
+    last = [starts, 0, *norms, NORM_EPS] if norms else [] if starts is None else [starts]
+    return [*tensors.values(), case.num_heads, 1, 64, *last]
 
 
+@pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize(
     ("qkv", "cache", "tolerance"),
     [
@@ -30,8 +38,12 @@ def arguments(case: Case, qkv: torch.dtype, cache: torch.dtype) -> list:
         (torch.bfloat16, torch.bfloat16, 0.04),
     ],
 )
-def test_the_kernels_give_what_the_cpu_gives(rng, qkv, cache, tolerance):
+def test_the_kernels_give_what_the_cpu_gives(rng, qkv, cache, tolerance, norms):
     case = make_case(rng, SEQUENCES, heads=2, kv_heads=1, head_size=64)
+    if norms:
+        weights = (1 + rng.standard_normal((2, 64)) / 4).astype(np.float32)
+        case = replace(case, norms=(weights[0], weights[1]))
+        case.arrays["qkv"] *= np.float32(0.1)
     ours, theirs = arguments(case, qkv, cache), arguments(case, qkv, cache)
     found, expected = torch_op.by_kernels(*ours), torch.ops.redraft.tree_attention(*theirs)
     assert found.dtype == expected.dtype == qkv

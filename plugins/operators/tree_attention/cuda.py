@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from redraft.plugins.cuda.launch import run
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS, eps_bits
 
 
 def tree_attention(
@@ -29,9 +29,12 @@ def tree_attention(
     num_kv_heads: int,
     head_size: int,
     window: int = 0,
+    norms: tuple[Tensor, Tensor] | None = None,
+    norm_eps: float = 1e-5,
     run: Callable[..., list[Tensor]] = run,
 ) -> Tensor:
-    """Compute `TreeAttention` on a GPU or, for tests, on the CPU; qkv, caches and the result are bf16 or f32.
+    """Compute `TreeAttention` on a GPU or, for tests, on the CPU; qkv, the `norms` of query and key heads, caches and
+    the result are bf16 or f32.
 
     Raises ValueError for a head size that is not in HEAD_SIZES and for tensors that do not fit; what they hold is not
     looked at, since that would wait for the GPU.
@@ -46,10 +49,11 @@ def tree_attention(
     write, split, combine = FP32_KERNELS if k_cache.dtype == torch.float32 else KERNELS
     if not tree_mask.numel():
         tree_mask = tree_mask.new_empty(len(qkv), 0)
+    read = norms or (k_cache.flatten(0, 2).select(0, 0),) * 2  # any row: without norms the kernel reads none
     q, k, v = run(
         write,
-        (qkv, positions, *places, commit_src, commit_offsets, rope_table, k_cache, v_cache),
-        attributes,
+        (qkv, positions, *places, commit_src, commit_offsets, rope_table, *read, k_cache, v_cache),
+        attributes | {"norm_eps": eps_bits(norm_eps) if norms else 0},
     )
     partial, stats = run(split, (q, *places, tree_mask, k, v), attributes | {"window": window})
     return run(combine, (partial, stats, positions, row_offsets, k), attributes)[0]

@@ -276,12 +276,14 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
 #define REDRAFT_TREE_ATTENTION(D)                                                                                      \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_commit_write_##D(                   \
         const uint16_t* qkv, const int* positions, const int* row_offsets, const int* slots, const int* cache_lengths, \
-        const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table, const uint16_t*, \
-        const uint16_t*, int rows, int commits, int commit_bounds, int max_positions, int cache_slots, int cache_rows, \
-        int heads, int kv_heads, uint16_t* q, uint16_t* k_cache, uint16_t* v_cache) {                                  \
+        const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table,                  \
+        const uint16_t* q_norm, const uint16_t* k_norm, const uint16_t*, const uint16_t*, int rows, int commits,       \
+        int commit_bounds, int max_positions, int cache_slots, int cache_rows, int heads, int kv_heads, int eps,       \
+        uint16_t* q, uint16_t* k_cache, uint16_t* v_cache) {                                                           \
         redraft::commit_write<uint16_t, D>(qkv, positions, row_offsets, slots, cache_lengths, starts, commit_src,      \
-                                      commit_offsets, rope_table, rows, commits, commit_bounds, max_positions,         \
-                                      cache_slots, cache_rows, heads, kv_heads, q, k_cache, v_cache);                  \
+                                      commit_offsets, rope_table, q_norm, k_norm, rows, commits, commit_bounds,        \
+                                      max_positions, cache_slots, cache_rows, heads, kv_heads, eps, q, k_cache,        \
+                                      v_cache);                                                                        \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads, 2) tree_attention_split_##D(                       \
         const uint16_t* q, const int* row_offsets, const int* slots, const int* cache_lengths, const int* starts,      \

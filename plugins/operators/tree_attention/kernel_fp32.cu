@@ -128,12 +128,14 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
 #define REDRAFT_TREE_ATTENTION(D)                                                                                      \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_commit_write_fp32_##D(              \
         const float* qkv, const int* positions, const int* row_offsets, const int* slots, const int* cache_lengths,    \
-        const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table, const float*,    \
-        const float*, int rows, int commits, int commit_bounds, int max_positions, int cache_slots, int cache_rows,    \
-        int heads, int kv_heads, float* q, float* k_cache, float* v_cache) {                                           \
+        const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table,                  \
+        const float* q_norm, const float* k_norm, const float*, const float*, int rows, int commits,                   \
+        int commit_bounds, int max_positions, int cache_slots, int cache_rows, int heads, int kv_heads, int eps,       \
+        float* q, float* k_cache, float* v_cache) {                                                                    \
         redraft::commit_write<float, D>(qkv, positions, row_offsets, slots, cache_lengths, starts, commit_src,         \
-                                      commit_offsets, rope_table, rows, commits, commit_bounds, max_positions,         \
-                                      cache_slots, cache_rows, heads, kv_heads, q, k_cache, v_cache);                  \
+                                      commit_offsets, rope_table, q_norm, k_norm, rows, commits, commit_bounds,        \
+                                      max_positions, cache_slots, cache_rows, heads, kv_heads, eps, q, k_cache,        \
+                                      v_cache);                                                                        \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads, 4) tree_attention_split_fp32_##D(                  \
         const float* q, const int* row_offsets, const int* slots, const int* cache_lengths, const int* starts,         \

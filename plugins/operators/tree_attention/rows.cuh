@@ -42,31 +42,71 @@ REDRAFT_DEVICE uint4 load16(const T* from) { return *reinterpret_cast<const uint
 template <class T>
 REDRAFT_DEVICE void store16(T* to, uint4 x) { *reinterpret_cast<uint4*>(to) = x; }
 
-// x0 cos - x1 sin or, for the second half, x1 cos + x0 sin: of two bf16 neighbours, of one float, of 16 bytes of either.
-REDRAFT_DEVICE uint32_t rotate(uint32_t x, uint32_t other, float sign, const float* cosine, const float* sine,
-                               uint16_t) {
-    return pair(low(x) * cosine[0] + sign * low(other) * sine[0], high(x) * cosine[1] + sign * high(other) * sine[1]);
-}
-REDRAFT_DEVICE uint32_t rotate(uint32_t x, uint32_t other, float sign, const float* cosine, const float* sine, float) {
-    return as_bits(as_float(x) * cosine[0] + sign * as_float(other) * sine[0]);
+// 16 bytes of elements, in float.
+template <class T>
+struct Piece {
+    static constexpr int kCount = 16 / sizeof(T);
+    float x[kCount];
+
+    explicit REDRAFT_DEVICE Piece(uint4 words) {
+        set(0, words.x, T{});
+        set(1, words.y, T{});
+        set(2, words.z, T{});
+        set(3, words.w, T{});
+    }
+    REDRAFT_DEVICE uint4 words() const { return {word(0, T{}), word(1, T{}), word(2, T{}), word(3, T{})}; }
+
+  private:
+    REDRAFT_DEVICE void set(int i, uint32_t word, uint16_t) {
+        x[2 * i] = low(word);
+        x[2 * i + 1] = high(word);
+    }
+    REDRAFT_DEVICE void set(int i, uint32_t word, float) { x[i] = as_float(word); }
+    REDRAFT_DEVICE uint32_t word(int i, uint16_t) const { return pair(x[2 * i], x[2 * i + 1]); }
+    REDRAFT_DEVICE uint32_t word(int i, float) const { return as_bits(x[i]); }
+};
+
+// One over the root mean square of a head. Every thread of a head sums all of its elements, which lie in the L1 cache, in
+// one order: bits are the head's own.
+template <class T, int D>
+REDRAFT_DEVICE float inverse_rms(const T* head, float eps) {
+    float sum = 0.0f;
+#pragma unroll 2
+    for (int i = 0; i < D; i += Piece<T>::kCount) {
+        const Piece<T> piece(load16(head + i));
+#pragma unroll
+        for (int e = 0; e < Piece<T>::kCount; ++e) sum = fmaf(piece.x[e], piece.x[e], sum);
+    }
+    return 1.0f / sqrtf(sum / D + eps);
 }
 template <class T>
-REDRAFT_DEVICE uint4 rotate(uint4 x, uint4 other, float sign, const float* cosine, const float* sine) {
-    constexpr int n = 4 / sizeof(T);  // elements of a word
-    return {rotate(x.x, other.x, sign, cosine, sine, T{}), rotate(x.y, other.y, sign, cosine + n, sine + n, T{}),
-            rotate(x.z, other.z, sign, cosine + 2 * n, sine + 2 * n, T{}),
-            rotate(x.w, other.w, sign, cosine + 3 * n, sine + 3 * n, T{})};
+REDRAFT_DEVICE void scale(Piece<T>& piece, const T* weights, float by) {
+    const Piece<T> own(load16(weights));
+#pragma unroll
+    for (int e = 0; e < Piece<T>::kCount; ++e) piece.x[e] *= own.x[e] * by;
+}
+
+// x0 cos - x1 sin and x1 cos + x0 sin.
+template <class T>
+REDRAFT_DEVICE void rope(Piece<T>& first, Piece<T>& second, const float* cosine, const float* sine) {
+#pragma unroll
+    for (int e = 0; e < Piece<T>::kCount; ++e) {
+        const float x0 = first.x[e], x1 = second.x[e];
+        first.x[e] = x0 * cosine[e] - x1 * sine[e];
+        second.x[e] = x1 * cosine[e] + x0 * sine[e];
+    }
 }
 
 // Block (KV head, sequence, rows 64 z to 64 z + 63). Rows whose places are still sources of the commit are written by
-// the block that commits, z = 0, behind its barrier.
+// the block that commits, z = 0, behind its barrier. `eps` is the bits of a
+// float; 0: there are no norms, and their weights are not read.
 template <class T, int D>
 REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* row_offsets, const int* slots,
                                  const int* cache_lengths, const int* starts, const int* commit_src,
-                                 const int* commit_offsets, const float* rope_table, int all_rows, int all_commits,
-                                 int commit_bounds, int max_positions, int cache_slots, int cache_rows, int heads,
-                                 int kv_heads, T* q, T* k_cache, T* v_cache) {
-    constexpr int kEach = 16 / sizeof(T);     // elements of 16 bytes
+                                 const int* commit_offsets, const float* rope_table, const T* q_norm, const T* k_norm,
+                                 int all_rows, int all_commits, int commit_bounds, int max_positions, int cache_slots,
+                                 int cache_rows, int heads, int kv_heads, int eps, T* q, T* k_cache, T* v_cache) {
+    constexpr int kEach = Piece<T>::kCount;
     constexpr int kPieces = D / (2 * kEach);  // of 2 x kEach elements, i and i + D / 2
     const int head = blockIdx.x, sequence = blockIdx.y, part = blockIdx.z, group = heads / kv_heads;
     const auto [begin, rows, context, start, slot] =
@@ -109,10 +149,17 @@ REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* 
                                       static_cast<int64_t>(row_of(start + row, cache_rows)) * D;
         uint4 x0 = load16(x), x1 = load16(x + D / 2);
         if (vector <= group) {
+            Piece<T> first(x0), second(x1);
             const float* cosine = rope_table + static_cast<int64_t>(within(positions[at], 0, max_positions - 1)) * D + i;
-            const uint4 first = rotate<T>(x0, x1, -1.0f, cosine, cosine + D / 2);
-            x1 = rotate<T>(x1, x0, 1.0f, cosine, cosine + D / 2);
-            x0 = first;
+            if (eps) {
+                const float inverse = inverse_rms<T, D>(x - i, as_float(eps));
+                const T* weights = (vector < group ? q_norm : k_norm) + i;
+                scale(first, weights, inverse);
+                scale(second, weights + D / 2, inverse);
+            }
+            rope(first, second, cosine, cosine + D / 2);
+            x0 = first.words();
+            x1 = second.words();
         }
         store16(out + i, x0);
         store16(out + i + D / 2, x1);

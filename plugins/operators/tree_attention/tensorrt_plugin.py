@@ -6,6 +6,7 @@ caches that `TreeAttentionWrite` returns, so every commit and write is there bef
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -38,6 +39,11 @@ _POSITIONS = Argument("positions", "int32", ("rows",))
 _PARTIAL, _STATS = (
     Argument(name, "float32", ("places", size)) for name, size in (("partial", "head_size"), ("stats", "two"))
 )
+
+
+def eps_bits(eps: float) -> int:
+    """What `TreeAttentionWrite` takes as norm_eps: the bits of the float32, as plugins take no floats; 0: no norms."""
+    return struct.unpack("<i", struct.pack("<f", eps))[0]
 
 
 def column_parts(sizes: Sizes) -> int:
@@ -75,16 +81,17 @@ WRITE = Kernel(
     name="TreeAttentionWrite",
     source=SOURCE,
     entry="tree_attention_commit_write_{head_size}",
-    attributes=ATTRIBUTES,
+    attributes=(*ATTRIBUTES, "norm_eps"),
     inputs=(
         *(Argument("qkv", "bf16", ("rows", "projections")), _POSITIONS),
         *(_ROW_OFFSETS, _SLOTS, _LENGTHS, _STARTS),
         *(Argument("commit_src", "int32", ("commits",)), Argument("commit_offsets", "int32", ("commit_bounds",))),
-        *(Argument("rope_table", "float32", ("max_positions", "head_size")), _K, _V),
+        *(Argument("rope_table", "float32", ("max_positions", "head_size")),),
+        *(Argument("q_norm", "bf16", ("head_size",)), Argument("k_norm", "bf16", ("head_size",)), _K, _V),
     ),
     scalars=(
         *("rows", "commits", "commit_bounds", "max_positions", "cache_slots", "cache_rows"),
-        *("heads", "kv_heads"),
+        *("heads", "kv_heads", "norm_eps"),
     ),
     outputs=(_Q, Argument("k_written", "bf16", _CACHE, "k_cache"), Argument("v_written", "bf16", _CACHE, "v_cache")),
     grid=("kv_heads", "sequences", "parts"),

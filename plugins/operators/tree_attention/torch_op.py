@@ -13,6 +13,8 @@ from redraft.plugins.cuda.launch import run
 from redraft.plugins.operators.tree_attention import cuda
 
 BITS = 32
+DEFAULTS = (None, 0, None, None, 1e-5)
+"""Of the arguments from `starts` on."""
 
 
 @torch.library.custom_op("redraft::tree_attention", mutates_args=("k_cache", "v_cache"))
@@ -33,11 +35,16 @@ def tree_attention(
     head_size: int,
     starts: Tensor | None = None,
     window: int = 0,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    norm_eps: float = 1e-5,
 ) -> Tensor:
     """See README.md; returns [T, num_heads * head_size] in the dtype of `qkv`. On a GPU by the CUDA kernels, else here,
     sequence by sequence: first all caches are updated."""
     out = torch.zeros(len(qkv), num_heads * head_size, dtype=qkv.dtype, device=qkv.device)
     q, k, v = qkv.unflatten(-1, (-1, head_size)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_norm is not None and k_norm is not None:
+        q, k = (F.rms_norm(x, (head_size,), norm.to(x.dtype), norm_eps) for x, norm in ((q, q_norm), (k, k_norm)))
     table = rope_table[positions][:, None]
     q, k = _rope(q, table), _rope(k, table)
     first_rows = cache_lengths if starts is None else starts
@@ -79,16 +86,19 @@ def by_kernels(qkv: Tensor, *arguments: Any, run: Callable[..., list[Tensor]] = 
     """Compute `tree_attention` by the CUDA kernels, in the caches' dtype. Nothing waits for the GPU and
     sizes follow from shapes, so that a CUDA graph can hold it. Raises the errors of `cuda.tree_attention`."""
     rows, caches, (num_heads, num_kv_heads, head_size) = arguments[:8], arguments[8:10], arguments[10:13]
-    starts = [given.contiguous() for given in arguments[13:14] if given is not None]
-    window = arguments[14] if len(arguments) > 14 else 0
+    options: tuple[Any, ...] = (*arguments[13:], *DEFAULTS[len(arguments) - 13 :])
+    starts, window, q_norm, k_norm, norm_eps = options
+    dtype = caches[0].dtype
     out = cuda.tree_attention(
-        *(tensor.contiguous() for tensor in (qkv.to(caches[0].dtype), *rows)),
+        *(tensor.contiguous() for tensor in (qkv.to(dtype), *rows)),
         *caches,
-        *starts,
+        *([] if starts is None else [starts.contiguous()]),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         window=window,
+        norms=None if q_norm is None else (q_norm.to(dtype).contiguous(), k_norm.to(dtype).contiguous()),
+        norm_eps=norm_eps,
         run=run,
     )
     return out.to(qkv.dtype)

@@ -16,7 +16,7 @@ from benchmarks.replay.replay import Outcome, Replayer, cut, roots_of
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.registry import DRAFTERS
-from model_defs.target.attention import DenseCache, causal_attend
+from model_defs.target.attention import DenseCache, HeadNorms, causal_attend
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from model_defs.target.rope import RopeConfig
@@ -72,8 +72,8 @@ def chain_at(drafter: HiddenStateDrafter, answer: Answer, place: int, levels: in
     first = drafter.ingest(answer.hidden[None, :count], answer.tokens[None, 1 : count + 1], cache.attend)[0, -1]
     cache.starts += count
 
-    def attend(layer: int, qkv: Tensor) -> Tensor:
-        out = cache.attend(layer, qkv)
+    def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        out = cache.attend(layer, qkv, norms)
         cache.starts += 1
         return out
 

@@ -20,14 +20,21 @@ from model_defs.export.target import CacheShape, export_target_plugin
 from model_defs.target.model import Target
 from model_defs.target.shards import plan_shards, shard_target
 from redraft.plugins.cuda.declaration import NAMESPACE
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import COMBINE, KERNELS, SPLIT, WRITE
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import COMBINE, KERNELS, SPLIT, WRITE, eps_bits
 from tests.compiler.passes.test_quantization import fake_quantized
 from tests.engines.tensorrt.stand_in_tensorrt import plugin
 from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_model, random_tree, tiny_lm, tiny_target
 
 CACHE = CacheShape(4, 40, 8)
-RANKED = random_model(dataclasses.replace(tiny_lm().config, num_heads=6, num_kv_heads=3, intermediate_size=201))
-"""Three KV groups: 2 + 1 on two ranks."""
+RANKED = random_model(
+    dataclasses.replace(tiny_lm().config, num_heads=6, num_kv_heads=3, intermediate_size=201, qk_norm=True)
+)
+"""Three KV groups, 2 + 1 on two ranks, and norms of query and key heads."""
+
+
+def normed_lm() -> Target:
+    return random_model(dataclasses.replace(tiny_lm().config, qk_norm=True))
+
 
 TEXTS = [[5, 9, 2, 77, 31], [1, 110, 3], list(range(20, 45))]
 TOLERANCES = {"bf16": (0.06, 0.01), "int8": (0.1, 0.02), "fp8": (0.5, 0.1)}
@@ -115,9 +122,16 @@ def attention_of(nodes: list[ir.Node], known: dict[ir.Value, object]) -> tuple:
     """A `TreeAttention` node or the plugins in its place, in the same words."""
     if len(nodes) == 1:
         names = ["qkv", "positions", "row_offsets", "slots", "cache_lengths", "tree_mask", "commit_src"]
-        names += ["commit_offsets", "rope_table", "k_cache", "v_cache"]
+        names += [
+            "commit_offsets",
+            "rope_table",
+            "k_cache",
+            "v_cache",
+            *["q_norm", "k_norm"][: len(nodes[0].inputs) - 11],
+        ]
         taken = dict(zip(names, (known[value] for value in nodes[0].inputs), strict=True))
         sizes = {name.removeprefix("num_"): a.value for name, a in nodes[0].attributes.items()}
+        sizes["norm_eps"] = eps_bits(sizes["norm_eps"])
         return taken | {"starts": taken["cache_lengths"]}, sizes
     assert [node.op_type for node in nodes] == [kernel.name for kernel in KERNELS]
     made = {value for node in nodes for value in node.outputs}
@@ -131,6 +145,8 @@ def attention_of(nodes: list[ir.Node], known: dict[ir.Value, object]) -> tuple:
         assert [node.attributes[name].value for name in found_by] == [NAMESPACE, "1", 1]
         assert set(own) == set(kernel.attributes)
         sizes |= own
+    if not sizes["norm_eps"]:
+        del taken["q_norm"], taken["k_norm"]  # which the kernel does not read
     return taken, sizes
 
 
@@ -172,6 +188,7 @@ def test_so_does_a_ranks_file(rank):
     files[1] = all_reduce.tensorrt_form(tensorrt_form(files[1]))
     of_cpu, of_tensorrt = map(described, files)
     assert of_cpu == of_tensorrt
+    assert {"q_norm", "k_norm"} < {name for node in of_cpu[1] if len(node) == 2 for name in node[0]}
     sums = [node for node in of_cpu[1] if node[1] == "AllReduce"]
     assert len(sums) == 2 * RANKED.config.num_layers
 
@@ -192,10 +209,10 @@ def test_keys_are_read_from_what_the_write_returns(tensorrt):
             assert [value.producer().op_type for value in caches] == [WRITE.name] * 2
 
 
-@pytest.mark.parametrize("precision", TOLERANCES)
-def test_the_file_computes_what_the_module_does(tensorrt, precision):
+@pytest.mark.parametrize(("precision", "of"), [*((name, tiny_lm) for name in TOLERANCES), ("bf16", normed_lm)])
+def test_the_file_computes_what_the_module_does(precision, of):
     """In 8 bits, what a module with weights and inputs rounded to 8 bits does."""
-    target, network = tiny_lm(), tensorrt
+    target, network = of(), tensorrt_form(typed(of()))
     if precision != "bf16":
         largest = calibrate(target, "", TEXTS).largest_inputs
         network = tensorrt_form(quantize_network(typed(tiny_lm()), precision, largest))

@@ -18,7 +18,7 @@ from model_defs.drafters.eagle import EagleDrafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.registry import DRAFTERS, load_drafter
 from model_defs.drafters.windows import NO_DOCUMENT, Windows
-from model_defs.target.attention import DenseCache
+from model_defs.target.attention import DenseCache, HeadNorms
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from model_defs.target.rope import RopeConfig
@@ -121,8 +121,8 @@ def drafted_with_cache(drafter: Drafter, windows: Windows, window: int, at: int)
 
 
 def chain_with_cache(drafter: HiddenStateDrafter, first: Tensor, cache: DenseCache) -> Tensor:
-    def attend(layer: int, qkv: Tensor) -> Tensor:
-        out = cache.attend(layer, qkv)
+    def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+        out = cache.attend(layer, qkv, norms)
         cache.starts += 1
         return out
 

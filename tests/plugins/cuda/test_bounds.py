@@ -45,7 +45,7 @@ def known(limits: LimitsInfo, heads: str, rows: Any, bounds: Any, sequences: Any
         **{"projections": (count + 2 * kv_heads) * head_size, "columns": count * head_size, "head_size": head_size},
         **{"words": -(-limits.max_tree // 32), "max_positions": limits.max_len + limits.max_tree},
         **{"cache_slots": limits.slots, "cache_rows": limits.max_len + limits.max_tree, "two": 2},
-        **{"commits": sequences * limits.max_tree, "kv_heads": kv_heads, "heads": count, "window": 1},
+        **{"commits": sequences * limits.max_tree, "kv_heads": kv_heads, "heads": count, "window": 1, "norm_eps": 1},
     }
 
 

@@ -14,6 +14,7 @@ from redraft.plugins.cuda.check_on_gpu import (
     later_level,
     make_batch,
     padded,
+    with_norms,
 )
 
 HEADS = Heads(3, 1, 64)
@@ -49,6 +50,8 @@ def noisy_padding(batch, out):
 BLIND = {
     "starts": (later_level, lambda batch: batch._replace(starts=None)),
     "starts of what is cached": (later_level, lambda batch: batch._replace(cache_lengths=batch.starts)),
+    "norms": (with_norms, lambda batch: batch._replace(norms=None)),
+    "whose norm is whose": (with_norms, lambda batch: batch._replace(norms=batch.norms[::-1])),
     "an absent mask": (causal, lambda batch: batch._replace(tree_mask=torch.ones_like(batch.positions)[:, None])),
 }
 
@@ -88,5 +91,6 @@ def test_all_that_engines_pass_is_among_the_cases(monkeypatch):
             assert any(batch.tree_mask.shape[1] == 0 for batch in given)
             assert any(len(batch.commit_offsets) == 0 for batch in given)
             assert any(len(batch.commit_src) > 0 for batch in given)
+            assert any(batch.norms for batch in given)
             assert any(batch.window and (batch.cache_lengths > batch.k_cache.shape[2]).any() for batch in given)
             assert all((batch.cache_lengths >= 0).all() for batch in given)

@@ -14,7 +14,7 @@ from redraft.plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Ke
 from redraft.plugins.library import BuildError
 from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
 from redraft.plugins.operators.sampling.cuda import FILTER, RACE
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE, eps_bits
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
 from tests.conftest import ARTIFACTS, one_process, run_script
 from tests.plugins import fake_tensorrt
@@ -31,6 +31,7 @@ SHAPES = {
         (8,),
         (6,),
         (512, 64),
+        *[(64,)] * 2,
         *[(5, 3, 600, 64)] * 2,
     ],
     "TreeAttentionSplit": [(93, 576), (6,), (5,), (5,), (5,), (93, 2), *[(5, 3, 600, 64)] * 2],
@@ -39,7 +40,7 @@ SHAPES = {
 SHAPES |= {f"{kernel.name}Fp32": SHAPES[kernel.name] for kernel in ATTENTION}
 SHAPES["TreeAttentionCombineFp32"] = [(2511, 64), (2511, 2), (93,), (6,), (5, 3, 600, 64)]
 Q = replace(SPLIT.inputs[0], in_place_of="q")
-ATTRIBUTES = {"heads": 9, "kv_heads": 3, "head_size": 64, "window": 0}
+ATTRIBUTES = {"heads": 9, "kv_heads": 3, "head_size": 64, "window": 0, "norm_eps": eps_bits(1e-6)}
 OLDEST = "10.16.1.11"
 """The oldest TensorRT that is taken, whose bindings are fetched."""
 
@@ -289,9 +290,9 @@ def test_splits_fill_the_gpu_for_one_sequence_and_are_few_for_many_rows():
 
 @pytest.mark.parametrize("kernels", [ATTENTION, FP32_KERNELS], ids=["bf16", "fp32"])
 def test_the_cpu_form_and_the_kernels_agree_on_inputs(kernels):
-    """The plugins take what the one CPU operator takes, `starts` included (README.md)."""
+    """The plugins take what the one CPU operator takes, `starts` and norms included (README.md)."""
     cpu = ["qkv", "positions", "row_offsets", "slots", "cache_lengths", "tree_mask", "commit_src", "commit_offsets"]
-    cpu += ["rope_table", "k_cache", "v_cache", "starts"]
+    cpu += ["rope_table", "k_cache", "v_cache", "starts", "q_norm", "k_norm"]
     made = {output.name for kernel in kernels for output in kernel.outputs}
     taken = {argument.name for kernel in kernels for argument in kernel.inputs} - made
     assert taken == set(cpu)

@@ -19,7 +19,7 @@ import torch
 from redraft.plugins.cuda.declaration import Kernel
 from redraft.plugins.cuda.launch import TORCH_DTYPES
 from redraft.plugins.operators.sampling.cuda import FILTER, RACE
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
+from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS, eps_bits
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", "UB
 INT, TENSOR, REPEATED = range(3)
 """Kinds of an argument in sanitized_main.cpp."""
 ROWS, SEQUENCES, SLOTS, CACHE_ROWS, POSITIONS, WORDS = 70, 3, 2, 96, 50, 2
-ATTRIBUTES = {"heads": 2, "kv_heads": 1, "window": 7}
+ATTRIBUTES = {"heads": 2, "kv_heads": 1, "window": 7, "norm_eps": eps_bits(1e-6)}
 INTEGERS = {
     "row_offsets": [0, 3, 40, 66],
     "slots": [1, 0, 1],
@@ -58,7 +58,7 @@ DRAWS = {"rows": 3, "vocabulary": 2111, "three": 3, "four": 4}
 
 
 def sizes_of(kernel: Kernel, head_size: int) -> dict[str, int]:
-    heads, kv_heads, _ = ATTRIBUTES.values()
+    heads, kv_heads = ATTRIBUTES["heads"], ATTRIBUTES["kv_heads"]
     known = {
         **{"rows": ROWS, "projections": (heads + 2 * kv_heads) * head_size, "columns": heads * head_size},
         **{"bounds": SEQUENCES + 1, "commit_bounds": SEQUENCES + 1, "sequences": SEQUENCES, "words": WORDS},

@@ -41,7 +41,19 @@ def tensors(case: Case, padding: int = 0) -> dict[str, torch.Tensor]:
 def attend(case: Case, arguments: dict[str, torch.Tensor], **options) -> torch.Tensor:
     _, kv_heads, _, head_size = case.arrays["k_cache"].shape
     sizes = {"num_heads": case.num_heads, "num_kv_heads": kv_heads, "head_size": head_size}
-    return cuda.tree_attention(**arguments, **sizes, window=case.window, **options)
+    dtype = arguments["qkv"].dtype
+    norms = case.norms and tuple(torch.from_numpy(norm).to(dtype) for norm in case.norms)
+    return cuda.tree_attention(**arguments, **sizes, window=case.window, norms=norms, **options)
+
+
+def with_norms(case: Case, rng: np.random.Generator) -> Case:
+    """The case with norms, which bf16 holds, and with queries and keys of very different sizes from row to row."""
+    size = case.arrays["k_cache"].shape[3]
+    weights = [torch.from_numpy(1 + rng.standard_normal(size) / 4).bfloat16().float().numpy() for _ in "qk"]
+    values = case.arrays["k_cache"].shape[1] * size
+    scales = 10.0 ** rng.integers(-3, 3, (len(case.arrays["qkv"]), 1))
+    case.arrays["qkv"][:, :-values] *= scales.astype(np.float32)
+    return replace(case, norms=(weights[0], weights[1]))
 
 
 def expect_close(found: torch.Tensor, expected: np.ndarray) -> None:
@@ -76,6 +88,18 @@ def test_windows_count_the_rows_of_a_path(rng, window, head_size):
     case = in_bf16(make_case(rng, MIXED, dtype="bf16", heads=6, kv_heads=2, head_size=head_size))
     case.window = window
     expect_close(attend(case, tensors(case)), case.reference()[0])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (5, 5, 96), (6, 2, 128), (4, 1, 256)])
+def test_heads_are_normalized_before_they_are_turned(rng, heads, kv_heads, head_size):
+    """Large ones, small ones beside epsilon, and weights that tell queries from keys."""
+    case = with_norms(make_case(rng, MIXED, dtype="bf16", heads=heads, kv_heads=kv_heads, head_size=head_size), rng)
+    case = in_bf16(case)
+    expected, k, v = case.reference()
+    arguments = tensors(case)
+    expect_close(attend(case, arguments), expected)
+    np.testing.assert_allclose(arguments["k_cache"].float().numpy(), k, atol=1e-3, rtol=2**-8)
+    np.testing.assert_array_equal(arguments["v_cache"].float().numpy(), v)
 
 
 @pytest.mark.parametrize(("window", "rows", "head_size"), [(25, 64, 64), (89, 128, 64), (25, 64, 256)])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from redraft.plugins.cuda.launch import run
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_SPLIT, FP32_SPLIT_KEYS
 from tests.plugins.attention_case import LAPS, MIXED, TREE, Case, Sequence, make_case, make_levels
-from tests.plugins.cuda.test_tree_attention import attend, batches, by_split, visible_counts
+from tests.plugins.cuda.test_tree_attention import attend, batches, by_split, visible_counts, with_norms
 
 LONG_TREE = [-1, 0, 0, 1, 1, 2, 3, 5, 0, 8, 9, 9, *([0] * 25), 11, 36, 37, 38, 39]
 
@@ -43,6 +43,15 @@ def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
     np.testing.assert_array_equal(arguments["v_cache"], v)
     again = tensors(case, padding=3)
     assert torch.equal(attend(case, again, run=partial(run, descending=True)), out)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(6, 2, 64), (3, 1, 96), (4, 1, 256)])
+def test_heads_are_normalized_before_they_are_turned(rng, heads, kv_heads, head_size):
+    case = with_norms(make_case(rng, MIXED, heads=heads, kv_heads=kv_heads, head_size=head_size), rng)
+    expected, k, _ = case.reference()
+    arguments = tensors(case)
+    np.testing.assert_allclose(attend(case, arguments), expected, atol=1e-4)
+    np.testing.assert_allclose(arguments["k_cache"], k, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [1, 3, 40, 300])
