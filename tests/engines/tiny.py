@@ -19,6 +19,7 @@ from compiler.bundle import build, shard_infos, target_info
 from compiler.methods import MethodSettings
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.draft_lm import DraftLM
+from model_defs.drafters.layer_shape import LayerShape
 from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.drafters.registry import DRAFTERS
 from model_defs.drafters.token_info import InfoForm
@@ -217,9 +218,10 @@ CONTEXT_DRAFTERS: dict[str, dict[str, Any]] = {
 }
 
 
+QWEN3 = LayerShape(120, 4, 2, 32, 1e-6, RopeConfig(theta=500.0), max_position=128, qk_norm=True)
 BLOCK_DRAFTERS: dict[str, dict[str, Any]] = {
     "block": {"target_layers": (0, 1, 2), "num_layers": 2, "block_size": 6, "mask_token": 7, "info_rank": 5},
-    "block, causal": {"block_size": 6, "mask_token": 7, "causal": True, "from_root": True},
+    "block, causal": {"layer": QWEN3, "block_size": 6, "mask_token": 7, "causal": True, "from_root": True},
     "parallel_eagle3": {"target_layers": (0, 1, 2), "num_layers": 2, "mask_token": 7},
 }
 """Those that draft all levels at once, whose contexts the tests of the others cover."""
