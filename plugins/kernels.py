@@ -94,6 +94,7 @@ def linear(
     *,
     bias: np.ndarray | None = None,
     norm: np.ndarray | None = None,
+    norm_bias: np.ndarray | None = None,
     norm_eps: float = 1e-5,
     residual: np.ndarray | None = None,
     residual_rows: np.ndarray | None = None,
@@ -102,7 +103,8 @@ def linear(
     out: np.ndarray | None = None,
 ) -> np.ndarray:
     """float32 [T, K] to float32 [T or len(rows), out_features]."""
-    projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
+    norms = {"norm": norm, "norm_bias": norm_bias, "norm_eps": norm_eps}
+    projection = _projection(x, weight, out_features, dtype, rows, bias=bias, **norms)
     out = np.empty((projection.rows, out_features), np.float32) if out is None else out
     call(
         "linear",
@@ -126,11 +128,13 @@ def linear_topk(
     ids: np.ndarray | None = None,
     bias: np.ndarray | None = None,
     norm: np.ndarray | None = None,
+    norm_bias: np.ndarray | None = None,
     norm_eps: float = 1e-5,
     rows: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """float32 [T, K] to log-probabilities float32 [T, k] and indices int32 [T, k]."""
-    projection = _projection(x, weight, out_features, dtype, bias, norm, norm_eps, rows)
+    norms = {"norm": norm, "norm_bias": norm_bias, "norm_eps": norm_eps}
+    projection = _projection(x, weight, out_features, dtype, rows, bias=bias, **norms)
     values = np.empty((projection.rows, k), np.float32)
     indices = np.empty((projection.rows, k), np.int32)
     call("linear_topk", p=projection, ids=ids, k=k, values=values, indices=indices)
@@ -179,7 +183,17 @@ def token_info_topk(
     return values, indices
 
 
-def embedding(ids: np.ndarray, weight: PackedWeight, in_features: int, out_features: int, dtype: str) -> np.ndarray:
+def embedding(
+    ids: np.ndarray,
+    weight: PackedWeight,
+    in_features: int,
+    out_features: int,
+    dtype: str,
+    *,
+    clamped: bool = False,
+    factor: float = 1.0,
+    residual: np.ndarray | None = None,
+) -> np.ndarray:
     """int32 [T] to float32 [T, in_features]."""
     out = np.empty((len(ids), in_features), np.float32)
     call(
@@ -191,15 +205,20 @@ def embedding(ids: np.ndarray, weight: PackedWeight, in_features: int, out_featu
         in_features=in_features,
         out_features=out_features,
         dtype=DTYPES.index(dtype),
+        clamped=clamped,
+        factor=factor,
+        residual=residual,
         out=out,
     )
     return out
 
 
-def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float, residual: np.ndarray | None = None) -> np.ndarray:
+def norm(
+    x: np.ndarray, weight: np.ndarray, eps: float, bias: np.ndarray | None = None, residual: np.ndarray | None = None
+) -> np.ndarray:
     """float32 [T, K] to float32 [T, K]."""
     out, (rows, features) = np.empty_like(x), x.shape
-    call("rms_norm", x=x, rows=rows, features=features, weight=weight, eps=eps, residual=residual, out=out)
+    call("norm", x=x, rows=rows, features=features, weight=weight, bias=bias, eps=eps, residual=residual, out=out)
     return out
 
 
@@ -337,14 +356,7 @@ def tree_attention(
 
 
 def _projection(
-    x: np.ndarray,
-    weight: PackedWeight,
-    out_features: int,
-    dtype: str,
-    bias: np.ndarray | None,
-    norm: np.ndarray | None,
-    norm_eps: float,
-    rows: np.ndarray | None,
+    x: np.ndarray, weight: PackedWeight, out_features: int, dtype: str, rows: np.ndarray | None, **optional: Any
 ) -> Arguments:
     return _filled(
         structures(PLUGINS)["Projection"],
@@ -354,12 +366,10 @@ def _projection(
         rows=len(x) if rows is None else len(rows),
         weight=weight.data,
         scale=weight.scale,
-        bias=bias,
-        norm=norm,
-        norm_eps=norm_eps,
         in_features=x.shape[1],
         out_features=out_features,
         dtype=DTYPES.index(dtype),
+        **optional,
     )
 
 

@@ -1,5 +1,5 @@
 """Rewrites a plugin-form network for the CPU engine: multiplications with constant weights become
-`redraft.cpu` operators with packed weights, together with the norm, bias, SwiGLU or SiLU and residual around them."""
+`redraft.cpu` operators with packed weights, together with the norm, bias, activation and residual around them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from compiler.passes.graph import (
     silu_product,
 )
 
-OPTIONAL_INPUTS = ("scale", "bias", "norm", "residual", "rows", "residual_rows", "ids")
+OPTIONAL_INPUTS = ("scale", "bias", "norm", "norm_bias", "residual", "rows", "residual_rows", "ids")
+NORMS = {"RMSNormalization": ("norm",), "LayerNormalization": ("norm", "norm_bias")}
+"""The inputs of ours that a norm's weights become."""
 
 
 def lower(model: ir.Model, precision: str) -> ir.Model:
@@ -47,7 +49,7 @@ def lower(model: ir.Model, precision: str) -> ir.Model:
             lower_experts(editor, node)
     RemoveUnusedNodesPass()(lowered)
     for node in list(lowered.graph):
-        if node.op_type == "RMSNormalization":
+        if node.op_type in NORMS:
             _lower_norm(editor, node)
     RemoveUnusedNodesPass()(lowered)
     return lowered
@@ -76,7 +78,7 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
         if renumbered := _renumbered(editor, topk.outputs[1]):
             result, table = renumbered
             optional["ids"] = table
-        values, indices = _projection(editor, topk, "LinearTopK", x, optional, attributes)
+        values, indices = _operator(editor, topk, "LinearTopK", x, optional, attributes)
         editor.replace(topk, topk.outputs[0], values)
         if renumbered:
             editor.replace(topk, result, indices)
@@ -90,6 +92,8 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
         (last, activation), out_features = gated, out_features // 2
     elif activated := silu_product(last.outputs[0]):
         last, activation = activated, "silu"
+    elif activated := only_user(last.outputs[0], "Relu"):
+        last, activation = activated, "relu"
     if (add := only_user(last.outputs[0], "Add")) and rank_of(add.outputs[0]) == 2 and not gated:
         other = other_input(add, last)
         if constant_of(other) is None and other.shape == last.outputs[0].shape:
@@ -100,13 +104,14 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
                 last, activation = activated, "silu_last"
     optional = editor.packed_weight(weight, transposed, gated is not None) | optional
     attributes |= {"out_features": out_features, "activation": activation}
-    (out,) = _projection(editor, last, "Linear", x, optional, attributes)
+    (out,) = _operator(editor, last, "Linear", x, optional, attributes)
     editor.replace(last, last.outputs[0], out)
 
 
-def _projection(editor: Editor, before: ir.Node, op: str, x: ir.Value, optional: dict, attributes: dict) -> list:
-    names = [name for name in OPTIONAL_INPUTS if name in optional]
-    operands = [x, optional["weight"], *(optional[name] for name in names)]
+def _operator(editor: Editor, before: ir.Node, op: str, x: ir.Value, inputs: dict, attributes: dict) -> list:
+    """An operator of x, a weight and optional inputs."""
+    names = [name for name in OPTIONAL_INPUTS if name in inputs]
+    operands = [x, inputs["weight"], *(inputs[name] for name in names)]
     attributes = {**attributes, "inputs": ",".join(names)}
     return editor.node(before, op, operands, attributes, DOMAIN, outputs=2 if op == "LinearTopK" else 1)
 
@@ -116,13 +121,23 @@ def _prologue(x: ir.Value, optional: dict[str, ir.Value]) -> tuple[ir.Value, flo
     norm's epsilon."""
     if chosen := _chosen_rows(x):
         x, optional["rows"] = chosen
-    norm, epsilon = x.producer(), 0.0
-    if norm and norm.op_type == "RMSNormalization":
-        x, optional["norm"] = input_of(norm, 0), input_of(norm, 1)
-        epsilon = norm.attributes.get_float("epsilon", 1e-5)
+    epsilon = 0.0
+    if norm := _norm(x):
+        x, weights, epsilon = norm
+        optional |= weights
     if "rows" not in optional and (chosen := _chosen_rows(x)):
         x, optional["rows"] = chosen
     return x, epsilon
+
+
+def _norm(x: ir.Value) -> tuple[ir.Value, dict[str, ir.Value], float] | None:
+    """What the norm that gives `x` takes, its weights by our inputs' names, and its epsilon."""
+    node = x.producer()
+    names = NORMS.get(node.op_type, ()) if node else ()
+    if not node or not names or len(node.inputs) != 1 + len(names):
+        return None
+    weights = {name: input_of(node, i) for i, name in enumerate(names, 1)}
+    return input_of(node, 0), weights, node.attributes.get_float("epsilon", 1e-5)
 
 
 def _chosen_rows(x: ir.Value) -> tuple[ir.Value, ir.Value] | None:
@@ -149,19 +164,44 @@ def _renumbered(editor: Editor, indices: ir.Value) -> tuple[ir.Value, ir.Value] 
 
 
 def _lower_embedding(editor: Editor, node: ir.Node) -> None:
-    table, ids = input_of(node, 0), input_of(node, 1)
-    if constant_of(table) is None or rank_of(table) != 2 or table.dtype != ir.DataType.FLOAT:
-        return
-    if node.attributes.get_int("axis", 0) != 0:
+    """Rows of a table, times a number, plus those of another table."""
+    table = _table(node)
+    if table is None:
         return
     rows, features = shape_of(table)
-    ids = editor.reshape(node, ids, [-1])
+    ids, clamped = _clamped(input_of(node, 1), rows)
+    last, factor, optional = node, 1.0, editor.packed_weight(table, transposed=False)
+    product = only_user(last.outputs[0], "Mul")
+    number = constant_of(other_input(product, last)) if product else None
+    if product and number is not None and number.ndim == 0:
+        last, factor = product, number.item()
+    if (add := only_user(last.outputs[0], "Add")) and rank_of(add.outputs[0]) == 2:
+        other = other_input(add, last)
+        if _table(other.producer()) is not None and other.shape == last.outputs[0].shape:
+            last, optional = add, optional | {"residual": other}
+    ids = editor.reshape(last, ids, [-1])
     if ids.dtype != ir.DataType.INT32:
-        (ids,) = editor.node(node, "Cast", [ids], {"to": ir.DataType.INT32})
-    operands = [ids, *editor.packed_weight(table, transposed=False).values()]
+        (ids,) = editor.node(last, "Cast", [ids], {"to": ir.DataType.INT32})
     attributes = {"in_features": features, "out_features": rows, "dtype": editor.precision}
-    (out,) = editor.node(node, "Embedding", operands, attributes, DOMAIN)
-    editor.replace(node, node.outputs[0], out)
+    attributes |= {"clamped": int(clamped), "factor": factor}
+    (out,) = _operator(editor, last, "Embedding", ids, optional, attributes)
+    editor.replace(last, last.outputs[0], out)
+
+
+def _table(node: ir.Node | None) -> ir.Value | None:
+    """The constant matrix of which a node takes rows."""
+    if not node or node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
+        return None
+    table = input_of(node, 0)
+    usable = constant_of(table) is not None and rank_of(table) == 2 and table.dtype == ir.DataType.FLOAT
+    return table if usable else None
+
+
+def _clamped(ids: ir.Value, rows: int) -> tuple[ir.Value, bool]:
+    """The ids before those beyond the last of so many rows become the last, and whether they do."""
+    node = ids.producer()
+    last = constant_of(input_of(node, 1)) if node and node.op_type == "Min" and len(node.inputs) == 2 else None
+    return (input_of(node, 0), True) if node and last is not None and last.tolist() == rows - 1 else (ids, False)
 
 
 def _lower_stack(editor: Editor, node: ir.Node) -> None:
@@ -188,11 +228,14 @@ def _fold_slice(editor: Editor, node: ir.Node) -> None:
 
 
 def _lower_norm(editor: Editor, node: ir.Node) -> None:
-    attributes = {"eps": node.attributes.get_float("epsilon", 1e-5)}
-    last, operands = node, [input_of(node, 0), input_of(node, 1)]
+    norm = _norm(node.outputs[0])
+    if not norm:
+        return
+    (x, inputs, epsilon), last = norm, node
+    inputs["weight"] = inputs.pop("norm")
     if (add := only_user(node.outputs[0], "Add")) and (other := other_input(add, node)).shape == node.outputs[0].shape:
-        last, operands = add, [*operands, other]
-    (out,) = editor.node(last, "RMSNorm", operands, attributes, DOMAIN)
+        last, inputs["residual"] = add, other
+    (out,) = _operator(editor, last, "Norm", x, inputs, {"eps": epsilon})
     out.shape = last.outputs[0].shape
     editor.replace(last, last.outputs[0], out)
 

@@ -75,10 +75,11 @@ void check(const TokenInfoTopKArgs& a) {
 }
 
 void check(const EmbeddingArgs& args) {
-    for (int64_t r = 0; r < args.rows; ++r) expect_below("token id", args.ids[r], args.out_features);
+    const int64_t bound = args.clamped ? int64_t{1} << 31 : args.out_features;
+    for (int64_t r = 0; r < args.rows; ++r) expect_below("token id", args.ids[r], bound);
 }
 
-void check(const RMSNormArgs& a) { expect(a.features >= 1, "features", a.features, "at least 1"); }
+void check(const NormArgs& a) { expect(a.features >= 1, "features", a.features, "at least 1"); }
 
 void check(const SumRanksArgs& a) { expect(a.ranks >= 1, "ranks", a.ranks, "at least 1"); }
 

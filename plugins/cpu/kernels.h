@@ -13,7 +13,7 @@ enum class DType : int { fp32 = 0, bf16 = 1, int8 = 2, w8a8 = 3 };
 // Features of a weight row that lie together.
 constexpr int64_t feature_group(DType dtype) { return dtype == DType::fp32 ? 1 : dtype == DType::w8a8 ? 4 : 2; }
 constexpr bool has_scale(DType dtype) { return dtype == DType::int8 || dtype == DType::w8a8; }
-enum class Activation : int { none = 0, swiglu = 1, silu = 2, silu_last = 3, geglu = 4 };
+enum class Activation : int { none = 0, swiglu = 1, silu = 2, silu_last = 3, geglu = 4, relu = 5 };
 // Whether an output is an activated projection times a second one, whose weight rows follow the first's.
 constexpr bool is_gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
@@ -32,7 +32,8 @@ struct Projection {
     const void* weight;    // packed, see linear/README.md
     const float* scale;    // [weight rows], int8 and w8a8 only
     const float* bias;     // [weight rows] or null
-    const float* norm;     // [in_features] or null: RMS norm's weight
+    const float* norm;     // [in_features] or null: the norm's weight
+    const float* norm_bias;  // [in_features] or null: RMS norm, not LayerNorm
     float norm_eps;
     int64_t in_features;
     int64_t out_features;
@@ -86,14 +87,18 @@ struct EmbeddingArgs {
     int64_t in_features;
     int64_t out_features;
     DType dtype;
-    float* out;          // [rows, in_features]
+    float factor;           // of the rows
+    int64_t clamped;        // 1: ids beyond the last row take it
+    const float* residual;  // [rows, in_features] or null
+    float* out;             // [rows, in_features]
 };
 
-struct RMSNormArgs {
+struct NormArgs {
     const float* x;
     int64_t rows;
     int64_t features;
     const float* weight;
+    const float* bias;  // [features] or null: RMS norm, not LayerNorm
     float eps;
     const float* residual;  // [rows, features] or null
     float* out;

@@ -1,6 +1,8 @@
 // What the OpenVINO wrappers of the operators share.
 #pragma once
 
+#include <array>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,47 @@ class Operator : public ov::op::Op {
     static constexpr int64_t kUnknownRows = -1;
     // How many rows its outputs have for each row of that input.
     virtual int64_t rows_factor() const { return 1; }
+};
+
+enum Optional : std::size_t { kScale, kBias, kNorm, kNormBias, kResidual, kRows, kResidualRows, kIds, kOptionals };
+
+// The tensors behind the fixed inputs, named by the attribute `inputs`: "norm,residual" says that the next two are the
+// norm weight and the residual. Names come in the enumeration's order.
+class OptionalInputs {
+  public:
+    OptionalInputs() = default;
+    OptionalInputs(const std::string& names, std::size_t first) : end_(first) {
+        std::size_t next = 0;
+        std::istringstream text(names);
+        for (std::string name; std::getline(text, name, ',');) {
+            while (next < kOptionals && name != kNames[next]) ++next;
+            OPENVINO_ASSERT(next < kOptionals, "attribute inputs is '", names, "': '", name,
+                            "' is unknown, repeated or out of order");
+            inputs_[next++] = static_cast<int64_t>(end_++);
+        }
+    }
+
+    // The input's number, or -1.
+    int64_t find(Optional which) const { return inputs_[which]; }
+    std::size_t end() const { return end_; }
+
+    template <class T>
+    const T* data(const ov::TensorVector& inputs, Optional which) const {
+        return inputs_[which] < 0 ? nullptr : inputs[inputs_[which]].data<const T>();
+    }
+    // Throws an exception for an input of another number of elements.
+    template <class T>
+    const T* data(const ov::TensorVector& inputs, Optional which, std::size_t elements) const {
+        OPENVINO_ASSERT(inputs_[which] < 0 || inputs[inputs_[which]].get_size() == elements, "the input ",
+                        kNames[which], " has ", inputs[inputs_[which]].get_size(), " elements: expected ", elements);
+        return data<T>(inputs, which);
+    }
+
+  private:
+    static constexpr const char* kNames[] = {"scale",    "bias", "norm",          "norm_bias",
+                                             "residual", "rows", "residual_rows", "ids"};
+    std::array<int64_t, kOptionals> inputs_{-1, -1, -1, -1, -1, -1, -1, -1};
+    std::size_t end_ = 0;
 };
 
 inline DType parse_dtype(const std::string& name) {

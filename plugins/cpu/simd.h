@@ -29,6 +29,8 @@ static inline f32x16 load(const uint16_t* p) {
     return {widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 static inline f32x16 load_first(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
+// The first n lanes of x, and zeros.
+static inline f32x16 first(f32x16 x, int64_t n) { return {_mm512_maskz_mov_ps(first_lanes(n), x.v)}; }
 static inline void store(float* p, f32x16 x) { _mm512_storeu_ps(p, x.v); }
 static inline void store_first(float* p, f32x16 x, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), x.v); }
 static inline f32x16 add(f32x16 a, f32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -193,6 +195,10 @@ static inline f32x16 load(const uint16_t* p) {
 }
 static inline f32x16 load_first(const float* p, int64_t n) {
     return {_mm256_maskload_ps(p, first_lanes(n)), _mm256_maskload_ps(p + 8, first_lanes(n - 8))};
+}
+static inline f32x16 first(f32x16 x, int64_t n) {
+    return {_mm256_and_ps(_mm256_castsi256_ps(first_lanes(n)), x.lo),
+            _mm256_and_ps(_mm256_castsi256_ps(first_lanes(n - 8)), x.hi)};
 }
 static inline void store(float* p, f32x16 x) {
     _mm256_storeu_ps(p, x.lo);

@@ -12,9 +12,9 @@
     X(Experts)               \
     X(Linear)                \
     X(LinearTopK)            \
+    X(Norm)                  \
     X(PairRows)              \
     X(PerturbedTopK)         \
-    X(RMSNorm)               \
     X(Stack)                 \
     X(TokenInfoTopK)         \
     X(TreeAttention)
@@ -28,9 +28,9 @@
     X(embedding, EmbeddingArgs)           \
     X(linear, LinearArgs)                 \
     X(linear_topk, LinearTopKArgs)        \
+    X(norm, NormArgs)                     \
     X(perturbed_topk, PerturbedTopKArgs)  \
     X(race, RaceArgs)                     \
-    X(rms_norm, RMSNormArgs)              \
     X(sum_ranks, SumRanksArgs)            \
     X(token_info_topk, TokenInfoTopKArgs) \
     X(tree_attention, TreeAttentionArgs)

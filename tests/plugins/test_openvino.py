@@ -81,7 +81,7 @@ def test_linear_operators(core, rng, dtype, fused):
     weight, norm = rng.standard_normal((2 * 96, 64)).astype(np.float32), rng.standard_normal(64).astype(np.float32)
     head, down = rng.standard_normal((100, 96)).astype(np.float32), rng.standard_normal((64, 96)).astype(np.float32)
     packed = {"gate_up": pack(weight, dtype, "swiglu"), "down": pack(down, dtype), "head": pack(head, dtype)}
-    constants = {"norm": norm, "ids": np.arange(100, dtype=np.int32)[::-1].copy()}
+    constants = {"norm": norm, "norm_bias": norm[::-1].copy(), "ids": np.arange(100, dtype=np.int32)[::-1].copy()}
     for name, (data, scale) in packed.items():
         constants[name] = data
         if scale is not None:
@@ -90,39 +90,46 @@ def test_linear_operators(core, rng, dtype, fused):
     def node(op: str, x: str, name: str, outputs: list, optional: str = "", **attributes: object) -> onnx.NodeProto:
         scaled = [f"{name}.scale"] if packed[name].scale is not None else []
         names = [*(["scale"] if scaled else []), *optional.split()]
-        inputs = [x, name, *scaled, *({"residual": "x"}.get(n, n) for n in optional.split())]
-        if op != "Embedding":
-            attributes = {"inputs": ",".join(names), "norm_eps": 1e-6} | attributes
+        residual = "e0" if op == "Embedding" else "x"
+        inputs = [x, name, *scaled, *({"residual": residual}.get(n, n) for n in optional.split())]
+        attributes |= {"clamped": 1, "factor": 0.5} if op == "Embedding" else {"norm_eps": 1e-6}
         if op == "Linear":
             attributes = {"activation": "none"} | attributes
-        return cpu_node(op, inputs, outputs, dtype=dtype, **attributes)
+        return cpu_node(op, inputs, outputs, dtype=dtype, inputs=",".join(names), **attributes)
 
     sizes = {"in_features": 64, "out_features": 96}
     nodes = [
-        node("Linear", "x", "gate_up", ["h"], "norm", activation="swiglu", **sizes),
+        node("Linear", "x", "gate_up", ["h"], "norm norm_bias", activation="swiglu", **sizes),
         node("Linear", "h", "down", ["y"], "residual", in_features=96, out_features=64),
         node("LinearTopK", "h", "head", ["values", "indices"], "rows ids", in_features=96, out_features=100, k=7),
-        node("Embedding", "indices_0", "head", ["e"], in_features=96, out_features=100),
         helper.make_node("Gather", ["indices", "zero"], ["indices_0"], axis=1),
-        helper.make_node("RMSNorm", ["y", "norm"], ["n"], domain="redraft.cpu", eps=1e-6),
+        node("Embedding", "indices_0", "head", ["e0"], in_features=96, out_features=100),
+        node("Embedding", "indices_0", "down", ["e"], "residual", in_features=96, out_features=64),
+        cpu_node("Norm", ["y", "norm", "norm_bias", "x"], ["n"], eps=1e-6, inputs="norm_bias,residual"),
+        cpu_node("Norm", ["y", "norm"], ["m"], eps=1e-6, inputs=""),
     ]
-    nodes = [*nodes[:3], nodes[4], nodes[3], nodes[5]]
     inputs = {"x": (TensorProto.FLOAT, [None, 64]), "rows": (TensorProto.INT32, [None])}
-    outputs = dict.fromkeys(("y", "values", "e", "n"), (TensorProto.FLOAT, None))
+    outputs = dict.fromkeys(("y", "values", "e", "n", "m"), (TensorProto.FLOAT, None))
     outputs["indices"] = (TensorProto.INT32, None)
     constants["zero"] = np.array(0, np.int64)
     model = compile_nodes(core, nodes, inputs, outputs, constants, fused)
     rows = np.array([4, 0, 2], np.int32)
-    y, values, e, n, indices = (array.copy() for array in model([x, rows]).values())
+    y, values, e, n, m, indices = (array.copy() for array in model([x, rows]).values())
 
-    h = kernels.linear(x, packed["gate_up"], 96, dtype, norm=norm, norm_eps=1e-6, activation="swiglu")
+    norms = {"norm": norm, "norm_bias": constants["norm_bias"], "norm_eps": 1e-6}
+    h = kernels.linear(x, packed["gate_up"], 96, dtype, activation="swiglu", **norms)
     expected = kernels.linear(h, packed["down"], 64, dtype, residual=x)
     np.testing.assert_array_equal(y, expected)
-    np.testing.assert_array_equal(n, kernels.rms_norm(expected, norm, 1e-6))
+    np.testing.assert_array_equal(n, kernels.norm(expected, norm, 1e-6, constants["norm_bias"], x))
+    np.testing.assert_array_equal(m, kernels.norm(expected, norm, 1e-6))
     best = kernels.linear_topk(h, packed["head"], 100, dtype, 7, ids=constants["ids"], rows=rows)
     np.testing.assert_array_equal(values, best[0])
     np.testing.assert_array_equal(indices, best[1])
-    np.testing.assert_array_equal(e, kernels.embedding(indices[:, 0].copy(), packed["head"], 96, 100, dtype))
+    ids = indices[:, 0].copy()
+    assert ids.max() > 63
+    e0 = kernels.embedding(ids, packed["head"], 96, 100, dtype, factor=0.5)
+    both = kernels.embedding(ids, packed["down"], 96, 64, dtype, factor=0.5, residual=e0, clamped=True)
+    np.testing.assert_array_equal(e, both)
 
 
 def test_wrong_attributes_are_refused(core, rng):
@@ -133,6 +140,7 @@ def test_wrong_attributes_are_refused(core, rng):
         ({"dtype": "fp32"}, "elements"),
         ({"dtype": "bf16", "inputs": "norm"}, "says 3"),
         ({"dtype": "bf16", "inputs": "residual,norm"}, "out of order"),
+        ({"dtype": "bf16", "inputs": "norm_bias"}, "norm_bias comes with norm only"),
     ):
         defaults = {"in_features": 64, "out_features": 96, "activation": "none", "norm_eps": 1e-5, "inputs": ""}
         node = cpu_node("Linear", ["x", "w"], ["y"], **defaults | attributes)
@@ -146,14 +154,15 @@ def test_two_levels_of_a_beam_search(core, rng, fused):
     table, ids = rng.standard_normal((111, 32)).astype(np.float32), rng.permutation(111).astype(np.int32)
     constants = {"table": pack(table, "fp32").data, "ids": ids}
     sizes = {"in_features": 32, "out_features": 111, "dtype": "fp32"}
+    embedding = {"clamped": 0, "factor": 1.0, "inputs": "", **sizes}
     topk = {"norm_eps": 1e-5, "inputs": "ids", "k": 5, **sizes}
     draft = ["candidates", "log_probs", "parents", "chosen"]
     last = [f"last_{name}" for name in (*draft, "tokens", "origins")]
     nodes = [
-        cpu_node("Embedding", ["roots", "table"], ["e0"], **sizes),
+        cpu_node("Embedding", ["roots", "table"], ["e0"], **embedding),
         cpu_node("LinearTopK", ["e0", "table", "ids"], ["values0", "ids0"], **topk),
         helper.make_node("BeamStep", ["values0", "ids0"], [*draft, "tokens", "origins"], domain="redraft", width=3),
-        cpu_node("Embedding", ["tokens", "table"], ["e1"], **sizes),
+        cpu_node("Embedding", ["tokens", "table"], ["e1"], **embedding),
         cpu_node("LinearTopK", ["e1", "table", "ids"], ["values1", "ids1"], **topk),
         helper.make_node("BeamStep", ["values1", "ids1", *draft], last, domain="redraft", width=3),
     ]

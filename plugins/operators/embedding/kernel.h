@@ -25,7 +25,7 @@ static inline float float_of_bf16(uint16_t w) {
 static void embedding_row(const void* context, int64_t begin, int64_t end, int) {
     const EmbeddingArgs& a = *static_cast<const EmbeddingArgs*>(context);
     for (int64_t r = begin; r < end; ++r) {
-        const int64_t id = a.ids[r];
+        const int64_t id = a.ids[r] < a.out_features ? a.ids[r] : a.out_features - 1;
         float* out = a.out + r * a.in_features;
         const float scale = a.scale ? a.scale[id] : 1.0f;
         switch (a.dtype) {
@@ -33,6 +33,12 @@ static void embedding_row(const void* context, int64_t begin, int64_t end, int) 
             case DType::bf16: unpack_row<DType::bf16, uint16_t>(a, id, out, float_of_bf16); break;
             case DType::int8: unpack_row<DType::int8, int8_t>(a, id, out, [=](int w) { return w * scale; }); break;
             case DType::w8a8: unpack_row<DType::w8a8, uint8_t>(a, id, out, [=](int w) { return (w - 128) * scale; });
+        }
+        if (!a.residual && a.factor == 1.0f) continue;
+        for (int64_t i = 0; i < a.in_features; i += 16) {
+            const int64_t n = a.in_features - i;
+            const f32x16 v = mul(load_first(out + i, n), set1(a.factor));
+            store_first(out + i, a.residual ? add(v, load_first(a.residual + r * a.in_features + i, n)) : v, n);
         }
     }
 }

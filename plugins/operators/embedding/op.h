@@ -11,10 +11,14 @@ class Embedding : public Operator {
 
     void validate_and_infer_types() override {
         type_ = parse_dtype(dtype_);
-        OPENVINO_ASSERT(get_input_size() == (has_scale(type_) ? 3u : 2u), get_friendly_name(), " has ",
-                        get_input_size(), " inputs: expected ids, packed_weight and, with int8 weights, scale");
+        optional_ = OptionalInputs(inputs_, 2);
+        OPENVINO_ASSERT(get_input_size() == optional_.end(), get_friendly_name(), " has ", get_input_size(),
+                        " inputs: attribute inputs='", inputs_, "' says ", optional_.end());
+        OPENVINO_ASSERT(has_scale(type_) == (optional_.find(kScale) >= 0), get_friendly_name(),
+                        ": int8 weights, and no others, take the input scale");
         expect_type(this, 0, ov::element::i32);
         expect_type(this, 1, ov::element::u8);
+        for (std::size_t i = 2; i < optional_.end(); ++i) expect_type(this, i, ov::element::f32);
         expect_elements(this, 1, packed_bytes(in_features_, out_features_, type_, Activation::none));
         const ov::PartialShape& ids = get_input_partial_shape(0);
         const ov::Dimension rows = ids.rank().is_static() ? ids[0] : ov::Dimension::dynamic();
@@ -30,6 +34,9 @@ class Embedding : public Operator {
         visitor.on_attribute("in_features", in_features_);
         visitor.on_attribute("out_features", out_features_);
         visitor.on_attribute("dtype", dtype_);
+        visitor.on_attribute("clamped", clamped_);
+        visitor.on_attribute("factor", factor_);
+        visitor.on_attribute("inputs", inputs_);
         return true;
     }
     void run(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
@@ -38,18 +45,23 @@ class Embedding : public Operator {
         const EmbeddingArgs args{inputs[0].data<const int32_t>(),
                                  static_cast<int64_t>(rows),
                                  inputs[1].data(),
-                                 inputs.size() > 2 ? inputs[2].data<const float>() : nullptr,
+                                 optional_.data<float>(inputs, kScale),
                                  in_features_,
                                  out_features_,
                                  type_,
+                                 factor_,
+                                 clamped_,
+                                 optional_.data<float>(inputs, kResidual, rows * in_features_),
                                  outputs[0].data<float>()};
         run_kernel(args);
     }
 
   private:
-    int64_t in_features_ = 0, out_features_ = 0;
-    std::string dtype_ = "fp32";
-    DType type_{};  // of dtype_, parsed when the node is validated
+    int64_t in_features_ = 0, out_features_ = 0, clamped_ = 0;
+    float factor_ = 1.0f;
+    std::string dtype_ = "fp32", inputs_;
+    OptionalInputs optional_;  // of inputs_, and
+    DType type_{};             // of dtype_, parsed when the node is validated
 };
 
 }  // namespace redraft

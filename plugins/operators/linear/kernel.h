@@ -20,6 +20,7 @@ static inline f32x16 scaled(const Projection& p, const float* sums, int64_t from
 static inline void write_linear(const LinearArgs& a, int64_t r, int64_t column, f32x16 v, int64_t n) {
     const int64_t residual_row = a.residual_ids ? a.residual_ids[r] : r;
     if (a.activation == Activation::silu) v = silu(v);
+    if (a.activation == Activation::relu) v = max(zero(), v);  // in this order NaN stays
     if (a.residual) v = add(load_first(a.residual + residual_row * a.p.out_features + column, n), v);
     if (a.activation == Activation::silu_last) v = silu(v);
     store_first(a.out + r * a.p.out_features + column, v, n);

@@ -42,8 +42,9 @@ class Linear : public ProjectionOp {
         if (name == "swiglu") return Activation::swiglu;
         if (name == "silu") return Activation::silu;
         if (name == "geglu") return Activation::geglu;
+        if (name == "relu") return Activation::relu;
         OPENVINO_ASSERT(name == "silu_last", "attribute activation is '", name,
-                        "': expected none, swiglu, geglu, silu or silu_last");
+                        "': expected none, swiglu, geglu, silu, silu_last or relu");
         return Activation::silu_last;
     }
     std::string activation_ = "none";

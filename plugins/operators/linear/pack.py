@@ -12,7 +12,7 @@ GROUP = {"fp32": 1, "bf16": 2, "int8": 2, "w8a8": 4}
 """Features of a weight row that lie together."""
 W8A8_SIGN = np.uint8(128)
 """Weights that meet int8 rows are unsigned, 128 greater: so the processors' products want them."""
-ACTIVATIONS = ("none", "swiglu", "silu", "silu_last", "geglu")
+ACTIVATIONS = ("none", "swiglu", "silu", "silu_last", "geglu", "relu")
 GATED = ("swiglu", "geglu")
 """An activated projection times a second one."""
 

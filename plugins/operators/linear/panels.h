@@ -7,7 +7,7 @@
 #include "../../cpu/kernels.h"
 #include "../../cpu/pool.h"
 #include "../../cpu/simd.h"
-#include "../rms_norm/kernel.h"
+#include "../norm/kernel.h"
 #include "tiles.h"
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
@@ -206,11 +206,8 @@ struct Prepared {
         const int64_t n = p.in_features;
         const float* from = p.x + (p.row_ids ? p.row_ids[r] : r) * n;
         float* to = rows_of(thread) + r * stride;
-        const f32x16 inverse = p.norm ? set1(inverse_rms(from, n, p.norm_eps)) : set1(1.0f);
-        const auto normalized = [&](int64_t i) {
-            const f32x16 v = load_first(from + i, n - i);
-            return p.norm ? mul(mul(v, inverse), load_first(p.norm + i, n - i)) : v;
-        };
+        const RowNorm norm(from, n, p.norm, p.norm_bias, p.norm_eps);
+        const auto normalized = [&](int64_t i) { return norm(load_first(from + i, n - i), i, n - i); };
         if (p.dtype == DType::w8a8) return round_row(normalized, to);
         for (int64_t i = 0; i < n; i += 16) {
             const f32x16 v = normalized(i);

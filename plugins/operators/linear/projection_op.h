@@ -1,45 +1,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <sstream>
 
 #include "../../cpu/openvino_op.h"
 
 namespace redraft {
-
-enum Optional : std::size_t { kScale, kBias, kNorm, kResidual, kRows, kResidualRows, kIds, kOptionals };
-
-// The tensors behind the fixed inputs, named by the attribute `inputs`: "norm,residual" says that the next two are the
-// norm weight and the residual. Names come in the enumeration's order.
-class OptionalInputs {
-  public:
-    OptionalInputs() = default;
-    OptionalInputs(const std::string& names, std::size_t first) : end_(first) {
-        static const char* const kNames[] = {"scale", "bias", "norm", "residual", "rows", "residual_rows", "ids"};
-        std::size_t next = 0;
-        std::istringstream text(names);
-        for (std::string name; std::getline(text, name, ',');) {
-            while (next < kOptionals && name != kNames[next]) ++next;
-            OPENVINO_ASSERT(next < kOptionals, "attribute inputs is '", names, "': '", name,
-                            "' is unknown, repeated or out of order");
-            inputs_[next++] = static_cast<int64_t>(end_++);
-        }
-    }
-
-    // The input's number, or -1.
-    int64_t find(Optional which) const { return inputs_[which]; }
-    std::size_t end() const { return end_; }
-
-    template <class T>
-    const T* data(const ov::TensorVector& inputs, Optional which) const {
-        return inputs_[which] < 0 ? nullptr : inputs[inputs_[which]].data<const T>();
-    }
-
-  private:
-    std::array<int64_t, kOptionals> inputs_{-1, -1, -1, -1, -1, -1, -1};
-    std::size_t end_ = 0;
-};
 
 // Attributes and inputs that Linear and LinearTopK share.
 class ProjectionOp : public Operator {
@@ -61,6 +26,8 @@ class ProjectionOp : public Operator {
     ov::Dimension check_projection(Activation activation) {
         type_ = parse_dtype(dtype_);
         optional_ = OptionalInputs(inputs_, 2);
+        OPENVINO_ASSERT(optional_.find(kNormBias) < 0 || optional_.find(kNorm) >= 0, get_friendly_name(),
+                        ": the input norm_bias comes with norm only");
         OPENVINO_ASSERT(get_input_size() == optional_.end(), get_friendly_name(), " has ", get_input_size(),
                         " inputs: attribute inputs='", inputs_, "' says ", optional_.end());
         expect_type(this, 0, ov::element::f32);
@@ -70,7 +37,11 @@ class ProjectionOp : public Operator {
                         ": int8 weights, and no others, take the input scale");
         const int64_t weight_rows = is_gated(activation) ? 2 * out_features_ : out_features_;
         const std::pair<Optional, int64_t> vectors[] = {
-            {kScale, weight_rows}, {kBias, weight_rows}, {kNorm, in_features_}, {kIds, out_features_}};
+            {kScale, weight_rows},
+            {kBias, weight_rows},
+            {kNorm, in_features_},
+            {kNormBias, in_features_},
+            {kIds, out_features_}};
         for (const auto& [which, elements] : vectors)
             if (optional_.find(which) >= 0) expect_elements(this, optional_.find(which), elements);
         for (std::size_t i = 0; i < kOptionals; ++i) {
@@ -93,6 +64,7 @@ class ProjectionOp : public Operator {
                 optional_.data<float>(inputs, kScale),
                 optional_.data<float>(inputs, kBias),
                 optional_.data<float>(inputs, kNorm),
+                optional_.data<float>(inputs, kNormBias),
                 norm_eps_,
                 in_features_,
                 out_features_,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from redraft.plugins.operators.linear.pack import GATED, bf16_bits, from_bf16_bits
+from redraft.plugins.operators.norm.reference import norm as normalized
 
 
 def linear(
@@ -14,6 +15,7 @@ def linear(
     *,
     bias: np.ndarray | None = None,
     norm: np.ndarray | None = None,
+    norm_bias: np.ndarray | None = None,
     norm_eps: float = 1e-5,
     residual: np.ndarray | None = None,
     residual_rows: np.ndarray | None = None,
@@ -25,7 +27,7 @@ def linear(
     if rows is not None:
         x = x[rows]
     if norm is not None:
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm_eps) * norm
+        x = normalized(x, norm, norm_eps, norm_bias)
     if dtype == "w8a8":
         x = rounded_rows(x)
     elif dtype != "fp32":
@@ -38,6 +40,8 @@ def linear(
         y = (silu(gate) if activation == "swiglu" else gelu(gate)) * up
     elif activation == "silu":
         y = silu(y)
+    elif activation == "relu":
+        y = np.maximum(y, 0)
     if residual is not None:
         y = y + (residual if residual_rows is None else residual[residual_rows])
     return silu(y) if activation == "silu_last" else y

@@ -4,7 +4,7 @@
 #include "../../cpu/kernels.h"
 #include "../../cpu/pool.h"
 #include "../../cpu/simd.h"
-#include "../rms_norm/kernel.h"
+#include "../norm/kernel.h"
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
 

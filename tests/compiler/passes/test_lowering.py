@@ -98,7 +98,7 @@ def test_lowering_fuses_everything_around_a_multiplication(plugin_form, precisio
     lowered = lower(plugin_form, precision)
     assert [str(node) for node in plugin_form.graph] == before
     counts = Counter(node.op_type for node in lowered.graph)
-    assert counts == {"Embedding": 1, "Linear": 9, "TreeAttention": 2, "RMSNorm": 1}
+    assert counts == {"Embedding": 1, "Linear": 9, "TreeAttention": 2, "Norm": 1}
     scale = "scale," if precision == "int8" else ""
     inputs = [node.attributes["inputs"].value for node in lowered.graph if node.op_type == "Linear"]
     residual = f"{scale}residual"
@@ -107,15 +107,31 @@ def test_lowering_fuses_everything_around_a_multiplication(plugin_form, precisio
 
 
 def test_norms_and_activations_of_other_families_are_parts_of_our_operators():
-    """All that Gemma 3's layers compute is one program; the embeddings' scale is a product before it."""
+    """All that Gemma 3 computes is one program, the embeddings' scale too."""
     lowered = lower(export_target_plugin(tiny_of("gemma3"), CACHE), "bf16")
     counts = Counter(node.op_type for node in lowered.graph)
-    assert counts == {"Embedding": 1, "Mul": 1, "Linear": 9, "TreeAttention": 2, "RMSNorm": 5}
-    assert [node.op_type for node in fuse(lowered).graph] == ["Program", "Mul", "Program"]
+    assert counts == {"Embedding": 1, "Linear": 9, "TreeAttention": 2, "Norm": 5}
+    assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
     linear = [node.attributes["activation"].value for node in lowered.graph if node.op_type == "Linear"]
     assert linear.count("geglu") == 2
+    factors = [node.attributes["factor"].value for node in lowered.graph if node.op_type == "Embedding"]
+    assert factors == [pytest.approx(96**0.5)]
     attention = [node for node in lowered.graph if node.op_type == "TreeAttention"]
     assert [(len(node.inputs), node.attributes["window"].value) for node in attention] == [(13, 9), (13, 0)]
+
+
+def test_opt_is_one_program():
+    """With LayerNorm, ReLU and learned positions."""
+    lowered = lower(export_target_plugin(tiny_of("opt"), CACHE), "bf16")
+    counts = Counter(node.op_type for node in lowered.graph)
+    assert counts == {"Embedding": 2, "Linear": 9, "TreeAttention": 2, "Norm": 1}
+    assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
+    embeddings = [node.attributes for node in lowered.graph if node.op_type == "Embedding"]
+    assert [each["clamped"].value for each in embeddings] == [1, 0], "the positions', then the tokens'"
+    linear = [node.attributes for node in lowered.graph if node.op_type == "Linear"]
+    layer = ["bias,norm,norm_bias", "bias,residual"] * 2
+    assert [each["inputs"].value for each in linear] == [*layer, *layer, "norm,norm_bias,rows"]
+    assert [each["activation"].value for each in linear] == [*["none", "none", "relu", "none"] * 2, "none"]
 
 
 @pytest.mark.parametrize("normalized", [True, False])

@@ -6,7 +6,7 @@ from redraft.plugins.operators.embedding.reference import embedding
 from redraft.plugins.operators.linear.pack import DTYPES, GATED, bf16_bits, from_bf16_bits, pack
 from redraft.plugins.operators.linear.reference import linear
 from redraft.plugins.operators.linear_topk.reference import linear_topk
-from redraft.plugins.operators.rms_norm.reference import rms_norm
+from redraft.plugins.operators.norm.reference import norm as reference_norm
 from tests.plugins.conftest import ISAS
 
 SIZES = [(1, 576, 960), (3, 111, 111), (7, 1536, 577), (17, 64, 48), (129, 576, 33), (2, 3, 5)]
@@ -17,7 +17,7 @@ def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndar
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["none", "swiglu", "geglu", "silu", "silu_last"])
+@pytest.mark.parametrize("activation", ["none", "swiglu", "geglu", "silu", "silu_last", "relu"])
 @pytest.mark.parametrize(("rows", "k", "n"), SIZES)
 def test_linear_equals_reference(isa, rng, dtype, activation, rows, k, n):
     weight_rows = 2 * n if activation in GATED else n
@@ -36,8 +36,25 @@ def test_norm_in_front_and_chosen_rows(isa, rng):
         out = kernels.linear(x, pack(weight, dtype), 100, dtype, norm=norm, norm_eps=1e-6, rows=rows)
         expected = linear(x, weight, dtype, norm=norm, norm_eps=1e-6, rows=rows)
         np.testing.assert_allclose(out, expected, atol=tolerance)
-    np.testing.assert_allclose(kernels.rms_norm(x, norm, 1e-5), rms_norm(x, norm, 1e-5), atol=1e-5)
-    np.testing.assert_allclose(kernels.rms_norm(x, norm, 1e-5, x), x + rms_norm(x, norm, 1e-5), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [111, 576])
+@pytest.mark.parametrize("biased", [False, True])
+def test_norms_equal_references(isa, rng, size, biased):
+    """RMS norm, and with a bias LayerNorm, of rows whose mean is not zero: by itself and in front of a product."""
+    x, weight, bias = normal(rng, 3, size, scale=2) + 5, normal(rng, size), normal(rng, size) if biased else None
+    expected = reference_norm(x, weight, 1e-5, bias)
+    np.testing.assert_allclose(kernels.norm(x, weight, 1e-5, bias), expected, atol=1e-5)
+    np.testing.assert_allclose(kernels.norm(x, weight, 1e-5, bias, x), x + expected, atol=1e-5)
+    matrix = normal(rng, 70, size, scale=0.04)
+    options = {"norm": weight, "norm_bias": bias, "norm_eps": 1e-5, "rows": np.array([2, 0, 2], np.int32)}
+    for dtype, tolerance in (("fp32", 1e-5), ("bf16", 2e-3), ("int8", 2e-3), ("w8a8", 2e-2)):
+        out = kernels.linear(x, pack(matrix, dtype), 70, dtype, **options)
+        np.testing.assert_allclose(out, linear(x, matrix, dtype, **options), atol=tolerance)
+    values, ids = kernels.linear_topk(x, pack(matrix, "fp32"), 70, "fp32", 5, **options)
+    expected_values, expected_ids = linear_topk(expected[options["rows"]], matrix, 5)
+    np.testing.assert_array_equal(ids, expected_ids)
+    np.testing.assert_allclose(values, expected_values, atol=1e-5)
 
 
 def test_chosen_rows_of_a_residual(isa, rng):
@@ -60,9 +77,9 @@ def test_no_rows(isa, rng, dtype):
 def test_a_row_does_not_depend_on_the_others(isa, rng, dtype):
     x, norm = normal(rng, 70, 111), normal(rng, 111)
     weight = normal(rng, 2 * 90, 111)
-    for activation, n in (("none", 180), ("swiglu", 90), ("silu", 180), ("silu_last", 180)):
+    for activation, n in (("none", 180), ("swiglu", 90), ("silu", 180), ("silu_last", 180), ("relu", 180)):
         packed, residual = pack(weight, dtype, activation), normal(rng, 70, n)
-        options = {"norm": norm, "activation": activation}
+        options = {"norm": norm, "norm_bias": norm if activation == "relu" else None, "activation": activation}
         all_rows = kernels.linear(x, packed, n, dtype, residual=residual, **options)
         for first, count in ((0, 1), (13, 1), (1, 2), (5, 8), (3, 16), (20, 33)):
             rows = slice(first, first + count)
@@ -98,13 +115,14 @@ def test_threads_do_not_matter(isa, rng, dtype):
 
 def test_instruction_sets_agree(rng):
     x, weight = normal(rng, 6, 333), normal(rng, 200, 333, scale=0.05)
+    norms = {"norm": normal(rng, 333), "norm_bias": normal(rng, 333)}
     outs: dict[str, dict[str, np.ndarray]] = {}
     for name in ISAS:
         try:
             kernels.select_isa(name)
         except ValueError:
             continue
-        outs[name] = {d: kernels.linear(x, pack(weight, d), 200, d) for d in DTYPES}
+        outs[name] = {d: kernels.linear(x, pack(weight, d), 200, d, **norms) for d in DTYPES}
     kernels.select_isa(None)
     for other in outs.values():
         for dtype in ("fp32", "w8a8"):
@@ -150,8 +168,14 @@ def test_embedding_reads_packed_weights(rng, dtype):
     weight, ids = normal(rng, 77, 111), np.array([76, 0, 31, 32, 5, 5], np.int32)
     out = kernels.embedding(ids, pack(weight, dtype), 111, 77, dtype)
     np.testing.assert_allclose(out, embedding(ids, weight, dtype), rtol=1e-6)
+    options = {"clamped": True, "factor": 1.7, "residual": normal(rng, 3, 111)}
+    beyond = np.array([79, 76, 77], np.int32)
+    out = kernels.embedding(beyond, pack(weight, dtype), 111, 77, dtype, **options)
+    np.testing.assert_allclose(out, embedding(beyond, weight, dtype, **options), rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="token id 77: expected 0 to 76"):
         kernels.embedding(np.array([77], np.int32), pack(weight, dtype), 111, 77, dtype)
+    with pytest.raises(ValueError, match="token id -1"):
+        kernels.embedding(np.array([-1], np.int32), pack(weight, dtype), 111, 77, dtype, clamped=True)
 
 
 def test_bad_arguments_are_named(rng):
