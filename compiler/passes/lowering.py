@@ -131,10 +131,12 @@ def _prologue(x: ir.Value, optional: dict[str, ir.Value]) -> tuple[ir.Value, flo
 
 
 def _norm(x: ir.Value) -> tuple[ir.Value, dict[str, ir.Value], float] | None:
-    """What the norm that gives `x` takes, its weights by our inputs' names, and its epsilon."""
+    """What the norm over the last dimension that gives `x` takes, its weights by our inputs' names, and its epsilon."""
     node = x.producer()
     names = NORMS.get(node.op_type, ()) if node else ()
     if not node or not names or len(node.inputs) != 1 + len(names):
+        return None
+    if node.attributes.get_int("axis", -1) not in (-1, rank_of(x) - 1):
         return None
     weights = {name: input_of(node, i) for i, name in enumerate(names, 1)}
     return input_of(node, 0), weights, node.attributes.get_float("epsilon", 1e-5)

@@ -134,6 +134,12 @@ def test_opt_is_one_program():
     assert [each["activation"].value for each in linear] == [*["none", "none", "relu", "none"] * 2, "none"]
 
 
+@pytest.mark.parametrize(("shape", "expected"), [((8,), ["Norm"]), ((5, 8), ["LayerNormalization"])])
+def test_a_norm_over_more_than_the_last_dimension_stays(shape, expected):
+    network = export_network(torch.nn.LayerNorm(shape), (torch.zeros(5, 8),), ({},), ["x"], ["out"])
+    assert [node.op_type for node in lower(network, "fp32").graph] == expected
+
+
 @pytest.mark.parametrize("normalized", [True, False])
 def test_a_mixture_of_experts_is_one_operator(normalized):
     config = dataclasses.replace(tiny_of("mixtral").config, experts=Experts(5, 2, normalized), activation="gelu")

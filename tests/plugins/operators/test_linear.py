@@ -164,7 +164,7 @@ def test_topk_of_few_different_logits(isa, rng, top, steps):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_embedding_reads_packed_weights(rng, dtype):
+def test_embedding_reads_packed_weights(isa, rng, dtype):
     weight, ids = normal(rng, 77, 111), np.array([76, 0, 31, 32, 5, 5], np.int32)
     out = kernels.embedding(ids, pack(weight, dtype), 111, 77, dtype)
     np.testing.assert_allclose(out, embedding(ids, weight, dtype), rtol=1e-6)
