@@ -41,9 +41,11 @@ def _rewrite(graph: ir.Graph, node: ir.Node, alias: bool) -> None:
     sizes["head_size"] = node.attributes["head_size"].as_int()
     if sizes["head_size"] not in HEAD_SIZES:
         raise ValueError(f"head size {sizes['head_size']}: TensorRT's plugins take {', '.join(map(str, HEAD_SIZES))}")
+    norm_eps = eps_bits(node.attributes.get_float("norm_eps", 0.0))
     if NORMS[0] not in given:
         given |= dict.fromkeys(NORMS, _unread_norm(graph, sizes["head_size"]))
-    written = sizes | {"norm_eps": eps_bits(node.attributes.get_float("norm_eps", 0.0)), ALIAS: int(alias)}
+        norm_eps = 0
+    written = sizes | {"norm_eps": norm_eps, ALIAS: int(alias)}
     q, k, v = _plugin(graph, node, WRITE, [given[name] for name in INPUTS], written)
     given |= {"q": q, "k_cache": k, "v_cache": v}
     window = {"window": node.attributes.get_int("window", 0)}

@@ -15,21 +15,18 @@ SEQUENCES = [
 ]
 
 
-NORM_EPS = 1e-3
-
-
-def arguments(case: Case, qkv: torch.dtype, cache: torch.dtype) -> list:
+def arguments(case: Case, qkv: torch.dtype, cache: torch.dtype, norm_eps: float | None = None) -> list:
     """The operator's, positional; the caches are copies."""
     tensors = {name: torch.from_numpy(array.copy()) for name, array in case.arrays.items()}
     tensors |= {"qkv": tensors["qkv"].to(qkv)}
     tensors |= {name: tensors[name].to(cache) for name in ("k_cache", "v_cache")}
     starts = tensors.pop("starts", None)
     norms = [torch.from_numpy(norm).to(qkv) for norm in case.norms or ()]
-    last = [starts, 0, *norms, NORM_EPS] if norms else [] if starts is None else [starts]
+    last = [starts, 0, *norms, norm_eps] if norms else [] if starts is None else [starts]
     return [*tensors.values(), case.num_heads, 1, 64, *last]
 
 
-@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("norm_eps", [None, 0.0, 1e-3])
 @pytest.mark.parametrize(
     ("qkv", "cache", "tolerance"),
     [
@@ -38,18 +35,24 @@ def arguments(case: Case, qkv: torch.dtype, cache: torch.dtype) -> list:
         (torch.bfloat16, torch.bfloat16, 0.04),
     ],
 )
-def test_the_kernels_give_what_the_cpu_gives(rng, qkv, cache, tolerance, norms):
+def test_the_kernels_give_what_the_cpu_gives(rng, qkv, cache, tolerance, norm_eps):
     case = make_case(rng, SEQUENCES, heads=2, kv_heads=1, head_size=64)
-    if norms:
+    if norm_eps is not None:
         weights = (1 + rng.standard_normal((2, 64)) / 4).astype(np.float32)
         case = replace(case, norms=(weights[0], weights[1]))
         case.arrays["qkv"] *= np.float32(0.1)
-    ours, theirs = arguments(case, qkv, cache), arguments(case, qkv, cache)
+    ours, theirs = (arguments(case, qkv, cache, norm_eps) for _ in range(2))
     found, expected = torch_op.by_kernels(*ours), torch.ops.redraft.tree_attention(*theirs)
     assert found.dtype == expected.dtype == qkv
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
     for place in (9, 10):
         torch.testing.assert_close(ours[place], theirs[place], atol=tolerance, rtol=2**-7)
+
+
+def test_arguments_left_out_are_the_operators_defaults():
+    """The dispatcher leaves out those at the end that equal them."""
+    arguments = torch.ops.redraft.tree_attention.default._schema.arguments
+    assert tuple(argument.default_value for argument in arguments[14:]) == torch_op.DEFAULTS
 
 
 def test_a_sequence_without_rows_is_committed(rng):

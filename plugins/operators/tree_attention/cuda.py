@@ -49,7 +49,7 @@ def tree_attention(
     write, split, combine = FP32_KERNELS if k_cache.dtype == torch.float32 else KERNELS
     if not tree_mask.numel():
         tree_mask = tree_mask.new_empty(len(qkv), 0)
-    read = norms or (k_cache.flatten(0, 2).select(0, 0),) * 2  # any row: without norms the kernel reads none
+    read = norms or (qkv.new_empty(head_size),) * 2  # without norms the kernel reads neither
     q, k, v = run(
         write,
         (qkv, positions, *places, commit_src, commit_offsets, rope_table, *read, k_cache, v_cache),

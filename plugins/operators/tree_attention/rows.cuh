@@ -98,8 +98,8 @@ REDRAFT_DEVICE void rope(Piece<T>& first, Piece<T>& second, const float* cosine,
 }
 
 // Block (KV head, sequence, rows 64 z to 64 z + 63). Rows whose places are still sources of the commit are written by
-// the block that commits, z = 0, behind its barrier. `eps` is the bits of a
-// float; 0: there are no norms, and their weights are not read.
+// the block that commits, z = 0, behind its barrier. `eps` is the bits of a float; 0: there are no norms, and their
+// weights are not read.
 template <class T, int D>
 REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* row_offsets, const int* slots,
                                  const int* cache_lengths, const int* starts, const int* commit_src,

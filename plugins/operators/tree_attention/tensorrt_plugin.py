@@ -42,8 +42,9 @@ _PARTIAL, _STATS = (
 
 
 def eps_bits(eps: float) -> int:
-    """What `TreeAttentionWrite` takes as norm_eps: the bits of the float32, as plugins take no floats; 0: no norms."""
-    return struct.unpack("<i", struct.pack("<f", eps))[0]
+    """What `TreeAttentionWrite` takes as norm_eps: the bits of the float32, as plugins take no floats. At least 1, the
+    smallest float32, since 0 says that there are no norms."""
+    return max(1, struct.unpack("<i", struct.pack("<f", eps))[0])
 
 
 def column_parts(sizes: Sizes) -> int:

@@ -131,7 +131,7 @@ def attention_of(nodes: list[ir.Node], known: dict[ir.Value, object]) -> tuple:
         ]
         taken = dict(zip(names, (known[value] for value in nodes[0].inputs), strict=True))
         sizes = {name.removeprefix("num_"): a.value for name, a in nodes[0].attributes.items()}
-        sizes["norm_eps"] = eps_bits(sizes["norm_eps"])
+        sizes["norm_eps"] = eps_bits(sizes["norm_eps"]) if "q_norm" in taken else 0
         return taken | {"starts": taken["cache_lengths"]}, sizes
     assert [node.op_type for node in nodes] == [kernel.name for kernel in KERNELS]
     made = {value for node in nodes for value in node.outputs}

@@ -217,6 +217,8 @@ def test_tensors_that_do_not_fit_are_named(rng):
         ("qkv", torch.zeros(2, 3), "qkv is torch.float32: expected contiguous bf16"),
         ("slots", torch.zeros(4, dtype=torch.int32), "cache_lengths has sequences 5: expected 4"),
         ("positions", torch.zeros(7, dtype=torch.int32), "positions has rows 7: expected 93"),
+        ("k_cache", torch.zeros(4, 64).bfloat16(), "k_cache has 2 dimensions"),
+        ("v_cache", torch.zeros(5, 3, 9, 32).bfloat16(), "v_cache has cache_rows 9"),
     ]:
         with pytest.raises(ValueError, match=message):
             attend(case, tensors(case) | {name: value})
