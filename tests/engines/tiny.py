@@ -92,6 +92,7 @@ def tiny_lm() -> Target:
 LAYERS: dict[str, dict[str, Any]] = {
     "qwen3": {"qkv_bias": False, "qk_norm": True},
     "gemma3": {
+        "rms_norm_eps": 0.1,
         "qkv_bias": False,
         "tie_embeddings": True,
         "others": Attention(RopeConfig(theta=100.0), window=9, layers=(0,)),

@@ -43,7 +43,7 @@ VARIANTS: dict[str, dict] = {
 @pytest.fixture(scope="module")
 def target() -> Target:
     torch.manual_seed(0)
-    target = Target(TargetConfig(VOCAB, HIDDEN, 40, 3, 6, 2, 4, 1e-5, RopeConfig(), 64, True, False, (2,)))
+    target = Target(TargetConfig(VOCAB, HIDDEN, 40, 3, 6, 2, 4, 1e-5, RopeConfig(), 64, True, False, (), qk_norm=True))
     for parameter in target.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))
     return target.eval().requires_grad_(False)
