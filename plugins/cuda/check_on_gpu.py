@@ -157,11 +157,13 @@ def in_rings(batch: Batch) -> Batch:
 
 
 def with_norms(batch: Batch) -> Batch:
-    """The batch with norms of query and key heads, whose projections are of other sizes."""
-    size = batch.k_cache.shape[3]
+    """The batch with norms of query and key heads, whose projections are three times as large."""
+    _, kv_heads, _, size = batch.k_cache.shape
     generator = torch.Generator().manual_seed(1)
     query, key = (1 + torch.randn(2, size, generator=generator) / 4).to(batch.qkv.dtype)
-    return batch._replace(qkv=3 * batch.qkv, norms=(query, key))
+    scaled = batch.qkv.clone()
+    scaled[:, : -kv_heads * size] *= 3
+    return batch._replace(qkv=scaled, norms=(query, key))
 
 
 def without_commits(batch: Batch) -> Batch:
