@@ -80,10 +80,11 @@ def test_rows_of_padding_come_out_as_zeros(monkeypatch):
 def test_all_that_engines_pass_is_among_the_cases(monkeypatch):
     batches = []
     monkeypatch.setattr(check_on_gpu, "check", lambda batch, heads, device: batches.append(batch) or {})
+    monkeypatch.setattr(check_on_gpu, "SHAPES", {"one": check_on_gpu.SHAPES["SmolLM2-135M"]})
     for small in (True, False):
         batches.clear()
         check_attention("cpu", small)
-        assert len(batches) == 2 * len(CASES) * len(check_on_gpu.SHAPES)
+        assert len(batches) == 2 * len(CASES)
         for dtype in (torch.bfloat16, torch.float32):
             given = [batch for batch in batches if batch.qkv.dtype == dtype]
             assert any(batch.starts is not None and (batch.starts > batch.cache_lengths).all() for batch in given)
