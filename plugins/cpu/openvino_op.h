@@ -39,7 +39,7 @@ class Operator : public ov::op::Op {
 
 enum Optional : std::size_t { kScale, kBias, kNorm, kNormBias, kResidual, kRows, kResidualRows, kIds, kOptionals };
 
-// The tensors behind the fixed inputs, named by the attribute `inputs`: "norm,residual" says that the next two are the
+// The tensors after the fixed inputs, named by the attribute `inputs`: "norm,residual" says that the next two are the
 // norm weight and the residual. Names come in the enumeration's order.
 class OptionalInputs {
   public:

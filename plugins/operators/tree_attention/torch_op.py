@@ -14,7 +14,7 @@ from redraft.plugins.operators.tree_attention import cuda
 
 BITS = 32
 DEFAULTS = (None, 0, None, None, 1e-5)
-"""Of the arguments from `starts` on."""
+"""Default values of the arguments from `starts` on."""
 
 
 @torch.library.custom_op("redraft::tree_attention", mutates_args=("k_cache", "v_cache"))
