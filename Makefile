@@ -215,11 +215,11 @@ quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: b
 	$(PY) -m benchmarks.load.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-test: $(MODEL)/source.json ## the tests that a change needs while it is made, in under 5 minutes on 2 cores
+test: | $(SETUP) ## the tests that a change needs while it is made, in under 5 minutes on 2 cores
 	$(PYTEST) -m "not slow"
-test-slow: $(MODEL)/source.json ## the other tests: every shipped drafter, TensorRT for RTX, crashes and restarts of a service
+test-slow: | $(SETUP) ## the other tests: every shipped drafter, TensorRT for RTX, crashes and restarts of a service
 	$(PYTEST) -m slow
-test-all: $(MODEL)/source.json ## all tests
+test-all: | $(SETUP) ## all tests
 	$(PYTEST)
 
 verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
@@ -254,4 +254,4 @@ wheel: | $(SETUP) ## the run time with its operators compiled, into dist
 	$(PY) -m hatchling build -t wheel -d dist
 
 clean: ## remove what was built (not .venv, not downloads)
-	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run artifacts/docs docs/generated dist
+	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run artifacts/tests artifacts/docs docs/generated dist

@@ -16,7 +16,7 @@ from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
 from redraft.plugins.operators.sampling.cuda import FILTER, RACE
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE, eps_bits
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
-from tests.conftest import ARTIFACTS, one_process, run_script
+from tests.conftest import OF_TESTS, one_process, run_script
 from tests.plugins import fake_tensorrt
 
 KERNELS = (*ATTENTION, *FP32_KERNELS)
@@ -188,10 +188,10 @@ def test_declarations_that_break_a_rule_are_refused(change, message):
 
 def fetched_bindings(version: str) -> Path:
     """The folder of this version's bindings, fetched when they are not there."""
-    folder = ARTIFACTS / f"tensorrt-bindings-{version}"
+    folder = OF_TESTS / f"tensorrt-bindings-{version}"
     with one_process():
         if not folder.exists():
-            with TemporaryDirectory(dir=ARTIFACTS) as partial:
+            with TemporaryDirectory(dir=OF_TESTS) as partial:
                 package = f"tensorrt-cu13-bindings=={version}"
                 target = f"{partial}/installed"
                 run_script("-m", "pip", "install", "-q", "--retries", "10", "--no-deps", "--target", target, package)
