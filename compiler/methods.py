@@ -34,7 +34,8 @@ from redraft.errors import BundleError
 from redraft.plugins.operators.perturbed_topk.cuda import MOST as MOST_SUPPORT
 from redraft.request import AUTO_REGRESSIVE, describe
 
-USUAL_LENGTH, USUAL_BUDGET, USUAL_RESAMPLED = 5, 16, 4
+USUAL_LENGTH, USUAL_BUDGET, USUAL_RESAMPLED = 5, 15, 4
+"""With the root a tree is 16 rows: CPUs compute 16 rows in one tile, and CUDA graphs of the batch have as many."""
 RESAMPLING = {"resample_above", "resample_budget", "skip_above"}
 NGRAM = "ngram"
 """What a method without drafter is called."""
@@ -113,7 +114,7 @@ class MethodSettings(BaseModel):
         "own noise chooses the candidates from, default 128, 0: they are the most likely.",
     )
     tree_budget: int | None = Field(
-        None, ge=1, description="Drafted nodes a step until the bundle is tuned; default: 16, or all of --levels."
+        None, ge=1, description="Drafted nodes a step until the bundle is tuned; default: 15, or all of --levels."
     )
     ngram: bool | None = Field(
         None,

@@ -13,6 +13,7 @@ from model_defs.drafters.draft_lm import DraftLM
 from model_defs.drafters.eagle import EagleConfig, EagleDrafter
 from model_defs.drafters.layer_shape import LayerShape
 from model_defs.target.attention import rope_tables
+from redraft.engines.cuda.buckets import fitting, step_buckets
 from redraft.errors import BundleError
 from tests.engines.tiny import DRAFTING, LAYERS, LIMITS, VOCAB, bundle_config, tiny_drafter_of, tiny_of
 
@@ -38,6 +39,14 @@ def test_draws_are_no_deeper_and_their_usual_budget_is_smaller():
     assert budget.fitted(DRAWS, 2) == DRAWS.model_copy(update={"levels": (4, 2), "tree_budget": 7})
     given = settings(construction="gumbel_top_k", levels="4,2,1")
     assert given.fitted(DRAWS, 2) == DRAWS
+
+
+def test_the_usual_tree_and_its_root_are_16_rows():
+    """CUDA graphs have a bucket of 16 rows, and none between that and 24."""
+    limits = LIMITS.model_copy(update={"max_tree": 32})
+    rows = 1 + MethodSettings(ngram=True).info().tree_budget
+    bucket = fitting(step_buckets(limits), 1, rows)
+    assert (rows, bucket.rows) == (16, 16)
 
 
 def test_thresholds_that_never_matter_in_shorter_drafts_are_refused():
