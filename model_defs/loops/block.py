@@ -23,9 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_defs.target.model import Attend
-
-MASK_BITS = 32
-
+from redraft.plugins.operators.draft_rows.reference import BITS, pack_bits
 
 @dataclass(frozen=True)
 class BlockRows:
@@ -42,11 +40,11 @@ class BlockRows:
         places = torch.arange(width, dtype=torch.int32, device=device)
         if not mutual:
             return cls(places, torch.zeros(0, 0, dtype=torch.int32, device=device))
-        words = -(-2 * width // MASK_BITS)
-        seen = [0] * width + [(1 << width) - 1 - (1 << row) + (1 << width + row) for row in range(width)]
-        bits = [[row >> MASK_BITS * word & (1 << MASK_BITS) - 1 for word in range(words)] for row in seen]
-        signed = [[word - (word >> MASK_BITS - 1 << MASK_BITS) for word in row] for row in bits]
-        return cls(torch.cat([places, places]), torch.tensor(signed, dtype=torch.int32, device=device))
+        bits = torch.arange(-(-2 * width // BITS) * BITS, device=device)
+        rows = torch.arange(2 * width, device=device)[:, None]
+        others = (bits < width) & (bits != rows - width)
+        seen = (rows >= width) & (others | (bits == rows))
+        return cls(torch.cat([places, places]), pack_bits(seen))
 
     def before(self, contexts: Tensor, sequences: Tensor, pairs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The positions, row_offsets, slots, cache_lengths and tree mask of blocks after contexts int32 [B], of

@@ -26,12 +26,16 @@ def draft_rows(contexts: Tensor, *grown: Tensor, level: int, first: int, width: 
     batch, device = contexts.shape[0], contexts.device
     positions = (contexts[:, None] + (level - 1)).expand(-1, width).flatten()
     row_offsets = width * torch.arange(batch + 1, dtype=torch.int32, device=device)
-    own = [[0] * words for _ in range(width)]
-    for w in range(width if words else 0):
-        bit = (first + w) % BITS
-        own[w][(first + w) // BITS] = (1 << bit) - (1 << BITS if bit == BITS - 1 else 0)
-    mask = torch.tensor(own, dtype=torch.int32, device=device).repeat(batch, 1)
+    bits, own = torch.arange(BITS * words, device=device), first + torch.arange(width, device=device)
+    mask = pack_bits(own[:, None] == bits).repeat(batch, 1)
     if grown:
         origins, before = grown
         mask = mask | F.pad(before[origins], (0, words - before.shape[1]))
     return positions, row_offsets, mask, contexts + first
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """bool [n, 32 words] to int32 [n, words], the lowest bits first. Made on the tensor's device: a stream that is
+    captured as a CUDA graph takes no copy from the host."""
+    values = 1 << torch.arange(BITS, dtype=torch.int32, device=bits.device)
+    return (bits.unflatten(-1, (-1, BITS)) * values).sum(-1, dtype=torch.int32)

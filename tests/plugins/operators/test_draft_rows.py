@@ -5,7 +5,9 @@ import openvino as ov
 import pytest
 import torch
 from onnx import TensorProto, helper
+from torch.overrides import TorchFunctionMode
 
+from model_defs.loops.block import BlockRows
 from redraft.plugins.library import extension_path
 from redraft.plugins.operators.draft_rows.reference import draft_rows, pair_rows
 from tests.plugins.test_openvino import compile_nodes, cpu_node
@@ -101,3 +103,30 @@ def test_stacked_rows_serve_one_product(core, rng, fused):
         again = norm[0] / np.sqrt((norm[0] ** 2).mean(-1, keepdims=True) + 1e-6)
         expected = np.stack([norm[0], again, norm[1]], axis=1).reshape(-1, 7)
         np.testing.assert_allclose(model([a, b])["y"], expected, atol=1e-5)
+
+
+class OnDevice(TorchFunctionMode):
+    """Refuses tensors that are made of the host's numbers, which a stream that is captured as a CUDA graph does not
+    take."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert func not in (torch.tensor, torch.as_tensor, torch.from_numpy)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("words", [0, 1, 2])
+def test_rows_are_made_on_the_device(words):
+    contexts, mask = torch.zeros(3, dtype=torch.int32, device="meta"), torch.zeros(9, 1, device="meta").int()
+    with OnDevice():
+        draft_rows(contexts, level=1, first=0, width=3, words=words)
+        if words:
+            draft_rows(contexts, contexts, mask, level=2, first=30, width=1, words=words)
+        BlockRows.of(5 * words, True, contexts.device)
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 17, 31, 32, 33])
+def test_rows_of_a_block_see_each_other(width):
+    mask = BlockRows.of(width, True, torch.device("cpu")).mask
+    for row in range(2 * width):
+        seen = {bit for bit in range(32 * mask.shape[1]) if int(mask[row, bit // 32]) >> bit % 32 & 1}
+        assert seen == (set() if row < width else set(range(width)) - {row - width} | {row})
