@@ -25,6 +25,7 @@ from torch import Tensor
 from model_defs.target.model import Attend
 from redraft.plugins.operators.draft_rows.reference import BITS, pack_bits
 
+
 @dataclass(frozen=True)
 class BlockRows:
     """The rows of one sequence's block, as constants."""
