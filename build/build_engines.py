@@ -21,6 +21,7 @@ from compiler.bundle import (
     require_memory,
     shard_infos,
     target_info,
+    unknown_tokens,
     weight_bytes,
 )
 from compiler.methods import (
@@ -202,7 +203,7 @@ def main(
             name=output.name,
             backend=backend,
             precision=precision,
-            target=target_info(target),
+            target=target_info(target, unknown_tokens(model, target)),
             limits=LimitsInfo(
                 slots=slots,
                 max_len=max_len,

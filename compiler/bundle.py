@@ -6,6 +6,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from compiler.calibration import Calibration
+from compiler.draft_model import read_vocabulary
 from compiler.methods import MethodSettings, Source, check_method, drafting_loop, load_draft_source
 from compiler.writers.shared import CALIBRATION, Loops, shape_of
 from model_defs.drafters.base import Drafter
@@ -71,10 +73,19 @@ def weight_bytes(model: Path) -> int:
     return 2 * count_numbers(model)
 
 
-def target_info(target: Target) -> TargetInfo:
+def target_info(target: Target, unknown_tokens: tuple[tuple[int, int], ...] = ()) -> TargetInfo:
     """What the run time needs to know of a target."""
-    names = TargetInfo.model_fields.keys() - {"feature_size"}
-    return TargetInfo(feature_size=target.feature_size, **{name: getattr(target.config, name) for name in names})
+    names = TargetInfo.model_fields.keys() - {"feature_size", "unknown_tokens"}
+    of_config = {name: getattr(target.config, name) for name in names}
+    return TargetInfo(feature_size=target.feature_size, unknown_tokens=unknown_tokens, **of_config)
+
+
+def unknown_tokens(model: Path, target: Target) -> tuple[tuple[int, int], ...]:
+    """The ids below the target's vocabulary size that a model folder's tokenizer does not know, as ranges [first, end).
+    An end token is not among them: a text could never end. Raises BundleError where there is no tokenizer."""
+    known = {*read_vocabulary(model).values(), *target.config.eos_token_ids}
+    bounds = [-1, *sorted(token for token in known if token < target.config.vocab_size), target.config.vocab_size]
+    return tuple((before + 1, after) for before, after in pairwise(bounds) if before + 1 < after)
 
 
 def window_limits(target: Target, config: BundleConfig) -> LimitsInfo:

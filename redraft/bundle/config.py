@@ -50,6 +50,9 @@ class TargetInfo(Section):
     max_position: int
     windowed_layers: tuple[int, ...] = ()
     """The layers with a sliding window"""
+    unknown_tokens: tuple[tuple[int, int], ...] = ()
+    """Ids that the tokenizer does not know, since the vocabulary is padded, as ranges [first, end). They are never
+    sampled."""
 
 
 class ShardInfo(Section):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -22,6 +23,13 @@ with no rows. Where R is 0 nothing is sent or changed."""
 
 def local_logits(logits: Any) -> Any:
     """The `Gather` of a single rank, which has all columns."""
+    return logits
+
+
+def forbid_unknown(logits: Any, ranges: Iterable[tuple[int, int]]) -> Any:
+    """Logits [R, V], an array or a tensor, in which those of `TargetInfo.unknown_tokens` have become -inf in place."""
+    for first, end in ranges:
+        logits[:, first:end] = -math.inf
     return logits
 
 

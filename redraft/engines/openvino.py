@@ -11,7 +11,7 @@ import openvino as ov
 from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise, TargetBatch
 from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
 from redraft.bundle.manifest import Bundle
-from redraft.engines.api import Gather, Samplers, local_logits
+from redraft.engines.api import Gather, Samplers, forbid_unknown, local_logits
 from redraft.engines.cache_rows import copy_rows
 from redraft.engines.host_buffers import ChainBuffers, NoiseBuffers, PairBuffers, RowBuffers, SamplingBuffers
 from redraft.errors import BundleError
@@ -67,6 +67,7 @@ class OpenVINOEngine:
             self._rows.check(batch)
             raise RuntimeError(f"the target's network failed: {failure}")
         logits = self.gather(self._target.output("logits")[: len(batch.logit_rows)])
+        forbid_unknown(logits, self._bundle.config.target.unknown_tokens)
         return logits, self._target.output("features") if self._has_features else None
 
     def copy(self, source: int, target: int, rows: int) -> None:

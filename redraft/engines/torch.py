@@ -26,7 +26,7 @@ from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling
 from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.engines import memory
-from redraft.engines.api import Gather, LogitRows, Samplers, local_logits
+from redraft.engines.api import Gather, LogitRows, Samplers, forbid_unknown, local_logits
 from redraft.engines.cache_rows import copy_rows
 from redraft.engines.cuda import device as gpu
 from redraft.engines.cuda.buckets import Bucket, draft_buckets, fitting, step_buckets
@@ -80,7 +80,7 @@ class TorchEngine:
         graphs = available_graphs(device)
         folder = target_folder(bundle.path, rank, config.tensor_parallel)
         program = load_program(folder / "target.pt2", device)
-        self._rows = RowBuffers(limits, target.vocab_size)
+        self._rows, self._unknown_tokens = RowBuffers(limits, target.vocab_size), target.unknown_tokens
         rows = map(config.cache_rows, range(target.num_layers))
         shapes = [(limits.slots, config.kv_heads(rank), count, target.head_size) for count in rows]
         self.caches = [_allocate(config, shapes, device) for _ in "kv"]
@@ -119,7 +119,7 @@ class TorchEngine:
         with self._within_memory():
             outputs = self.steps(inputs, step_sizes(bucket)) if bucket else self.steps.eager(inputs)
             features = outputs[1][:rows] if len(outputs) > 1 else None
-            logits = self.gather(outputs[0][: len(batch.logit_rows)])
+            logits = forbid_unknown(self.gather(outputs[0][: len(batch.logit_rows)]), self._unknown_tokens)
             return sample(logits, batch, samplers, self._results, self._draws), features
 
     @torch.inference_mode()

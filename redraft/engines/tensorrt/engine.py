@@ -19,7 +19,7 @@ from redraft.bundle.config import BundleConfig, ContextInfo, LimitsInfo, TargetI
 from redraft.bundle.manifest import Bundle
 from redraft.decoding.token_tree import mask_width
 from redraft.engines import memory
-from redraft.engines.api import Gather, LogitRows, Samplers, local_logits
+from redraft.engines.api import Gather, LogitRows, Samplers, forbid_unknown, local_logits
 from redraft.engines.cache_check import fault
 from redraft.engines.cache_rows import copy_rows
 from redraft.engines.cuda import device as gpu
@@ -96,7 +96,8 @@ class TensorRTEngine:
         does not suffice for a step of a new bucket."""
         with self._stream.current(), self._within_memory():
             logits, features = self._target.execute(batch)
-            return sample(self.gather(logits), batch, samplers, self._results, self._draws), features
+            logits = forbid_unknown(self.gather(logits), self._bundle.config.target.unknown_tokens)
+            return sample(logits, batch, samplers, self._results, self._draws), features
 
     @property
     def reuse_refusal(self) -> str | None:
