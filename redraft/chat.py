@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,8 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic_core import from_json
+
+from redraft import loose_json
 
 Message = Mapping[str, Any]
 """`role` (user, assistant, system, developer, tool, ...) and `content`: a text, a list of parts such as
@@ -54,14 +56,19 @@ class ChatTemplate:
         for turn in given:
             if turn["role"] == "developer" and not self._knows_developers:
                 turn["role"] = "system"
-        try:
-            return self._template.render(
-                messages=given, tools=list(tools) if tools else None, add_generation_prompt=True, **self._special_tokens
-            )
-        except TemplateError:
-            raise
-        except Exception as error:  # a template is a program: it may do anything with fields that it does not expect
-            raise ValueError(f"the chat template cannot write these messages: {type(error).__name__}") from None
+        for conversation in (given, _with_argument_texts(given)):  # most templates take values, DeepSeek's take texts
+            try:
+                return self._template.render(
+                    messages=conversation,
+                    tools=list(tools) if tools else None,
+                    add_generation_prompt=True,
+                    **self._special_tokens,
+                )
+            except TemplateError:
+                raise
+            except Exception as error:  # a template is a program: it may do anything with fields it does not expect
+                failure = type(error).__name__
+        raise ValueError(f"the chat template cannot write these messages: {failure}")
 
 
 def turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -103,6 +110,8 @@ def _turn(message: Message, place: int) -> dict[str, Any]:
         raise ValueError(f"messages[{place}]: expected a map with the texts role and content, got {message!r:.60}")
     content = _text(message.get("content"), message["role"], f"messages[{place}].content")
     turn = {name: value for name, value in message.items() if value is not None} | {"content": content}
+    if "reasoning" in turn:  # vLLM's name of it, which templates do not know
+        turn.setdefault("reasoning_content", turn.pop("reasoning"))
     if calls := turn.get("tool_calls"):
         if not isinstance(calls, Sequence):
             raise ValueError(f"messages[{place}].tool_calls: expected a list of calls, got {calls!r:.60}")
@@ -129,17 +138,35 @@ def _text(content: Any, role: str, where: str) -> str:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    """A tool call whose arguments, a JSON text in OpenAI's API, are the value that templates write as JSON."""
+    """A tool call whose arguments, a JSON text in OpenAI's API, are the object that templates write."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"{where}: expected function.name and function.arguments, got {call!r:.60}")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = from_json(arguments or "{}")  # at most 200 levels: templates write what is read here
-        except ValueError:
-            raise ValueError(f"{where}: expected function.arguments in JSON, got {arguments!r:.60}") from None
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+
+
+def _arguments(value: Any) -> Mapping[str, Any]:
+    """A call's arguments as an object, which all templates can write. What the model wrote wrongly, or was cut off, is
+    read as far as it goes: clients send back what the answer had."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):  # it stays a text
+            value = loose_json.read(value or "{}")
+    if value is None:
+        return {}
+    return value if isinstance(value, Mapping) else {"arguments": value}
+
+
+def _with_argument_texts(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Turns whose calls have their arguments as JSON texts."""
+
+    def with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        return {**call, "function": {**function, "arguments": _to_json(function["arguments"])}}
+
+    return [
+        {**turn, "tool_calls": [with_text(call) for call in turn["tool_calls"]]} if turn.get("tool_calls") else {**turn}
+        for turn in turns
+    ]
 
 
 def _source(folder: Path) -> tuple[str | None, dict]:

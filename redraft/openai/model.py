@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from redraft.bundle.config import BundleConfig
 from redraft.chat import ChatTemplate, TextOnly, turns
 from redraft.openai.errors import ApiError, not_served, too_long
-from redraft.openai.structured.forms import FORMS, form_of
+from redraft.openai.structured.forms import FORMS, HERMES, form_of
 from redraft.openai.structured.listing import written_out
 from redraft.request import AUTO_REGRESSIVE, InvalidRequest, shown
 from redraft.text import TextCodec
@@ -45,9 +45,13 @@ class ServedModel:
             self._template: ChatTemplate | None = ChatTemplate.load(bundle)
         except FileNotFoundError:
             self._template = None
-        shown_form = form_of(self._template.source) if self._template and self._template.takes_tools else None
-        self.tool_form = FORMS[tool_parser] if tool_parser else shown_form
-        """How its text calls tools; None where that is not known."""
+        takes_tools = self._template is not None and self._template.takes_tools
+        shown_form = form_of(self._template.source) if self._template and takes_tools else None
+        self.tool_form = FORMS[tool_parser] if tool_parser else shown_form or HERMES
+        """How its text calls tools."""
+        self._lists_tools = not takes_tools or (shown_form is None and tool_parser is None)
+        """Whether a system message lists them, with the form that calls have: the template has no place for them, or
+        asks for a form that is not known."""
 
     @property
     def replaced(self) -> bool:
@@ -81,10 +85,10 @@ class ServedModel:
         if self._template is None:
             raise not_served(param, "this model has no chat template; /v1/completions continues a text as it is")
         try:
-            if self._template.takes_tools:
-                text = self._template.render(messages, tools)
-            else:
+            if self._lists_tools:
                 text = self._template.render(written_out(turns(messages), tools))
+            else:
+                text = self._template.render(messages, tools)
         except TextOnly as error:
             raise not_served(param, str(error)) from None
         except (ValueError, TemplateError) as error:

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redraft.openai.errors import ApiError, not_served
+from redraft.loose_json import finite
+from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
-from redraft.openai.structured.forms import FORMS, HERMES, ToolForm
+from redraft.openai.structured.forms import ToolForm
 from redraft.openai.structured.grammars import CallGrammar
 from redraft.openai.structured.reader import CallReader
 from redraft.openai.structured.tools import Function, ToolChoice
 from redraft.request import Guide
 from redraft.text import TextCodec
+
+OPENAI_FORMATS = ("response_format", "text.format")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class ToolUse:
             {
                 "type": "function",
                 "function": {
-                    name: value
+                    name: finite(value)
                     for name, value in function.model_dump(exclude_unset=True).items()
                     if value is not None and name != "type"
                 },
@@ -52,8 +55,8 @@ class ToolUse:
 
     def guide(self, field: str, wanted: Guide | None, codec: TextCodec) -> Guide | None:
         """The guide of the answer, where the request's field wants a format of an answer without calls. Raises ApiError
-        where the two do not go together."""
-        if wanted is None:
+        where the two do not go together. OpenAI's fields are about an answer's text; a forced call has none."""
+        if wanted is None or (self.forced and field in OPENAI_FORMATS):
             return self.grammar.after_opening() if self.forced else None
         if self.forced:
             text = f"tool_choice and {field}: a call has another format: expected tool_choice none or auto"
@@ -82,15 +85,9 @@ def tool_use(functions: Sequence[Function], choice: ToolChoice, several: bool, m
         raise ApiError(400, f"tool_choice: expected one of the tools {known}, got {choice.name!r}", "tool_choice")
     if not functions or choice.mode == "none":
         return None
-    if model.tool_form is None and not choice.forced:
-        raise not_served(
-            "tool_choice",
-            f"the form of this model's calls is not known: expected required, none or a function's name, or a server "
-            f"with --tool-parser, one of {', '.join(FORMS)}",
-        )
-    form = model.tool_form or HERMES
     several = several and choice.name is None
     called = [function for function in functions if choice.name in (None, function.name)]
+    form = model.tool_form
     grammar = form.grammar(called, several, model.codec)
     special = any(model.codec.special_id(mark) is not None for mark in form.marks)
     return ToolUse(functions, form, grammar, choice.forced, several, special)

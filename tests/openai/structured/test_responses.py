@@ -69,8 +69,10 @@ def test_functions_in_a_loop(parrot):
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
 def test_a_forced_call(parrot, choice):
     asked = asking("No.", tool_choice=choice, parallel_tool_calls=False, max_output_tokens=100)
+    beside = parrot.client().responses.create(**asked, text={"format": {"type": "json_object"}})
     answer = parrot.client().responses.create(**asked)
     (call,) = answer.output
+    assert beside.output[0].arguments == call.arguments
     assert (answer.status, call.name, json.loads(call.arguments).keys()) == ("completed", "add", {"a"})
     assert answer.to_dict()["tool_choice"] == choice
 
@@ -103,7 +105,7 @@ def test_log_probabilities_are_those_of_messages(parrot):
         ({"tools": [ADD, ADD]}, "tools", "expected a name once"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice", "a function with its name"),
         ({"tool_choice": {"type": "function", "name": "sub"}}, "tool_choice", "got 'sub'"),
-        ({"tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice", "and text.format"),
+        ({"tool_choice": "required", "guided_regex": "a"}, "tool_choice", "and guided_regex"),
     ],
 )
 def test_a_refusal_names_the_field(parrot, fields, param, message):

@@ -158,6 +158,20 @@ def test_a_call_or_an_answer_in_a_format(parrot):
     assert neither.tool_calls or json.loads(neither.content).keys() == {"c"}
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_forced_call_beside_a_format(parrot, choice):
+    """The format is that of an answer's text, which there is none of."""
+    schema = {"type": "object", "properties": {"c": {"type": "boolean"}}, "required": ["c"]}
+    for form in (
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
+        {"type": "text"},
+    ):
+        fields = {"tool_choice": choice, "response_format": form, "parallel_tool_calls": False}
+        (choice_,) = parrot.client().chat.completions.create(**asking(called("add", a=1, b=2), ADD, **fields)).choices
+        assert (calls_of(choice_.message), choice_.finish_reason) == ([("add", {"a": 1, "b": 2})], "tool_calls")
+
+
 def test_each_of_n_choices_has_its_calls(parrot):
     asked = asking(called("add", a=1, b=2), ADD, n=2)
     choices = parrot.client().chat.completions.create(**asked).choices

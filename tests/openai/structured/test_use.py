@@ -46,14 +46,18 @@ def test_the_forms_are_those_of_the_command_line():
     assert list(FORMS) == list(ToolParser)
 
 
-def test_an_unknown_form_is_refused_by_name_unless_the_call_is_forced(tmp_path):
-    unknown = model(tmp_path, OWN)
-    with pytest.raises(ApiError, match=r"not known.*--tool-parser, one of hermes, llama3, mistral") as refused:
-        tool_use([ADD], AUTO, True, unknown)
-    assert (refused.value.status, refused.value.param) == (400, "tool_choice")
-    assert tool_use([ADD], ToolChoice("required"), True, unknown).form is FORMS["hermes"]
-    assert tool_use([ADD], ToolChoice("none"), True, unknown) is None
-    assert tool_use([], AUTO, True, unknown) is None
+@pytest.mark.parametrize("template", [OWN, PLAIN])
+def test_where_no_form_is_known_the_prompt_asks_for_hermes(tmp_path, template):
+    """Also where the template lists tools, but in a form whose calls could not be read."""
+    served = model(tmp_path, template)
+    for choice in (AUTO, ToolChoice("required")):
+        use = tool_use([ADD], choice, True, served)
+        assert use.form is FORMS["hermes"]
+        text = prompt(served, [USER], use.for_template)
+        assert "write its name and arguments in this form:\n<tool_call>" in text
+        assert text.count('"add"') == 1
+    assert tool_use([ADD], ToolChoice("none"), True, served) is None
+    assert tool_use([], AUTO, True, served) is None
 
 
 @pytest.mark.parametrize("template", [OWN, PLAIN])
@@ -65,6 +69,12 @@ def test_the_template_gets_what_was_sent(tmp_path):
     """Nulls within a schema mean something; absent fields stay absent."""
     (found,) = tool_use([ADD], ToolChoice("required"), True, model(tmp_path, OWN)).for_template
     assert found == {"type": "function", "function": {"name": "add", "parameters": ADD.parameters}}
+
+
+def test_the_template_gets_numbers_that_json_has(tmp_path):
+    large = Function(name="f", parameters={"type": "object", "maxProperties": float("inf")})
+    (found,) = tool_use([large], AUTO, True, model(tmp_path, OWN)).for_template
+    assert found["function"]["parameters"]["maxProperties"] == 1.7976931348623157e308
 
 
 def prompt(served: ServedModel, messages: list[dict], tools: list[dict], opening: str = "") -> str:
@@ -104,14 +114,15 @@ def test_such_a_template_has_calls_and_results_as_text(tmp_path):
     )
 
 
-def test_deep_arguments_are_refused(tmp_path):
+def test_deep_arguments_stay_a_text(tmp_path):
     """Those that can just be read could not be written."""
-    served = model(tmp_path, PLAIN)
-    for depth in range(900, 1000):
-        function = {"name": "f", "arguments": "[" * depth + "]" * depth}
-        call = {"id": "c", "type": "function", "function": function}
-        with pytest.raises(ApiError, match="arguments in JSON"):
-            prompt(served, [USER, {"role": "assistant", "tool_calls": [call]}], [])
+    served = ServedModel(toy_bundle(tmp_path, PLAIN, vocab_size=257, max_len=8192))
+    for depth in range(900, 1000, 9):
+        arguments = "[" * depth + "]" * depth
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        assert f'{{"arguments": "{arguments}"}}' in prompt(
+            served, [USER, {"role": "assistant", "tool_calls": [call]}], []
+        )
 
 
 def test_many_results_take_linear_time(tmp_path):
