@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer
 
 from redraft.request import MAX_MESSAGE_BYTES, PromptLimits
 
 _REPLACEMENT = "\ufffd"
-_UNFINISHED = 3
 _CONTEXT_TOKENS = 6
 _MOST_TOKENS = 24
 _SPACE = "\u2581"
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + place): byte for place, byte in enumerate(sorted({*range(256)} - {*_PRINTABLE}))
@@ -33,10 +35,14 @@ class TextCodec:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._added = added.keys()
-        self._byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
-        self.longest_token = _longest_token(tokenizer)
+        steps = _decoding_steps(tokenizer)
+        self.byte_level = "ByteLevel" in steps
+        """Whether every token stands for bytes, which may be parts of characters."""
+        self._byte_fallback = "ByteFallback" in steps
+        self.longest_token = _longest_token(tokenizer, self.byte_level)
         """Bytes of the longest token: a text of n bytes has at least n / `longest_token` tokens."""
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
+        self._special_ids = frozenset(self._special.values())
 
     def limits(self, max_len: int) -> PromptLimits:
         """The largest prompt for a context of `max_len` tokens."""
@@ -60,7 +66,7 @@ class TextCodec:
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the tokenizer's own special tokens unless the text has them already."""
         (ids,) = self._encode([text])
-        return ids[1:] if len(ids) > 1 and ids[0] == ids[1] and ids[0] in self._special.values() else ids
+        return ids[1:] if len(ids) > 1 and ids[0] == ids[1] and ids[0] in self._special_ids else ids
 
     def encode_part(self, text: str) -> list[int]:
         """Token ids of a text's part, without special tokens."""
@@ -83,7 +89,21 @@ class TextCodec:
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token is a special one, which `decode` skips."""
-        return token_id in self._special.values()
+        return token_id in self._special_ids
+
+    def is_silent(self, token_id: int, skip_special: bool = True) -> bool:
+        """Whether `decode` leaves a token out: a special one, if those are skipped, or an unknown id."""
+        if skip_special and token_id in self._special_ids:
+            return True
+        return self._tokenizer.id_to_token(token_id) is None
+
+    def fallback_byte(self, token_id: int) -> bytes | None:
+        """The byte that a token such as `<0xE6>` stands for; None for a token that is a text. A run of such tokens
+        decodes as a whole: to its characters or, if it is no UTF-8, to one U+FFFD for each token."""
+        if not self._byte_fallback:
+            return None
+        match = _BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "")
+        return bytes([int(match[1], 16)]) if match else None
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of token ids, special tokens skipped or not."""
@@ -95,20 +115,21 @@ class TextCodec:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
+        if byte := self.fallback_byte(token_id):
+            return byte
         if token_id in self._added:
             return token.encode()
-        if self._byte_level:
+        if self.byte_level:
             return bytes(_BYTES[character] for character in token)
-        if match := _BYTE_TOKEN.fullmatch(token):
-            return bytes([int(match[1], 16)])
         return token.replace(_SPACE, " ").encode()
 
 
 class TextStream:
-    """Text of one sequence, piece by piece: whole characters only, and nothing that may turn into a stop word.
+    """Text of one sequence, piece by piece: the pieces add up to what `decode` makes of all tokens.
 
-    Tokens are decoded when their text is wanted: at each `push` where there are stop words, else at `take`. After
-    `push` has returned True the sequence has met a stop word, and `take` ends with it (or before it).
+    A piece has whole characters only, and nothing that may turn into a stop word. Tokens are decoded when their text is
+    wanted: at each `push` where there are stop words, else at `take`. After `push` has returned True the sequence has
+    met a stop word, and `take` ends with it (or before it).
     """
 
     def __init__(
@@ -123,14 +144,28 @@ class TextStream:
         self._stop_words = list(stop_words)
         self._include_stop_word = include_stop_word
         self._skip_special = skip_special
-        self._window = list(prompt[-_CONTEXT_TOKENS:])
-        self._decoded = len(codec.decode(self._window, skip_special))
+        self._run: list[int] = []
+        """The byte tokens of a run that has not ended, whose text a later byte may still change."""
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        """Reads the run, to tell whether it can still become characters."""
+        self._broken = False
+        """Whether it cannot."""
+        self._settled = ""
+        """Text of runs, after that of the window before them, which nothing can change any more."""
         self._held = ""
         self._ready: list[str] = []
+        self._begin(prompt)
 
     def push(self, token: int) -> bool:
         """Append a token; whether a stop word is complete."""
-        self._window.append(token)
+        # What `decode` leaves out is left out before it decodes: bytes on both sides of it are one run.
+        if self._codec.is_silent(token, self._skip_special):
+            return False
+        if byte := self._codec.fallback_byte(token):
+            self._push_byte(token, byte)
+        else:
+            self._end_run()
+            self._window.append(token)
         if not self._stop_words:
             return False
         self._held += self._decode()
@@ -146,33 +181,105 @@ class TextStream:
 
     def finish(self) -> None:
         """No more tokens come: what was held back becomes certain."""
+        self._end_run()
         self._ready += [self._held, self._decode(finished=True)]
         self._held = ""
 
+    def _begin(self, prompt: Sequence[int]) -> None:
+        """Take a prompt's last texts, on which the reading of the next token depends: whether a space begins it. A
+        character that the prompt leaves unfinished belongs to the text."""
+        window: list[int] = []
+        run: list[int] = []
+        data = b""
+        for token in reversed(prompt):
+            if len(window) == _CONTEXT_TOKENS:
+                break
+            if self._codec.is_silent(token, self._skip_special):
+                continue
+            if (byte := self._codec.fallback_byte(token)) is None:
+                window.append(token)
+            elif not window:
+                run.append(token)
+                data = byte + data
+        self._window = window[::-1]
+        try:
+            self._utf8.decode(data)
+            self._run = run[: self._unfinished_bytes()][::-1]
+        except UnicodeDecodeError:
+            self._utf8.reset()
+        text = self._decode_window()
+        self._decoded = len(text) - self._unfinished_characters(text)
+
+    def _push_byte(self, token: int, byte: bytes) -> None:
+        self._run.append(token)
+        if not self._broken:
+            try:
+                self._utf8.decode(byte)
+            except UnicodeDecodeError:
+                self._broken = True
+        if self._broken:
+            self._settle_run(_REPLACEMENT * len(self._run))
+
+    def _end_run(self) -> None:
+        if self._run:
+            whole = not self._unfinished_bytes()
+            self._settle_run(self._text_after(self._run) if whole else _REPLACEMENT * len(self._run))
+        self._utf8.reset()
+        self._broken = False
+
+    def _unfinished_bytes(self) -> int:
+        """How many bytes of the run's last character are there, if some are missing."""
+        return len(self._utf8.getstate()[0])
+
+    def _settle_run(self, text: str) -> None:
+        """Take the run's tokens, whose text is now certain."""
+        self._settled = self._decode() + text
+        self._window = [*self._window, *self._run][-_CONTEXT_TOKENS:]
+        self._decoded = len(self._decode_window())
+        self._run = []
+
+    def _text_after(self, tokens: list[int]) -> str:
+        """The text that tokens add to the window's."""
+        return self._codec.decode([*self._window, *tokens], self._skip_special)[len(self._decode_window()) :]
+
+    def _decode_window(self) -> str:
+        return self._codec.decode(self._window, self._skip_special)
+
     def _decode(self, finished: bool = False) -> str:
-        """The window's text after what has been decoded before, except a character that may be unfinished.
+        """New text that is certain: that of runs, and the window's after what has been decoded before, except a
+        character that may be unfinished.
 
         The window's first tokens are context: how a token reads depends on those before it.
         """
-        text = self._codec.decode(self._window, self._skip_special)
-        end = text[-_UNFINISHED:]
-        unfinished = 0 if finished else len(end) - len(end.rstrip(_REPLACEMENT))
-        new = text[self._decoded : len(text) - unfinished]
+        text = self._decode_window()
+        unfinished = 0 if finished else self._unfinished_characters(text)
+        new = self._settled + text[self._decoded : len(text) - unfinished]
+        self._settled = ""
         if len(self._window) > _MOST_TOKENS:
             del self._window[:-_CONTEXT_TOKENS]
-            text = self._codec.decode(self._window, self._skip_special)
+            text = self._decode_window()
         self._decoded = len(text) - unfinished
         return new
 
+    def _unfinished_characters(self, text: str) -> int:
+        """1 if the last character of the window's text may lack bytes."""
+        return int(self._codec.byte_level and text.endswith(_REPLACEMENT))
+
     def _match(self) -> bool:
-        ends = [(start + len(word), start) for word in self._stop_words if (start := self._held.find(word)) >= 0]
+        # A stop word ends the text, so that no later byte can change the run that it is found in.
+        characters = self._run[: len(self._run) - self._unfinished_bytes()]
+        text = self._held + (self._text_after(characters) if characters else "")
+        ends = [(start + len(word), start) for word in self._stop_words if (start := text.find(word)) >= 0]
         if ends:
             end, start = min(ends)
-            self._ready.append(self._held[: end if self._include_stop_word else start])
-            self._held = ""
-            self._window, self._decoded = [], 0
+            self._ready.append(text[: end if self._include_stop_word else start])
+            self._held, self._settled = "", ""
+            self._window, self._run, self._decoded = [], [], 0
+            self._utf8.reset()
             return True
         keep = max(overlap(self._held, word) for word in self._stop_words)
+        if uncertain := len(text) - len(self._held):
+            keep = max(keep, *(overlap(text, word) - uncertain for word in self._stop_words))
         certain = len(self._held) - keep
         self._ready.append(self._held[:certain])
         self._held = self._held[certain:]
@@ -187,13 +294,25 @@ def overlap(text: str, word: str) -> int:
     return 0
 
 
-def _longest_token(tokenizer: Tokenizer) -> int:
+def _decoding_steps(tokenizer: Tokenizer) -> set[str]:
+    """The kinds of a tokenizer's decoders, those inside of a sequence too."""
+    if tokenizer.decoder is None:
+        return set()
+    return set(_kinds(json.loads(tokenizer.decoder.__getstate__())))
+
+
+def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
+    yield decoder["type"]
+    for inner in decoder.get("decoders", ()):
+        yield from _kinds(inner)
+
+
+def _longest_token(tokenizer: Tokenizer, byte_level: bool) -> int:
     """Bytes of text that the longest token stands for, or more: a byte-level vocabulary has a character per byte.
 
     A normalizer that shrinks the text (NFKC, a strip of spaces) can make a token stand for more.
     """
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
     return max(
         len(token) if byte_level and token not in added else len(token.encode()) for token in tokenizer.get_vocab()
     )

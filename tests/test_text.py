@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from types import SimpleNamespace
+from itertools import chain
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from redraft.text import TextCodec, TextStream
 from tests.toy_engine import toy_codec
@@ -61,13 +61,161 @@ def test_any_bytes_taken_at_any_time_add_up(tokens, with_stop_words):
     assert "".join([*pieces, texts.take()]) == CODEC.decode([token for token, _ in tokens])
 
 
-def test_nothing_follows_a_stop_word():
-    pieces = [b"a", b"b\xf0\x9f"]
-    codec = SimpleNamespace(decode=lambda ids, _: b"".join(pieces[i] for i in ids).decode(errors="replace"))
-    texts = TextStream(codec, [], ["b"])
-    assert [texts.push(0), texts.push(1)] == [False, True]
+def vocabulary(decoder, *texts: str) -> TextCodec:
+    """A codec with a token for each text, for each byte in its decoder's form, and special ones."""
+    parts = [*(f"<0x{byte:02X}>" for byte in range(256)), *texts]
+    if isinstance(decoder, decoders.ByteLevel):
+        parts = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *texts]
+    tokenizer = Tokenizer(models.BPE(vocab={text: token for token, text in enumerate(parts)}, merges=[]))
+    tokenizer.decoder = decoder
+    tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
+    tokenizer.add_tokens([AddedToken("<tool>")])
+    return TextCodec(tokenizer)
+
+
+LLAMA_2 = decoders.Sequence(
+    [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+)
+GEMMA = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+PIECES = ("\u2581", "\u2581a", "b", "\ufffd", "é")
+CODECS = {
+    "byte-level": vocabulary(decoders.ByteLevel(), "Ġa", "ðŁ", "ĺĢb", "aðŁ"),
+    "Llama 2": vocabulary(LLAMA_2, *PIECES),
+    "Gemma": vocabulary(GEMMA, *PIECES),
+    "fallback first": vocabulary(decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]), *PIECES),
+    "Metaspace": vocabulary(decoders.Metaspace(), *PIECES),
+    "WordPiece": vocabulary(decoders.WordPiece(), "a", "##b", ".", "é"),
+    "no decoder": vocabulary(None, "a", "b"),
+}
+
+
+EMOJI = "🙂".encode()
+COMMON = [b"\n", b" ", EMOJI[:2], EMOJI[2:], EMOJI, "é\n🙂".encode()]
+WORDS = ["\n", "🙂", "🙂\n", "a", "ab", "b é", " ", "\n🙂\n"]
+
+
+def byte_tokens(codec: TextCodec, data: bytes) -> list[int]:
+    """The tokens of single bytes."""
+    tokens = {codec.token_bytes(token): token for token in reversed(range(256))}
+    return [tokens[bytes([byte])] for byte in data]
+
+
+def streamed(codec: TextCodec, tokens, takes, *options) -> tuple[list[str], bool]:
+    """The pieces of tokens, taken after those where `takes` says so, and whether a stop word ended them."""
+    texts = TextStream(codec, *options)
+    pieces, stopped = [], False
+    for token, take in zip(tokens, takes, strict=True):
+        stopped = texts.push(token)
+        if take or stopped:
+            pieces.append(texts.take())
+        if stopped:
+            break
     texts.finish()
-    assert texts.take() == "ab"
+    return [*pieces, texts.take()], stopped
+
+
+@pytest.mark.parametrize("name", CODECS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_pieces_of_any_vocabulary_add_up_to_the_whole(name, data):
+    codec = CODECS[name]
+    anything, text = st.integers(0, 256 + 12), st.integers(256, 256 + 12)
+    common = [[257]]
+    if name not in ("Metaspace", "WordPiece", "no decoder"):
+        common = [byte_tokens(codec, part) for part in COMMON]
+    parts = st.one_of(st.sampled_from(common), st.tuples(text), st.tuples(anything))
+    tokens = list(chain.from_iterable(data.draw(st.lists(parts, max_size=60))))
+    takes = data.draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+    skip = data.draw(st.booleans())
+    whole = codec.decode(tokens, skip)
+
+    for words in ([], ["never"]):
+        pieces, _ = streamed(codec, tokens, takes, (), words, True, skip)
+        assert "".join(pieces) == whole
+
+    words = data.draw(
+        st.lists(st.sampled_from(["\n", "🙂", "🙂\n", "a", "ab", "b é", " ", "\n🙂\n"]), min_size=1, max_size=3)
+    )
+    pieces, stopped = streamed(codec, tokens, takes, (), words, True, skip)
+    # Whether a word is complete shows as tokens come: what later ones make of a run of bytes counts no more.
+    ends = (length for length in range(1, len(tokens) + 1) if _has(codec, tokens[:length], words, skip))
+    end = next(ends, None)
+    assert stopped == (end is not None)
+    if end is None:
+        assert "".join(pieces) == whole
+    else:
+        text = codec.decode(tokens[:end], skip)
+        places = [text.find(word) + len(word) for word in words if word in text]
+        assert "".join(pieces) == text[: min(places)]
+
+
+def _has(codec: TextCodec, tokens: list[int], words: list[str], skip: bool) -> bool:
+    text = codec.decode(tokens, skip)
+    return any(word in text for word in words)
+
+
+@pytest.mark.parametrize("name", ["Llama 2", "Gemma", "fallback first", "byte-level"])
+@pytest.mark.parametrize("words", [[], ["never"]])
+def test_characters_of_byte_tokens_come_whole(name, words):
+    codec = CODECS[name]
+    text = "\n🙂🙂é\n"
+    tokens = [*byte_tokens(codec, text.encode()), 256, *byte_tokens(codec, "🙂".encode())]
+    pieces, _ = streamed(codec, tokens, [True] * len(tokens), (), words)
+    assert "".join(pieces) == codec.decode(tokens)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("name", ["Llama 2", "Gemma", "byte-level"])
+def test_a_line_feed_ends_a_text_at_once(name):
+    """In Llama 2's vocabulary it is a byte token. The text need not wait for the one after it."""
+    codec = CODECS[name]
+    (line_feed,) = byte_tokens(codec, b"\n")
+    texts = TextStream(codec, [], ["\n"], include_stop_word=False)
+    assert [texts.push(token) for token in (256, 256, line_feed)] == [False, False, True]
+    assert texts.take() == codec.decode([256, 256])
+
+
+def test_bytes_that_are_no_text_are_not_held_back():
+    codec = CODECS["Llama 2"]
+    tokens = byte_tokens(codec, b"\n\xff" + 50 * b"\x80")
+    pieces, _ = streamed(codec, tokens, [True] * len(tokens))
+    assert pieces[:3] == ["", "\ufffd\ufffd", "\ufffd"]
+    assert "".join(pieces) == codec.decode(tokens)
+
+
+def test_the_context_of_a_text_is_what_was_said():
+    """A space begins a word after another, not a text; tokens that are not said do not count."""
+    codec = CODECS["Llama 2"]
+    word, special = 257, 256 + len(PIECES)
+    for prompt in ([word], [word, *[special] * 40], [word, *byte_tokens(codec, b"\n")]):
+        texts = TextStream(codec, prompt)
+        texts.push(word)
+        assert texts.take() == " a"
+    texts = TextStream(codec, [special] * 40)
+    for token in (word, *[special] * 40, word):
+        texts.push(token)
+    assert texts.take() == "a a"
+
+
+def test_a_character_that_a_prompt_began_is_finished():
+    for name in ("byte-level", "Llama 2"):
+        codec = CODECS[name]
+        first, *rest = byte_tokens(codec, "é".encode())
+        texts = TextStream(codec, [256, first])
+        for token in [*rest, 256]:
+            texts.push(token)
+        texts.finish()
+        assert texts.take() == codec.decode([256, first, *rest, 256])[len(codec.decode([256])) :]
+
+
+def test_nothing_follows_a_stop_word():
+    codec = CODECS["byte-level"]
+    a, cut = byte_tokens(codec, b"a")[0], 256 + 3
+    assert codec.token_bytes(cut) == b"a\xf0\x9f"
+    texts = TextStream(codec, [], ["aa"])
+    assert [texts.push(a), texts.push(cut)] == [False, True]
+    texts.finish()
+    assert texts.take() == "aa"
 
 
 @pytest.mark.parametrize(("skip", "text"), [(True, "ab"), (False, "a<end>b")])
@@ -158,6 +306,9 @@ def test_the_bytes_of_tokens_add_up_to_the_text():
 def test_the_bytes_of_tokens_of_another_vocabulary():
     tokens = {"\u2581a": 0, "<0xE6>": 1, "b": 2}
     tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    tokenizer.decoder = LLAMA_2
     tokenizer.add_special_tokens(["<\u2581>"])
+    tokenizer.add_tokens(["<0x0a>"])
     codec = TextCodec(tokenizer)
-    assert [codec.token_bytes(token) for token in range(4)] == [b" a", b"\xe6", b"b", "<\u2581>".encode()]
+    expected = [b" a", b"\xe6", b"b", "<\u2581>".encode(), b"\n"]
+    assert [codec.token_bytes(token) for token in range(5)] == expected
