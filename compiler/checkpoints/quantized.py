@@ -48,7 +48,7 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     bits = settings.get("bits", settings.get("w_bit", 4))
     if method == "awq" and bits == 4 and (settings.get("version") or "gemm").lower() == "gemm":
         return Quantization("AWQ, 4 bits", awq)
-    if method == "gptq" and bits in (2, 4, 8) and (settings.get("checkpoint_format") or "gptq") in GPTQ_FORMATS:
+    if method == "gptq" and bits in (2, 4, 8) and gptq_format(settings) in GPTQ_FORMATS:
         own = [rule["bits"] for rule in (settings.get("dynamic") or {}).values() if rule.get("bits", bits) != bits]
         if own:
             raise FetchError(
@@ -62,6 +62,11 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     known = "awq (gemm, 4 bits), gptq (2, 4 or 8 bits), compressed-tensors (pack-quantized, int8, fp8), fp8"
     named = {key: settings[key] for key in ("bits", "version", "format", "checkpoint_format") if key in settings}
     raise FetchError(f"unsupported quantization {method!r} {named or ''}: expected {known}, float weights or a GGUF")
+
+
+def gptq_format(settings: Mapping[str, Any]) -> str:
+    """The version of GPTQ's format, by its older or its newer name."""
+    return str(settings.get("checkpoint_format") or settings.get("format") or GPTQ_FORMATS[0]).lower()
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> Quantization:
@@ -102,8 +107,9 @@ def gptq(read: Read, bits: int, settings: Mapping[str, Any]) -> Tensor:
     all rows of several groups, as some writers leave it."""
     words, zero_words, scales = (needed(read, name) for name in ("qweight", "qzeros", "scales"))
     values = unpack(words.T, bits).T
-    stored = unpack(zero_words, bits)
-    zeros = (stored + _offset_of_zeros(stored, bits, settings)) & (2**bits - 1)
+    # GPTQModel subtracts from whole words: where a zero of 0 borrowed from the next one, adding to words gives it back.
+    ones = sum(1 << shift for shift in range(0, WORD, bits))
+    zeros = unpack(zero_words + _offset_of_zeros(unpack(zero_words, bits), bits, settings) * ones, bits)
     groups = read("g_idx")
     if groups is None or (len(scales) > 1 and not groups.is_meta and not groups.any()):
         size = settings.get("group_size") or -1
@@ -124,7 +130,7 @@ def _offset_of_zeros(stored: Tensor, bits: int, settings: Mapping[str, Any]) -> 
     the first. Raises FetchError for symmetric weights with other zeros.
     """
     if not settings.get("sym") or stored.is_meta:
-        return 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+        return 0 if gptq_format(settings) == "gptq_v2" else 1
     middle, low, high = 2 ** (bits - 1), int(stored.min()), int(stored.max())
     if low != high or middle - low not in (0, 1):
         raise FetchError(

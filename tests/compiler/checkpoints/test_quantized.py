@@ -47,14 +47,15 @@ def awq(weight: Tensor) -> dict[str, Tensor]:
 
 
 def gptq(weight: Tensor, bits: int, bias: int) -> dict[str, Tensor]:
-    """With rows of a group that do not lie together (act-order)."""
+    """With rows of a group that do not lie together (act-order), and zeros of 0. GPTQModel subtracts the bias of all
+    zeros from each word at once."""
     values, zeros, scales = groups(weight, bits)
     order = torch.randperm(weight.shape[1])
     weight.copy_(weight[:, order])
-    stored = (zeros - bias) % 2**bits
+    ones = sum(bias << shift for shift in range(0, 32, bits))
     return {
         "qweight": pack(values[:, order], bits).T,
-        "qzeros": pack(stored.T, bits),
+        "qzeros": pack(zeros.T, bits) - ones,
         "scales": scales.T,
         "g_idx": (torch.arange(weight.shape[1]) // GROUP)[order].int(),
     }
@@ -125,6 +126,11 @@ ASYMMETRIC = {
 FORMS = {
     "AWQ, 4 bits": ({"quant_method": "awq", "bits": 4, "version": None}, awq),
     "GPTQ, 4 bits": ({"quant_method": "gptq", "bits": 4}, lambda w: gptq(w, 4, 1)),
+    "GPTQ, 8 bits, first version": ({"quant_method": "gptq", "bits": 8, "sym": False}, lambda w: gptq(w, 8, 1)),
+    "GPTQ, 4 bits, second version": (
+        {"quant_method": "gptq", "bits": 4, "sym": False, "format": "GPTQ_V2"},
+        lambda w: gptq(w, 4, 0),
+    ),
     "GPTQ, 8 bits": ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, lambda w: gptq(w, 8, 0)),
     "GPTQ, 2 bits": ({"quant_method": "gptq", "bits": 2}, lambda w: gptq(w, 2, 1)),
     "GPTQ, 4 bits, symmetric": (SYMMETRIC | {"checkpoint_format": "gptq"}, lambda w: symmetric_gptq(w, 8)),
@@ -241,6 +247,7 @@ def test_one_scale_for_all_and_zeros_of_groups():
     [
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes'"),
         ({"quant_method": "gptq", "bits": 3}, r"'gptq' \{'bits': 3\}"),
+        ({"quant_method": "gptq", "format": "bitblas"}, r"'gptq' \{'format': 'bitblas'\}"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, r"'gptq' \{'checkpoint_format': 'marlin'\}"),
         ({"quant_method": "awq", "version": "gemv"}, r"'awq' \{'version': 'gemv'\}"),
         ({"quant_method": TENSORS, "format": "nvfp4-pack-quantized", "config_groups": group_of(4)}, "nvfp4-pack"),
