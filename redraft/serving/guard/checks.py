@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
@@ -11,11 +13,13 @@ from pydantic_core import from_json, to_json
 from tritonclient.grpc import service_pb2 as pb
 
 from redraft.request import clipped
-from redraft.serving.guard.limits import MAX_ELEMENTS, MAX_TENSORS
+from redraft.serving.guard.limits import MAX_ELEMENTS, MAX_FIELDS, MAX_ITEMS, MAX_NAME, MAX_TENSORS
 from redraft.serving.guard.refusal import INVALID, TOO_LARGE, UNKNOWN, Refusal
 from redraft.serving.tritonserver import MODELS
 
 _MAX_SHOWN = 100
+_BYTES = "BYTES"
+"""Triton's data type of texts."""
 
 
 def check_model(name: str, version: str = "") -> None:
@@ -34,26 +38,40 @@ def checked_json(data: bytes, infer: bool) -> bytes:
     """
     if not data.strip():
         raise Refusal(INVALID, "the body is empty: expected a JSON object")
-    try:
-        body = from_json(data, cache_strings="none")
-    except ValueError as error:
-        raise Refusal(INVALID, f"the body is not valid JSON: {clipped(_why(data, error), _MAX_SHOWN)}") from None
-    if not isinstance(body, dict):
-        raise Refusal(INVALID, f"the body is not a JSON object but {type(body).__name__}: expected an object")
-    if infer:
-        _check_tensors(body)
-    return to_json(body, inf_nan_mode="constants")
+    with _without_garbage_collection():
+        try:
+            body = from_json(data, cache_strings="none")
+        except ValueError as error:
+            raise Refusal(INVALID, f"the body is not valid JSON: {clipped(_why(data, error), _MAX_SHOWN)}") from None
+        if not isinstance(body, dict):
+            raise Refusal(INVALID, f"the body is not a JSON object but {type(body).__name__}: expected an object")
+        _check_fields("the body", body)
+        _check_fields("parameters", body.get("parameters", {}))
+        _check_name("id", body.get("id"))
+        if infer:
+            _check_tensors(body)
+        else:
+            for name, value in (body | body.get("parameters", {})).items():
+                _check_items(name, value)
+        return to_json(body, inf_nan_mode="constants")
 
 
 def check_infer(request: pb.ModelInferRequest) -> None:
     """Raises Refusal for what a gRPC inference request may not say."""
     check_model(request.model_name, request.model_version)
+    _check_name("id", request.id)
+    _check_count("parameters", request.parameters, MAX_FIELDS)
     _check_count("inputs", request.inputs)
     _check_count("outputs", request.outputs)
+    _check_count("raw_input_contents", request.raw_input_contents)
     for tensor in request.inputs:
-        _check_shape(tensor.name, tensor.shape)
+        _check_name("inputs: name", tensor.name)
+        _check_name(f"input {tensor.name!r}: datatype", tensor.datatype)
+        _check_shape(tensor.name, tensor.datatype, tensor.shape)
+        _check_count(f"input {tensor.name!r}", tensor.contents.bytes_contents, MAX_ITEMS)
         _check_parameters(tensor.name, tensor.parameters, ())
     for output in request.outputs:
+        _check_name("outputs: name", output.name)
         _check_parameters(output.name, output.parameters, ())
 
 
@@ -75,6 +93,16 @@ def _why(data: bytes, error: ValueError) -> str:
     return str(error).replace("unexpected end of hex escape", "half of a surrogate pair")
 
 
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A body of many lists takes four times as long to read while the collector looks for circles in them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def _check_tensors(body: dict[str, Any]) -> None:
     """Raises Refusal for what an HTTP inference request may not say."""
     for kind, known in (("inputs", ("binary_data_size",)), ("outputs", ("binary_data",))):
@@ -84,30 +112,65 @@ def _check_tensors(body: dict[str, Any]) -> None:
         if not isinstance(tensors, list) or not all(isinstance(tensor, dict) for tensor in tensors):
             raise Refusal(INVALID, f"{kind}: expected a list of objects")
         for tensor in tensors:
+            _check_fields(kind, tensor)
+            _check_name(f"{kind}: name", tensor.get("name"))
             name, parameters = clipped(str(tensor.get("name", "")), _MAX_SHOWN), tensor.get("parameters", {})
-            if not isinstance(parameters, dict):
-                raise Refusal(INVALID, f"{kind} {name!r}: parameters: expected an object")
+            _check_fields(f"{kind} {name!r}: parameters", parameters)
             _check_parameters(name, parameters, known)
             if kind == "inputs":
-                shape = tensor.get("shape", [])
+                shape, datatype = tensor.get("shape", []), tensor.get("datatype")
                 if not isinstance(shape, list) or any(type(size) is not int for size in shape):
                     raise Refusal(INVALID, f"{kind} {name!r}: shape: expected a list of integers")
-                _check_shape(name, shape)
+                _check_name(f"{kind} {name!r}: datatype", datatype)
+                _check_shape(name, datatype, shape)
+                _check_items(f"{kind} {name!r}: data", tensor.get("data"))
 
 
-def _check_count(kind: str, tensors: Sized) -> None:
-    if len(tensors) > MAX_TENSORS:
-        raise Refusal(TOO_LARGE, f"{kind}: expected at most {MAX_TENSORS}, got {len(tensors)}")
+def _check_fields(what: str, value: Any) -> None:
+    """Raises Refusal for what is no JSON object, or has too many keys, or one that Triton would read to its middle."""
+    if not isinstance(value, dict):
+        raise Refusal(INVALID, f"{what}: expected an object")
+    if len(value) > MAX_FIELDS:
+        raise Refusal(TOO_LARGE, f"{what}: expected at most {MAX_FIELDS} fields, got {len(value)}")
+    for key in value:
+        _check_name(f"{what}: the field", key)
 
 
-def _check_shape(name: str, shape: Sequence[int]) -> None:
+def _check_name(what: str, value: Any) -> None:
+    """Raises Refusal for a text that Triton would read to its middle, or repeat although it is long. What is no text
+    it refuses itself."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise Refusal(INVALID, f"{what} {clipped(value, _MAX_SHOWN)!r}: expected a text without NUL characters")
+        if len(value) > MAX_NAME:
+            raise Refusal(TOO_LARGE, f"{what}: expected at most {MAX_NAME} characters, got {len(value)}")
+
+
+def _check_items(what: str, value: Any) -> None:
+    """Raises Refusal for a value, lists in lists included, with too many items that are no numbers."""
+    lists, count = [value] if isinstance(value, list) else [], 0
+    while lists:
+        items = lists.pop()
+        if {*map(type, items)} <= {int, float, bool}:
+            continue
+        count += len(items)
+        if count > MAX_ITEMS:
+            raise Refusal(TOO_LARGE, f"{what}: expected at most {MAX_ITEMS} items that are no numbers")
+        lists += [item for item in items if isinstance(item, list)]
+
+
+def _check_count(kind: str, items: Sized, most: int = MAX_TENSORS) -> None:
+    if len(items) > most:
+        raise Refusal(TOO_LARGE, f"{kind}: expected at most {most}, got {len(items)}")
+
+
+def _check_shape(name: str, datatype: Any, shape: Sequence[int]) -> None:
     sizes = shape[:16]
     if any(size < 0 for size in sizes):
         raise Refusal(INVALID, f"input {clipped(name, _MAX_SHOWN)!r}: shape: expected no negative size")
-    if math.prod(max(size, 1) for size in sizes) > MAX_ELEMENTS or len(shape) > 16:
-        raise Refusal(
-            TOO_LARGE, f"input {clipped(name, _MAX_SHOWN)!r}: shape: expected at most {MAX_ELEMENTS} elements"
-        )
+    most = MAX_ITEMS if datatype == _BYTES else MAX_ELEMENTS
+    if math.prod(max(size, 1) for size in sizes) > most or len(shape) > 16:
+        raise Refusal(TOO_LARGE, f"input {clipped(name, _MAX_SHOWN)!r}: shape: expected at most {most} elements")
 
 
 def _check_parameters(name: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:

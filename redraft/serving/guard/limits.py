@@ -11,6 +11,14 @@ MAX_ELEMENTS = MAX_BODY_BYTES
 """Elements of a tensor, each of which takes a byte at least. Larger shapes overflow where sizes are computed."""
 MAX_TENSORS = 64
 """Inputs of a request, and outputs; no model has so many. 4 MiB hold two million empty ones: seconds of checks."""
+MAX_FIELDS = 128
+"""Keys of a JSON object, and parameters of a request: Triton compares each with all others. No model has half as many
+fields."""
+MAX_ITEMS = 4096
+"""Texts of one field; the models take 1024 at most. Their only thread unpacks each one before they can refuse any.
+Numbers are taken as they lie in memory, and may be many."""
+MAX_NAME = 256
+"""Characters of an id, a name or a data type. Triton repeats ids in each response, and names in errors."""
 MAX_CHUNKS = 4096
 """Chunks of an HTTP body: 1 KB each in the largest. Triton before 25.07 keeps each one on its stack."""
 MAX_HEADER_BYTES, MAX_HEADERS = 8192, 64

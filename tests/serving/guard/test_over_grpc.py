@@ -59,8 +59,22 @@ def with_input(*shape: int, parameter: str = "") -> pb.ModelInferRequest:
     return made
 
 
-def with_inputs(count: int) -> pb.ModelInferRequest:
-    return request(inputs=[pb.ModelInferRequest.InferInputTensor()] * count)
+def with_inputs(count: int, **fields: Any) -> pb.ModelInferRequest:
+    return request(inputs=[pb.ModelInferRequest.InferInputTensor(**fields)] * count)
+
+
+def with_texts(size: int, count: int) -> pb.ModelInferRequest:
+    """A request with an input of texts, whose shape and content need not agree."""
+    made = request()
+    made.inputs.add(name="x", datatype="BYTES", shape=[1, size]).contents.bytes_contents.extend([b""] * count)
+    return made
+
+
+def with_parameters(count: int) -> pb.ModelInferRequest:
+    made = request()
+    for number in range(count):
+        made.parameters[str(number)].bool_param = True
+    return made
 
 
 def idle(over: threading.Event, *messages: Any) -> Iterator[Any]:
@@ -85,6 +99,14 @@ REFUSED = [
     (with_input(1, parameter="shared_memory_region"), CODE.INVALID_ARGUMENT, "'x': the parameter 'shared_memory_reg"),
     (with_input(1, -1), CODE.INVALID_ARGUMENT, "input 'x': shape: expected no negative size"),
     (with_input(2**62, 4), CODE.RESOURCE_EXHAUSTED, "input 'x': shape: expected at most"),
+    (request(id="a\0"), CODE.INVALID_ARGUMENT, "id 'a\\x00': expected a text without NUL"),
+    (request(id="a" * 257), CODE.RESOURCE_EXHAUSTED, "id: expected at most 256 characters, got 257"),
+    (with_parameters(129), CODE.RESOURCE_EXHAUSTED, "parameters: expected at most 128, got 129"),
+    (with_texts(1, 4097), CODE.RESOURCE_EXHAUSTED, "input 'x': expected at most 4096, got 4097"),
+    (with_texts(4097, 0), CODE.RESOURCE_EXHAUSTED, "input 'x': shape: expected at most 4096 elements"),
+    (request(raw_input_contents=[b""] * 65), CODE.RESOURCE_EXHAUSTED, "raw_input_contents: expected at most 64, got"),
+    (with_inputs(1, name="x" * 257), CODE.RESOURCE_EXHAUSTED, "inputs: name: expected at most 256 characters"),
+    (with_inputs(1, datatype="x" * 257), CODE.RESOURCE_EXHAUSTED, "input '': datatype: expected at most 256"),
     (with_inputs(65), CODE.RESOURCE_EXHAUSTED, "inputs: expected at most 64, got 65"),
 ]
 

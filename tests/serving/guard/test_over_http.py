@@ -148,6 +148,9 @@ def test_malformed_bodies_are_a_400(guard, body, message):
     assert not guard.requests
 
 
+MANY = dict.fromkeys(map(str, range(129)), 1)
+
+
 def tensor(**fields: Any) -> dict[str, Any]:
     return {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "INT32", "data": [1]} | fields]}
 
@@ -158,6 +161,22 @@ def tensor(**fields: Any) -> dict[str, Any]:
         ({"inputs": 5}, 400, "inputs: expected a list of objects"),
         ({"outputs": ["a"]}, 400, "outputs: expected a list of objects"),
         ({"outputs": [{}] * 65}, 413, "outputs: expected at most 64, got 65"),
+        ({"parameters": 5}, 400, "parameters: expected an object"),
+        (
+            {"parameters": MANY},
+            413,
+            "parameters: expected at most 128 fields, got 129",
+        ),
+        ({"parameters": {"a\0": 1}}, 400, "parameters: the field 'a\\x00': expected a text without NUL characters"),
+        ({"id": "a\0b"}, 400, "id 'a\\x00b': expected a text without NUL"),
+        ({"id": "a" * 257}, 413, "id: expected at most 256 characters, got 257"),
+        (MANY, 413, "the body: expected at most 128 fields, got 129"),
+        (tensor(**MANY), 413, "inputs: expected at most 128 fields, got 133"),
+        (tensor(name="x\0"), 400, "inputs: name 'x\\x00': expected a text without NUL"),
+        (tensor(name="x" * 257), 413, "inputs: name: expected at most 256 characters"),
+        (tensor(datatype="x" * 257), 413, "inputs 'x': datatype: expected at most 256 characters"),
+        (tensor(data=[[""] * 2049] * 2), 413, "inputs 'x': data: expected at most 4096 items that are no numbers"),
+        (tensor(datatype="BYTES", shape=[1, 4097]), 413, "input 'x': shape: expected at most 4096 elements"),
         (tensor(parameters=[]), 400, "inputs 'x': parameters: expected an object"),
         (tensor(parameters={"shared_memory_region": "r"}), 400, "'x': the parameter 'shared_memory_region' is not"),
         ({"outputs": [{"name": "y", "parameters": {"classification": 1}}]}, 400, "'y': the parameter 'classification'"),
@@ -171,6 +190,36 @@ def test_tensors_that_triton_must_not_see(guard, body, status, message):
     answer = post(guard, body, INFER)
     assert (answer.status_code, message in answer.json()["error"]) == (status, True), answer.text
     assert not guard.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        (dict.fromkeys(map(str, range(120_000)), 1), 413, "the body: expected at most 128 fields, got 120001"),
+        ({"parameters": MANY}, 413, "parameters: expected at most 128 fields, got 129"),
+        ({"parameters": None}, 400, "parameters: expected an object"),
+        ({"parameters": [{}]}, 400, "parameters: expected an object"),
+        ({"a\0b": 1}, 400, "the body: the field 'a\\x00b': expected a text without NUL characters"),
+        ({"parameters": {"\0": 1}}, 400, "parameters: the field '\\x00': expected a text without NUL characters"),
+        ({"a" * 257: 1}, 413, "the body: the field: expected at most 256 characters, got 257"),
+        ({"id": "\0"}, 400, "id '\\x00': expected a text without NUL"),
+        ({"bad_words": [""] * 4097}, 413, "bad_words: expected at most 4096 items that are no numbers"),
+        ({"bad_words": [[[]] * 65] * 64}, 413, "bad_words: expected at most 4096 items that are no numbers"),
+        ({"parameters": {"bad_words": [None] * 4097}}, 413, "bad_words: expected at most 4096 items"),
+    ],
+)  # fmt: skip
+def test_fields_that_triton_must_not_see(guard, fields, status, message):
+    """It takes time that grows with the square of their number, and answers what confuses it with 500."""
+    answer = post(guard, {"text_input": "x"} | fields)
+    assert (answer.status_code, message in answer.json()["error"]) == (status, True), answer.text
+    assert not guard.requests
+
+
+def test_a_prompt_may_be_long(guard):
+    """As token ids too, and a text may hold what a name may not."""
+    assert (
+        post(guard, {"input_ids": [[1] * 100_000], "text_input": "a\0b", "bad_words": ["a"] * 1024}).status_code == 200
+    )
 
 
 @pytest.mark.parametrize(
