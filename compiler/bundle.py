@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from model_defs.drafters.hub.readers import made_for
 from model_defs.drafters.token_info import TokenInfoFactors, TokenInfoTable
 from model_defs.export.drafter import Drafting
 from model_defs.files import count_numbers
+from model_defs.loops.context_cache import CacheTables
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import FeatureReader, Target, give_layers
 from model_defs.target.shards import plan_shards
@@ -181,6 +183,7 @@ def build(
     drafters: dict[Source, Drafter] = {}
     methods = dict(config.methods)
     drafting = {name: settings for name, settings in chosen.items() if settings.drafter}
+    most = config.limits.max_len
     with step("load the drafters"):
         for name, settings in drafting.items():
             settings.check_backend(config.backend)
@@ -197,6 +200,9 @@ def build(
                 if (fitted := settings.fitted(methods[name], drafter.most_steps)) != methods[name]:
                     err.print(f"  {name}: drafts are {drafter.most_steps} deep, as deep as this drafter goes")
                 methods[name], loop = drafting_loop(drafter, fitted, config, settings.token_info)
+            if methods[name].context and (seen := cast(CacheTables, loop.drafter.tables).config.max_position) < most:
+                err.print(f"  {name}: its drafter is made for contexts of {seen} positions, and --max-len is {most}:")
+                err.print("  it may draft worse in longer ones, whose text stays right")
             network = *settings.source, settings.token_info, methods[name].chain_levels, *shape_of(loop)
             loops[name] = shared.setdefault(network, loop)
     own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, *_ in drafters) if path.is_file()]

@@ -79,6 +79,16 @@ def _shards(index: Path) -> list[Path]:
     return files
 
 
+def require_finite(tensor: Tensor, name: str, file: Path) -> None:
+    """Raise ValueError, which names the tensor, for a weight with NaN or infinity in it."""
+    if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+        rows = (~tensor.isfinite()).reshape(len(tensor) if tensor.ndim else 1, -1).any(1).nonzero().flatten()
+        raise ValueError(
+            f"{file}: {name} holds NaN or infinity in {len(rows)} of its rows, the first of which is {int(rows[0])}: "
+            "the file is damaged, or its training diverged"
+        )
+
+
 def unreadable(file: Path, why: str) -> str:
     """What to say of a file that cannot be read: that it is a git-lfs pointer, or else `why`."""
     with file.open("rb") as opened:

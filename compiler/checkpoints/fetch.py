@@ -9,10 +9,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
 
 from compiler.checkpoints import hub, shipped
 from compiler.checkpoints.folder import FolderCheckpoint
@@ -124,13 +128,53 @@ def store(checkpoint: Checkpoint, out: Path, chat_template: Path | None, say: Sa
     memory = PROCESS_BYTES + checkpoint.memory + BLOCK_BYTES
     require_disk(out, total)
     require_memory(memory, "fetching this model")
+    with step("read the tokenizer"):
+        tokenizer = checkpoint.tokenizer()
+    for remark in (*checkpoint.remarks, *drop_end(tokenizer, checkpoint.config)):
+        say(f"note: {remark}")
     say(f"takes {size(total)} of disk and about {size(memory)} of memory")
     with step("write the tokenizer"):
-        write_tokenizer(out, checkpoint.tokenizer(), chat_template)
+        write_tokenizer(out, tokenizer, chat_template)
     with progress("fetch_model: weights", total, "bytes") as shown:
-        write_weights(out, shapes, checkpoint.blocks, lambda count: shown.update(shown.done + count))
+        write_weights(out, shapes, partial(finite_blocks, checkpoint), lambda count: shown.update(shown.done + count))
     checkpoint.copy_settings(out)
     write_config(out, checkpoint.config, checkpoint.title)
+
+
+def finite_blocks(checkpoint: Checkpoint, name: str) -> Iterator[Tensor]:
+    """A tensor's blocks in bfloat16. Raises FetchError, which names it, for NaN or infinity, also of a number that is
+    beyond bfloat16's."""
+    for block in checkpoint.blocks(name):
+        rounded = block.to(torch.bfloat16)
+        if rounded.numel() and not torch.stack(rounded.aminmax()).isfinite().all():
+            raise FetchError(
+                f"{name} of {checkpoint.title} holds NaN or infinity: the file is damaged, or training diverged"
+            )
+        yield rounded
+
+
+def drop_end(tokenizer: Any, config: dict[str, Any]) -> Iterator[str]:
+    """Have the tokenizer no longer end every prompt with an end token, after which a model would begin a new text, and
+    say so."""
+    ends = config.get("eos_token_id")
+    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+
+    def ending() -> str | None:
+        last = tokenizer("a").input_ids[-1:]
+        return tokenizer.convert_ids_to_tokens(last)[0] if ends.intersection(last) else None
+
+    if (token := ending()) is None:
+        return
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    processor = state["post_processor"] or {}
+    for part in processor.get("processors") or [processor]:
+        for kind in ("single", "pair"):
+            while part.get(kind) and part[kind][-1].get("SpecialToken", {}).get("id") == token:
+                part[kind].pop()
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+    yield f"its tokenizer ends every prompt with the end token {token!r}" + (
+        "" if ending() else ", after which models begin a new text: that of the fetched model does not"
+    )
 
 
 def write_config(folder: Path, raw: dict[str, Any], title: str) -> None:

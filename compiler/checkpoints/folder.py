@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from compiler.checkpoints.quantized import quantization_of
@@ -17,7 +20,7 @@ from model_defs.drafters.hub.readers import reader_of
 from model_defs.files import FLOATS, PICKLED, StoredTensors, load_pickled, pickled_files, weight_files
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.model import weight_names
+from model_defs.target.model import HEAD, has_own_head, weight_names, weights_of
 
 SETTINGS = "generation_config.json"
 BASE = "model."
@@ -40,20 +43,25 @@ class FolderCheckpoint:
         self._files: dict[str, tuple[Path, str]] = {}
         self._stored: dict[str, Tensor] = {}
         self._pickled: dict[Path, dict[str, Tensor]] = {}
+        self._parts: set[str] = set()
+        self.remarks: list[str] = []
         for file in _weight_files(folder):
             for name, tensor in _headers(file).items():
                 whole = own_name(name)
                 whole = whole if whole.startswith((BASE, "lm_head.")) else BASE + whole
+                self._require_one(whole, file, name)
                 self._files[whole], self._stored[whole] = (file, name), tensor
         try:
-            wanted = weight_names(TargetConfig.load(folder, self.config))
+            target = TargetConfig.load(folder, self.config)
         except UnsupportedModelError:
             refuse_drafter(folder)
             raise
+        wanted = weight_names(self._tied_as_stored(target))
         found = {name: self._header(name) for name in wanted}
         self._meta = {name: tensor for name, tensor in found.items() if tensor is not None}
         if len(self._meta) < len(wanted):
             refuse_drafter(folder)
+        self._remark_unread(wanted)
         plain = {str(self._stored[name].dtype).removeprefix("torch.") for name in self._meta if not self._packed(name)}
         self.precision = self._quantization.title if self._quantization else ", ".join(sorted(plain))
         read = [self._stored[name].nbytes for name in self._meta if not self._packed(name)]
@@ -71,6 +79,50 @@ class FolderCheckpoint:
         weight = self._dequantized(name, self._read) if self._packed(name) else self._of_file(*self._files[name])
         return (weight[rows] for rows in row_blocks(tuple(weight.shape)))
 
+    def _require_one(self, whole: str, file: Path, name: str) -> None:
+        """Raise FetchError where another file, or another name, has another weight in this one's place."""
+        if whole in self._files and not torch.equal(self._of_file(file, name), self._of_file(*self._files[whole])):
+            both = " and ".join(f"{name} in {file.name}" for file, name in (self._files[whole], (file, name)))
+            raise FetchError(f"{self.folder} holds two different weights for one place: {both}")
+
+    def _tied_as_stored(self, target: TargetConfig) -> TargetConfig:
+        """The configuration of weights as transformers reads them: tied where embeddings and LM head are one, or one is
+        missing, whatever `tie_word_embeddings` says beside two that differ."""
+        (embedding,) = weights_of(target)["embedding.weight"].sources
+        if target.tie_embeddings and embedding not in self._stored and HEAD in self._stored:
+            self._files[embedding], self._stored[embedding] = self._files[HEAD], self._stored[HEAD]
+        if not has_own_head(target, self._readable(embedding, HEAD), self._is_same):
+            return target
+        self.config = self.config | {"tie_word_embeddings": False}
+        self.remarks.append(
+            f"its config.json ties the LM head to the embeddings, and the weights hold another {HEAD}: it is read, as "
+            "by transformers"
+        )
+        return replace(target, tie_embeddings=False)
+
+    def _readable(self, *names: str) -> list[str]:
+        """Those of these weights that the folder holds, quantized or not."""
+        return [name for name in names if self._header(name) is not None]
+
+    def _is_same(self, name: str, other: str) -> bool:
+        pairs = zip_longest(self.blocks(name), self.blocks(other))
+        return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
+
+    def _remark_unread(self, wanted: list[str]) -> None:
+        """Say which tensors are left out. A head that equals the embeddings is read with them."""
+        read = {*wanted, HEAD, *self._parts}
+        unread = sorted(
+            name for whole, (_, name) in self._files.items() if whole not in read and not name.endswith("inv_freq")
+        )
+        if unread:
+            more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+            self.remarks.append(f"no layer reads these weights, which are left out: {', '.join(unread[:3])}{more}")
+
+    def _part(self, name: str) -> Tensor | None:
+        """A part of a quantized weight as a meta tensor."""
+        self._parts.add(name)
+        return self._stored.get(name)
+
     def _packed(self, name: str) -> bool:
         """Whether a weight has to be dequantized."""
         stored = self._stored.get(name)
@@ -85,7 +137,7 @@ class FolderCheckpoint:
                 raise FetchError(f"{self.folder}: {name} is {self._stored[name].dtype}, expected floating point")
             return None
         try:
-            return self._dequantized(name, self._stored.get)
+            return self._dequantized(name, self._part)
         except KeyError:
             return None
 

@@ -50,6 +50,7 @@ class GgufCheckpoint:
         gguf_tokenizer.check(path, fields)
         self._fields = fields
         self.precision = _precision(fields)
+        self.remarks: list[str] = []
         self._refuse_unknown_quantizations()
         known = {name: torch.empty(_shape(tensor), device="meta") for name, tensor in self._tensors.items()}
         known |= {name: torch.tensor(self._tensors[name].data).float() for name in ROPE_TENSORS if name in known}

@@ -28,6 +28,8 @@ class Checkpoint(Protocol):
     """How the source stores the weights: Q4_K_M, float32."""
     config: dict[str, Any]
     """The model's configuration in Hugging Face's terms."""
+    remarks: list[str]
+    """What its user should know: what the weights have beside what its configuration says."""
     memory: int
     """Bytes of the source that are mapped at once while its tensors are read."""
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from model_defs.drafters.token_info import TokenInfo, TokenInfoFactors
 from model_defs.drafters.windows import Windows
-from model_defs.files import read_json, read_tensors, save_tensors
+from model_defs.files import read_json, read_tensors, require_finite, save_tensors
 from model_defs.target.model import FeatureReader, Target
 
 
@@ -260,8 +260,11 @@ def is_same(weight: Tensor, other: Tensor) -> bool:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file as float32."""
-    return {name: tensor.float() for name, tensor in read_tensors(file).items()}
+    """The tensors of a safetensors file as float32. Raises ValueError for one that is not finite."""
+    tensors = read_tensors(file)
+    for name, tensor in tensors.items():
+        require_finite(tensor, name, file)
+    return {name: tensor.float() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()

@@ -7,8 +7,9 @@ same definition trains drafters (dense attention), generates (a preallocated cac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
@@ -16,13 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.files import StoredTensors, read_json, weight_files
+from model_defs.files import StoredTensors, read_json, require_finite, weight_files
 from model_defs.target.attention import HeadNorms
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import Weights
 from model_defs.target.families.registry import FAMILIES
 
+HEAD = "lm_head.weight"
+"""What Hugging Face calls the LM head, in every family"""
 Attend = Callable[[int, Tensor, HeadNorms | None], Tensor]
 """attend(layer, qkv, norms) -> out: `qkv` [..., (heads + 2 kv_heads) * head_size], the fused projections of
 the rows before norms and RoPE; `out` [..., heads * head_size]. It applies both, keeps the cache, and attends."""
@@ -253,8 +256,8 @@ class Target(nn.Module):
         except for norms that are computed from what is stored, which are in float32 then.
 
         The files are mapped, and one weight at a time is concatenated and converted: memory beyond the target's own is
-        that of the largest. Raises UnsupportedModelError, FileNotFoundError or ValueError (a missing weight, or one of
-        another shape).
+        that of the largest. Raises UnsupportedModelError, FileNotFoundError or ValueError (a missing weight, one of
+        another shape, or one that is not finite).
         """
         config = TargetConfig.load(folder)
         method = (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method")
@@ -264,9 +267,14 @@ class Target(nn.Module):
             )
         weights: dict[str, Tensor] = {}
         with StoredTensors.open(weight_files(folder)) as stored:
-            target = cls.check_weights(stored.shapes(), config)
+            shapes = stored.shapes()
+            if has_own_head(config, shapes, lambda a, b: torch.equal(stored.read(a), stored.read(b))):
+                config = replace(config, tie_embeddings=False)
+            target = cls.check_weights(shapes, config)
             for name, weight in weights_of(config).items():
                 parts = [stored.read(source) for source in weight.sources]
+                for source, part in zip(weight.sources, parts, strict=True):
+                    require_finite(part, source, folder)
                 read = weight.read(parts)
                 weights[name] = read if dtype is None else read.to(dtype)
         if config.tie_embeddings:
@@ -275,6 +283,13 @@ class Target(nn.Module):
         if config.tie_embeddings:
             target.lm_head.weight = target.embedding.weight
         return target.eval().requires_grad_(False)
+
+
+def has_own_head(config: TargetConfig, names: Container[str], is_same: Callable[[str, str], bool]) -> bool:
+    """Whether weights of these Hugging Face names have an LM head of their own though the configuration ties it to the
+    embeddings: transformers ties only those that `is_same` holds for."""
+    (embedding,) = weights_of(config)["embedding.weight"].sources
+    return config.tie_embeddings and HEAD in names and embedding in names and not is_same(embedding, HEAD)
 
 
 def give_layers(target: Target, layers: tuple[int, ...]) -> None:

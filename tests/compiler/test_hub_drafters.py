@@ -76,6 +76,23 @@ def generate(runtime: Runtime, method: str, sampling: dict) -> list[int]:
     return tokens
 
 
+def test_what_a_drafter_has_not_seen_and_what_is_no_number_is_said(target, model, tmp_path):
+    """Its config.json says 64 positions; weights that are not finite are named as the folder calls them."""
+    form = specforge()
+    options = ("--model", model, "--drafter", form.write(tmp_path / "drafter"), "--beam-width", 2, "--beam-length", 3)
+    limits = ("--precision", "fp32", "--slots", 2, "--max-tree", 20, "--candidates", 4)
+    for length in (64, 100):
+        done = run(*options, *limits, "--output", tmp_path / "b", "--max-len", length)
+        assert done.exit_code == 0, done.output
+        said = "is made for contexts of 64 positions, and --max-len is 100" in " ".join(done.output.split())
+        assert said == (length == 100)
+    form.tensors["midlayer.mlp.up_proj.weight"][3, 1] = float("nan")
+    form.write(tmp_path / "drafter")
+    done = run(*options, *limits, "--output", tmp_path / "b2")
+    assert "midlayer.mlp.up_proj.weight holds NaN or infinity in 1 of its rows" in " ".join(done.output.split())
+    assert not (tmp_path / "b2").exists()
+
+
 @torch.no_grad()
 def test_drafters_of_a_bundle_read_their_own_columns(target, model, tmp_path, capsys):
     """Two read fused layers, one of them for the target's head, and one the hidden states. Drafts from the engine's

@@ -11,7 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_defs.files import FLOATS, INDEX, PICKLED, StoredTensors, load_pickled, pickled_files, read_json, weight_files
+from model_defs.files import (
+    FLOATS,
+    INDEX,
+    PICKLED,
+    StoredTensors,
+    load_pickled,
+    pickled_files,
+    read_json,
+    require_finite,
+    weight_files,
+)
 from model_defs.target.config import TargetConfig
 
 MEDUSA_FILE = "medusa_lm_head.pt"
@@ -82,7 +92,7 @@ class HubTensors:
 
     def take(self, name: str) -> Tensor:
         """A tensor, once: weights as float32, those of IDS as they are. Raises KeyError with its name, or ValueError
-        for a quantized weight."""
+        for a quantized weight, or one that is not finite."""
         tensor = self._left.pop(name)
         if name in IDS:
             return tensor
@@ -92,6 +102,7 @@ class HubTensors:
                 f"{self.path}: {name} is stored in {kind}, and quantized drafters are not read: expected float64, "
                 "float32, float16 or bfloat16"
             )
+        require_finite(tensor, name, self.path)
         return tensor.float()
 
     def take_if_there(self, name: str) -> Tensor | None:
