@@ -76,17 +76,12 @@ def library_grammar(guide: Guide) -> str:
 
 
 def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher at the start of a grammar. Raises ValueError where it cannot be compiled, no answer meets it, or it has
-    no way back from a path of drafts."""
+    """A matcher at the start of a grammar. Raises ValueError where it cannot be compiled, or no answer meets it."""
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
     probe = matcher.deep_copy()
     first = np.frombuffer(b"" if probe.is_error() else probe.compute_bitmask(), np.uint8)
     if probe.is_error():
         raise ValueError(probe.get_error())
-    allowed = np.flatnonzero(np.unpackbits(first, count=tokens.vocab_size - 1, bitorder="little"))
-    if not allowed.size:
+    if not np.unpackbits(first, count=tokens.vocab_size - 1, bitorder="little").any():
         raise ValueError("no text but the empty one meets it")
-    probe.consume_token(int(allowed[0]))
-    if not probe.rollback(1):
-        raise ValueError(probe.get_error())
     return matcher
