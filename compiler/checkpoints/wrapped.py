@@ -1,4 +1,4 @@
-"""Language models within checkpoints that take images too: Gemma 3 of 4B and more."""
+"""Language models within checkpoints that take images too: Gemma 3 of 4B and more, Mistral Small 3.1 and 3.2."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ from pathlib import Path
 from typing import Any
 
 from model_defs.files import read_json
+from model_defs.target.errors import UnsupportedModelError
+from model_defs.target.families.registry import FAMILIES, SUPPORTED
 
-WRAPPER = "gemma3"
-"""The wrapper's `model_type`"""
+WRAPPERS = ("gemma3", "mistral3")
+"""The wrappers' `model_type`s"""
 BEGINNINGS = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
 """How names of the language model's weights begin within a wrapper, before transformers 4.52 and since, and without"""
-OUTSIDE = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config")
+OUTSIDE = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "tie_word_embeddings")
 """What a wrapper's configuration says of the language model beside `text_config`"""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """A folder's `config.json`; of a wrapper, what it says of the language model, with transformers' values for what it
-    leaves out. Raises as `read_json` does."""
+    leaves out. Raises as `read_json` does, or UnsupportedModelError for a wrapper around an unknown language model."""
     raw = read_json(folder / "config.json")
-    if raw.get("model_type") != WRAPPER:
+    if (wrapper := raw.get("model_type")) not in WRAPPERS:
         return raw
-    from transformers import Gemma3TextConfig
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    text = Gemma3TextConfig(**raw.get("text_config") or {}).to_dict()
+    text = CONFIG_MAPPING[wrapper](text_config=raw.get("text_config")).get_text_config().to_dict()
+    if (kind := text["model_type"]) not in FAMILIES:
+        raise UnsupportedModelError(f"a language model of model_type {kind!r} within {wrapper!r}", SUPPORTED)
     said = {name: raw[name] for name in OUTSIDE if raw.get(name) is not None}
-    return text | said | {"architectures": ["Gemma3ForCausalLM"]}
+    return text | said | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]}
 
 
 def own_name(name: str) -> str:

@@ -44,7 +44,8 @@ class TargetConfig:
     qk_norm: bool = False
     """Whether each query head and key head has an RMS norm before RoPE"""
     query_scale: float = 1.0
-    """What scores are multiplied by beside head_size^-0.5; weights have it in their query norm once they are read"""
+    """What scores are multiplied by beside head_size^-0.5; weights have it in their queries, or in the norm of these,
+    once they are read"""
     sandwich_norms: bool = False
     """Whether what attention and MLP give is normalized too, before it is added"""
     layer_norm: bool = False
@@ -57,6 +58,10 @@ class TargetConfig:
     """Whether the MLP and attention's output projection have biases"""
     embedding_scale: float = 1.0
     """What embeddings are multiplied by where they enter the layers"""
+    block_scale: float = 1.0
+    logit_divisor: float = 1.0
+    """What attention's and MLP's outputs are multiplied by, and logits are divided by; weights have it once they are
+    read"""
     learned_positions: bool = False
     """Whether an embedding of the position is added to the token's"""
     experts: Experts | None = None

@@ -276,7 +276,8 @@ class Target(nn.Module):
                 for source, part in zip(weight.sources, parts, strict=True):
                     require_finite(part, source, folder)
                 read = weight.read(parts)
-                weights[name] = read if dtype is None else read.to(dtype)
+                as_stored = read.dtype if read.ndim == 1 else parts[0].dtype
+                weights[name] = read.to(dtype or as_stored)
         if config.tie_embeddings:
             weights["lm_head.weight"] = weights["embedding.weight"]
         target.load_state_dict(weights, assign=True)

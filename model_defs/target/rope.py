@@ -58,11 +58,13 @@ class RopeConfig:
         frequencies = self._scaled(rotated, context)
         return torch.cat([frequencies, torch.zeros((head_size - rotated) // 2)])
 
-    def element_order(self, head_size: int) -> Tensor:
+    def element_order(self, head_size: int, adjacent: bool = False) -> Tensor:
         """int64 [head_size]: where a checkpoint has the elements of a head that we keep in this order, in which element
-        i is rotated with i + head_size / 2. Checkpoints have those that are not rotated last."""
+        i is rotated with i + head_size / 2. Checkpoints have those that are not rotated last, and rotate two halves of
+        the others, or `adjacent` ones."""
         rotated = self.rotated(head_size)
-        turned, kept = torch.arange(rotated).chunk(2), torch.arange(rotated, head_size).chunk(2)
+        turned = torch.arange(rotated).unflatten(0, (-1, 2) if adjacent else (2, -1))
+        turned, kept = turned.unbind(1 if adjacent else 0), torch.arange(rotated, head_size).chunk(2)
         return torch.cat([turned[0], *kept[:1], turned[1], *kept[1:]])
 
     def _scaled(self, size: int, context: int) -> Tensor:

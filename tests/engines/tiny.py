@@ -122,6 +122,7 @@ LAYERS: dict[str, dict[str, Any]] = {
         "intermediate_size": 40,
         "experts": Experts(count=5, chosen=2, normalized=False),
     },
+    "glm4": {"qkv_bias": True, "sandwich_norms": True, "rope": RopeConfig(theta=500.0, share=0.5)},
     "smollm3": {"qkv_bias": False, "tie_embeddings": True, "others": Attention(RopeConfig(type="none"), layers=(1,))},
     "phi4": {
         "qkv_bias": False,

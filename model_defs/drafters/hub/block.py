@@ -16,7 +16,7 @@ from typing import Any
 
 from model_defs.drafters.block import BlockConfig, BlockDrafter
 from model_defs.drafters.hub.eagle3 import IGNORED, settled, token_ids
-from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_layer
+from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_layer, refuse_scaled_embeddings
 from model_defs.drafters.layer_shape import WITH_HEAD_NORMS, LayerShape
 from model_defs.target.config import TargetConfig
 
@@ -74,8 +74,7 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
     for name, read in UNREAD.items():
         if (value := says(folder, name)) not in (None, read):
             raise ValueError(f"{folder.path}: config.json says {name} {value!r}; read is {read!r}")
-    if target.embedding_scale != 1.0:
-        raise ValueError(f"{folder.path}: the target scales its embeddings, and the form does not say if drafters do")
+    refuse_scaled_embeddings(folder, target)
     size, of_target, vocabulary = layer["hidden_size"], folder.says("target_hidden_size"), layer["vocab_size"]
     if size != (of_target or size) or size != target.hidden_size:
         raise ValueError(

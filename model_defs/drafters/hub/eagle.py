@@ -12,7 +12,7 @@ import torch
 
 from model_defs.drafters.eagle import EagleConfig, EagleDrafter
 from model_defs.drafters.hub.eagle3 import settled
-from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_layer
+from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_layer, refuse_scaled_embeddings
 from model_defs.drafters.layer_shape import LayerShape, has_head_norms
 from model_defs.target.config import TargetConfig
 
@@ -45,6 +45,8 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
             weights[ours] = tensors.take(name)
     embedding, head = tensors.take_if_there("embed_tokens.weight"), tensors.take_if_there("lm_head.weight")
     tensors.require_all_taken(EAGLE.form)
+    if embedding is None:
+        refuse_scaled_embeddings(folder, target)
     owns_head = settled(answers, target.num_layers).get(OWN_HEAD)
     if owns_head is False:
         head = None

@@ -149,6 +149,12 @@ class Reader:
     """What --read-as may answer."""
 
 
+def refuse_scaled_embeddings(folder: HubFolder, target: TargetConfig) -> None:
+    """Raise ValueError for a target whose embeddings are scaled, where it decides what a drafter of this form reads."""
+    if target.embedding_scale != 1.0:
+        raise ValueError(f"{folder.path}: the target scales its embeddings, and the form does not say if drafters do")
+
+
 def without_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors by names without one of PREFIXES, where all have it."""
     for prefix in PREFIXES:

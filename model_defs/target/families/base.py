@@ -83,12 +83,12 @@ def decoder_weights(config: TargetConfig) -> Weights:
     return weights
 
 
-def order_heads(config: TargetConfig) -> Callable[[Tensor], Tensor] | None:
+def order_heads(config: TargetConfig, adjacent: bool = False) -> Callable[[Tensor], Tensor] | None:
     """The change of fused projections [fused, ...] that puts the elements of query and key heads in our order; None
-    where a checkpoint has that order already."""
-    if config.rope.share is None:
+    where a checkpoint has that order already. `adjacent`: whether it turns adjacent elements together."""
+    if config.rope.share is None and not adjacent:
         return None
-    order, turned = config.rope.element_order(config.head_size), config.num_heads + config.num_kv_heads
+    order, turned = config.rope.element_order(config.head_size, adjacent), config.num_heads + config.num_kv_heads
 
     def change(weight: Tensor) -> Tensor:
         heads = weight.unflatten(0, (-1, config.head_size))

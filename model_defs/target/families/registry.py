@@ -5,6 +5,8 @@ from __future__ import annotations
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import Family
 from model_defs.target.families.gemma3 import GEMMA3
+from model_defs.target.families.glm4 import GLM4
+from model_defs.target.families.granite import GRANITE
 from model_defs.target.families.llama import LLAMA
 from model_defs.target.families.mistral import MISTRAL
 from model_defs.target.families.mixtral import MIXTRAL
@@ -17,7 +19,7 @@ from model_defs.target.families.smollm3 import SMOLLM3
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GEMMA3, OPT, QWEN3_MOE, MIXTRAL)
+    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GEMMA3, OPT, QWEN3_MOE, MIXTRAL, GLM4, GRANITE)
 }
 SUPPORTED = ", ".join(f"{family.title} (model_type {family.model_type})" for family in FAMILIES.values())
 

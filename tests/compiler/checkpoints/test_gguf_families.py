@@ -30,9 +30,10 @@ ARCHITECTURES = {
     "gemma3": "gemma3",
     "qwen3 moe": "qwen3moe",
     "mixtral": "llama",
+    "granite": "granite",
 }
 """Architectures of files by family of `FAMILIES`."""
-TURNED = ("llama", "smollm3")
+TURNED = ("llama", "smollm3", "granite")
 
 
 class Vocabulary(NamedTuple):
@@ -61,6 +62,7 @@ VOCABULARIES = {
     "smollm3": Vocabulary("gpt2", "smaug-bpe", ("<|im_end|>", "<|end_of_text|>")),
     "gemma3": Vocabulary("llama", "default", ("<eos>", "<end_of_turn>")),
     "mixtral": Vocabulary("llama", "default", ("</s>",)),
+    "granite": Vocabulary("gpt2", "refact", ("<|end_of_text|>",)),
 }
 
 
@@ -77,6 +79,12 @@ def fields(family: str, config) -> dict[str, int | float]:
             "expert_count": 5,
             "expert_used_count": 2,
             "expert_feed_forward_length": getattr(config, "moe_intermediate_size", 0),
+        },
+        "granite": {
+            "embedding_scale": getattr(config, "embedding_multiplier", 1.0),
+            "attention.scale": getattr(config, "attention_multiplier", 1.0),
+            "residual_scale": getattr(config, "residual_multiplier", 1.0),
+            "logit_scale": getattr(config, "logits_scaling", 1.0),
         },
         "mixtral": {"expert_count": 3, "expert_used_count": 2, "rope.freq_base": 1e6},
     }
@@ -201,6 +209,6 @@ def test_an_unknown_architecture_is_told_which_are_known(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    known = "gemma3, llama, phi3, qwen2, qwen3, qwen3moe, smollm3"
+    known = "gemma3, granite, llama, phi3, qwen2, qwen3, qwen3moe, smollm3"
     with pytest.raises(FetchError, match=re.escape(f"architecture 'mamba', expected {known}. Supported: Llama")):
         GgufCheckpoint(tmp_path / "other.gguf", "other")

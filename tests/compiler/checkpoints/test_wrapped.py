@@ -1,4 +1,4 @@
-"""Gemma 3 with vision: its language model is fetched."""
+"""Gemma 3 and Mistral 3 with vision: their language models are fetched."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from compiler.checkpoints.wrapped import own_name, read_config
 from model_defs.files import SINGLE
 from model_defs.target.attention import causal_attend
 from model_defs.target.config import TargetConfig
+from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.model import Target
 from tests.compiler.checkpoints.tiny_llama import fetch
 from tests.model_defs.target.references import VOCAB, write_reference
@@ -25,26 +26,37 @@ def test_names_of_either_version_of_transformers_are_known(beginning):
     assert own_name("model.layers.0.mlp.up_proj.weight") == "model.layers.0.mlp.up_proj.weight"
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "within", "family"), [("gemma3", "gemma3", "gemma3_text"), ("mistral3", "mistral", "mistral")]
+)
 @torch.no_grad()
-def test_the_language_model_within_is_fetched(checkpoint, tmp_path):
+def test_the_language_model_within_is_fetched(checkpoint, tmp_path, wrapper, within, family):
     """Beside weights that see."""
     source = tmp_path / "vision"
-    reference = write_reference("gemma3", source)
+    reference = write_reference(within, source)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(checkpoint / file, source)
-    config = {"model_type": "gemma3", "text_config": reference.config.to_dict(), "eos_token_id": [1, 106]}
+    config = {"model_type": wrapper, "text_config": reference.config.to_dict(), "eos_token_id": [1, 106]}
     (source / "config.json").write_text(json.dumps(config))
     (source / "generation_config.json").unlink()
     weights = {f"language_model.{name}": weight for name, weight in load_file(source / SINGLE).items()}
     save_file(weights | {"vision_tower.post_layernorm.weight": torch.ones(8)}, source / SINGLE)
     target = Target.from_folder(fetch(source, tmp_path))
-    assert (target.config.family, target.config.eos_token_ids) == ("gemma3_text", (1, 106))
+    assert (target.config.family, target.config.eos_token_ids) == (family, (1, 106))
     for weight in reference.parameters():
         weight.copy_(weight.bfloat16())
     ids = torch.randint(0, VOCAB, (2, 30))
     want = reference(ids).logits
     found = target.lm_head(target(ids, causal_attend(target.config, 30)).hidden)
     torch.testing.assert_close(found, want, atol=1e-4 * float(want.abs().max()), rtol=0)
+
+
+def test_an_unknown_language_model_within_is_named(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "mistral3", "text_config": {"model_type": "ministral3"}})
+    )
+    with pytest.raises(UnsupportedModelError, match="a language model of model_type 'ministral3' within 'mistral3'"):
+        read_config(tmp_path)
 
 
 def test_what_a_wrapper_leaves_out_is_what_transformers_takes(tmp_path):

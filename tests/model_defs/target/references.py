@@ -8,6 +8,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -62,6 +64,12 @@ LONG_ROPE = {
     "long_factor": [1.2, 2.5, 7.0],
     "original_max_position_embeddings": ORIGINAL,
 }
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
 OPT_SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -93,6 +101,12 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen3 moe": Qwen3MoeConfig(
         **SHAPE, head_dim=16, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
     ),
+    "glm4": Glm4Config(**SHAPE, head_dim=16, eos_token_id=2),
+    "glm4, no biases, whole heads": Glm4Config(
+        **SHAPE, head_dim=16, eos_token_id=2, attention_bias=False, partial_rotary_factor=1.0
+    ),
+    "granite": GraniteConfig(**SHAPE, tie_word_embeddings=True, **MULTIPLIERS),
+    "granite, untied": GraniteConfig(**SHAPE, rope_parameters=LINEAR_ROPE, **MULTIPLIERS),
     "mixtral": MixtralConfig(**SHAPE, num_local_experts=3, num_experts_per_tok=2, sliding_window=WINDOW),
 }
 

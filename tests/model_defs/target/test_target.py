@@ -132,6 +132,18 @@ def test_norms_of_1_and_more_are_not_rounded_as_stored(tiny, tmp_path):
         assert torch.equal(as_stored.state_dict()[name], weight), name
 
 
+@pytest.mark.parametrize("tiny", ["granite"], indirect=True)
+def test_matrices_with_multipliers_are_rounded_once(tiny, tmp_path):
+    _, _, folder = tiny
+    stored = load_file(folder / "model.safetensors")
+    save_file({name: weight.bfloat16() for name, weight in stored.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    as_stored, whole = Target.from_folder(tmp_path, None), Target.from_folder(tmp_path)
+    assert_dtypes(as_stored, {torch.bfloat16})
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(as_stored.state_dict()[name], weight.bfloat16()), name
+
+
 class Allocated(TorchDispatchMode):
     """Follows the bytes of all tensors that operations made and that are still there."""
 
