@@ -26,7 +26,7 @@ from redraft.errors import place
 INT32_MAX = 2**31 - 1
 MAX_MESSAGE_BYTES = 16 * 2**20
 MAX_INPUT_IDS = 2**20
-MAX_WORDS = {"stop_words": 64, "bad_words": 1024}
+MAX_WORDS = {"stop_words": 64, "bad_words": 1024, "stop_token_ids": 64}
 MAX_WORDS_CHARACTERS = {"stop_words": 4096, "bad_words": 16_384}
 """All words of a list together: every token of the answer is compared with each of them."""
 MAX_BIASES = 1024
@@ -96,14 +96,16 @@ class SamplingConfig(Message):
     """How the next token is chosen; a field that is absent (or null) has no effect.
 
     Only a temperature samples. Decoding is greedy without one, with one below 1e-4, and where `top_k` is 1. `top_k` 0
-    and `top_p` 0 count as absent. `logit_bias` is added to the logits of the tokens with these ids, before penalties
-    and filters. `repetition_penalty` counts the tokens of prompt and answer. So do the presence and frequency
-    penalties; with `penalize_prompt` false they count those of the answer only.
+    and `top_p` 0 count as absent. After the temperature, `min_p` keeps the tokens that have at least this share of the
+    most likely one's probability; top-k and then top-p choose from them. `logit_bias` is added to the logits of the
+    tokens with these ids, before penalties and filters. `repetition_penalty` counts the tokens of prompt and answer. So
+    do the presence and frequency penalties; with `penalize_prompt` false they count those of the answer only.
     """
 
     temperature: float | None = Field(default=None, ge=0)
     top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
     top_p: float | None = Field(default=None, ge=0, le=1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     repetition_penalty: float | None = Field(default=None, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
     presence_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
@@ -170,7 +172,8 @@ class GenerateRequest(Message):
     which the text includes, as with TensorRT-LLM, unless `include_stop_words` is false; `bad_words` are never
     generated. `stop_word_ids` and `bad_word_ids` are further words as token ids, matched token by token. With
     `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces the model's own end
-    tokens, unless it is one of them; -1 means that nothing ends the text. The text has special tokens other than those
+    tokens, unless it is one of them; -1 means that only `stop_token_ids`, if any, end the text. These end it beside the
+    end tokens, and it has none of them. The text has special tokens other than those
     that end it only with `skip_special_tokens` false. `method` names one of the bundle's methods of
     drafting, or `auto_regressive`; the bundle's first is the default.
 
@@ -193,6 +196,7 @@ class GenerateRequest(Message):
     pad_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
     stop_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
     include_stop_words: bool = True
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_WORDS["stop_token_ids"])
     skip_special_tokens: bool = True
     bad_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["bad_words"])
     stop_word_ids: list[list[TokenId]] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
@@ -257,6 +261,7 @@ class Options(TypedDict, total=False):
     temperature: float | None
     top_k: int | None
     top_p: float | None
+    min_p: float | None
     seed: int | None
     repetition_penalty: float | None
     presence_penalty: float | None
@@ -266,6 +271,7 @@ class Options(TypedDict, total=False):
     logit_bias: dict[int, float] | None
     stop_words: list[str]
     include_stop_words: bool
+    stop_token_ids: list[int]
     skip_special_tokens: bool
     bad_words: list[str]
     end_id: int | None

@@ -127,6 +127,8 @@ class Runtime:
         self.prompt_limits.check_tokens(len(request.input_ids or ()))
         if request.end_id is not None and request.end_id >= self.vocab_size:
             raise InvalidRequest(f"end_id: expected an id below {self.vocab_size}, got {request.end_id}")
+        if (largest := max(request.stop_token_ids, default=0)) >= self.vocab_size:
+            raise InvalidRequest(f"stop_token_ids: expected token ids below {self.vocab_size}, got {largest}")
         if (biased := max(request.sampling.logit_bias or (), default=0)) >= self.vocab_size:
             raise InvalidRequest(f"sampling.logit_bias: expected token ids below {self.vocab_size}, got {biased}")
         for field, words in (("stop_word_ids", request.stop_word_ids), ("bad_word_ids", request.bad_word_ids)):

@@ -152,7 +152,7 @@ class Sequence:
         special = {word: codec.special_id(word) for word in request.stop_words}
         if request.end_id is not None and request.end_id not in end_ids:
             end_ids = frozenset({request.end_id} - {-1})
-        self.end_ids = end_ids | {token for token in special.values() if token is not None}
+        self.end_ids = end_ids | {*request.stop_token_ids, *(token for token in special.values() if token is not None)}
         self.key = key
         self.request = request
         self.prompt = np.asarray(prompt, dtype=np.int32)

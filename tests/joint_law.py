@@ -46,6 +46,7 @@ KINDS: dict[str, dict] = {
     "plain": {"temperature": 1.0},
     "penalized": {"temperature": 1.2, "repetition_penalty": 1.7, "presence_penalty": 0.6, "frequency_penalty": 0.8},
     "filtered": {"temperature": 1.5, "top_k": 3, "top_p": 0.75},
+    "min-p": {"temperature": 1.3, "min_p": 0.3},
     "ending": {"temperature": 1.0, "min_length": 2},
     "guided": {"temperature": 1.0},
 }

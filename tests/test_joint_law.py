@@ -83,7 +83,7 @@ def batch() -> list[Sequence]:
 @pytest.mark.parametrize("construction", PLANS)
 def test_the_sampled_walk_over_random_trees_equals_autoregressive(construction, merged):
     scheduler = Scheduler(engine(construction), LIMITS, only(plan(construction, "sampled_walk", ngram=merged)))
-    results = run(scheduler, batch(), joins=[0, 0, 1, 4, 4, 9, 30, 30])
+    results = run(scheduler, batch(), joins=[0, 0, 1, 4, 4, 9, 9, 30, 30])
     for sequence in batch():
         assert results[sequence.key][:4] == alone(sequence, slots=3)
     assert scheduler.totals.accepted > 0
@@ -100,7 +100,7 @@ def test_a_request_does_not_depend_on_its_neighbours_and_greedy_ones_are_exact(c
         scheduler = Scheduler(engine(construction), LIMITS, only(plan(construction, verification, budget)))
         return run(scheduler, sequences, joins)
 
-    together = outputs(batch(), [0, 0, 1, 4, 4, 9, 30, 30])
+    together = outputs(batch(), [0, 0, 1, 4, 4, 9, 9, 30, 30])
     for sequence in batch():
         key = sequence.key
         assert together[key][:4] == outputs([sequence])[key][:4]

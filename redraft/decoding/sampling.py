@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,6 +93,8 @@ class Sampler:
         self.inverse_temperature = np.float32(1.0 / config.divisor)
         self.top_k = config.top_k or 0
         self.top_p = config.top_p or 1.0
+        self.margin = np.float32(config.divisor * math.log(config.min_p) if config.min_p else -math.inf)
+        """What min-p adds to the largest logit to get the smallest that it keeps."""
         self._repetition = np.float32(config.repetition_penalty or 1.0)
         self._presence = np.float32(config.presence_penalty or 0.0)
         self._frequency = np.float32(config.frequency_penalty or 0.0)
@@ -135,7 +138,7 @@ class Sampler:
         logits = self.process(logits)
         if self.greedy:
             return int(logits.argmax())
-        return self._draws.choose(np.ascontiguousarray(logits, np.float32), self.position)
+        return self._draws.choose(self._likely(logits), self.position)
 
     def draw(self, distribution: Distribution) -> int:
         """A token by the noise that `choose` takes at this position."""
@@ -152,7 +155,14 @@ class Sampler:
         logits = self.process(logits)
         if self.greedy:
             return Distribution(np.array([logits.argmax()], np.int32), np.ones(1, np.float32), 1.0)
-        return Distribution(*self._draws.distribution(np.ascontiguousarray(logits, np.float32)))
+        return Distribution(*self._draws.distribution(self._likely(logits)))
+
+    def _likely(self, logits: np.ndarray) -> np.ndarray:
+        """Processed logits float32 [V] after min-p."""
+        logits = np.ascontiguousarray(logits, np.float32)
+        if self.margin == -math.inf:
+            return logits
+        return np.where(logits < logits.max() + self.margin, np.float32(-math.inf), logits)
 
     def process(self, logits: np.ndarray) -> np.ndarray:
         """Logits after biases, penalties, minimum length, bad words and grammar at the current history."""

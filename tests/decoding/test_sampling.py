@@ -28,8 +28,10 @@ def probabilities(logits: np.ndarray, **config) -> np.ndarray:
     return sampler(**config).distribution(logits).at(np.arange(len(logits)))
 
 
-def reference(logits, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
+def reference(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
     """The filtered distribution by full sorting."""
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    logits = np.where(weights < min_p, -np.inf, logits)
     order = np.argsort(-logits, kind="stable")
     keep = order[:top_k] if top_k else order
     probs = np.zeros(len(logits))
@@ -46,7 +48,9 @@ def reference(logits, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
 @pytest.mark.parametrize(
     "config",
     [{"temperature": 1.0}, {"temperature": 0.5, "top_k": 2}, {"temperature": 1.0, "top_p": 0.95},
-     {"temperature": 1.0, "top_p": 0.3}, {"temperature": 2.0, "top_k": 40, "top_p": 0.7}, {"temperature": 0.01}],
+     {"temperature": 1.0, "top_p": 0.3}, {"temperature": 2.0, "top_k": 40, "top_p": 0.7}, {"temperature": 0.01},
+     {"temperature": 1.0, "min_p": 0.1}, {"temperature": 2.0, "min_p": 0.3}, {"temperature": 1.0, "min_p": 1.0},
+     {"temperature": 1.5, "min_p": 0.02, "top_k": 9, "top_p": 0.8}],
 )  # fmt: skip
 def test_probabilities_are_those_of_full_sorting(vocab_size, spread, config):
     logits = (np.random.default_rng(vocab_size).normal(size=vocab_size) * spread).astype(np.float32)
@@ -77,7 +81,10 @@ def test_a_token_is_the_first_of_the_race(vocab_size, seed, positions, likely, c
         assert chooser.choose(logits) == chooser.draw(distribution) == expected
 
 
-@pytest.mark.parametrize("config", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 5, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "config",
+    [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 5, "top_p": 0.9}, {"temperature": 1.4, "min_p": 0.2}],
+)
 def test_two_tokens_of_a_request_have_the_targets_joint_law(config):
     """200,000 requests of two tokens, the second's logits by the first, in numpy; the sampler gives some of them."""
     vocab_size, requests = 7, 200_000

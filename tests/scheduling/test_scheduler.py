@@ -44,6 +44,7 @@ SAMPLINGS = {
     "sampled": {"temperature": 1.0, "seed": 7},
     "top-p": {"temperature": 0.8, "top_p": 0.9, "seed": 8},
     "top-k": {"temperature": 1.5, "top_k": 7, "top_p": 0.95, "seed": 9, "repetition_penalty": 1.2},
+    "min-p": {"temperature": 1.5, "min_p": 0.08, "top_p": 0.97, "seed": 10},
     "min length": {"temperature": 1.0, "seed": 3, "min_length": 30},
     "biases": {"temperature": 1.0, "seed": 4, "logit_bias": {0: -100.0, 1: 3.5}},
     "greedy biases": {"logit_bias": {0: -100.0, 1: 2.5}, "repetition_penalty": 1.1},
@@ -81,6 +82,20 @@ def run(scheduler, sequences, joins=None):
 
 def alone(sequence, **engine):
     return run(Scheduler(ToyEngine(**engine), LIMITS), [sequence])[sequence.key][:4]
+
+
+@pytest.mark.parametrize("plan", [None, "merged"])
+def test_a_stop_token_ends_the_text_and_is_no_part_of_it(plan):
+    def answer(**fields):
+        scheduler = Scheduler(ToyEngine(), LIMITS, only(plan and PLANS[plan]))
+        return run(scheduler, [make("a", end_ids=frozenset(), **fields)])["a"]
+
+    _, tokens, _, _, _ = answer()
+    stop = next(token for token in tokens[5:] if token not in tokens[:5])
+    ended = answer(stop_token_ids=[stop], end_id=-1)
+    assert (ended[1], ended[3]) == (tokens[: tokens.index(stop)], "stop")
+    held = answer(stop_token_ids=[stop], sampling={"min_length": 30})
+    assert stop not in held[1][:30]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -33,6 +33,7 @@ EVERY_FIELD = {
     **{"text_input": "hi", "max_tokens": 4, "beam_width": 1, "num_return_sequences": 1, "temperature": 1.0},
     **{"top_k": 1, "top_p": 0.9, "length_penalty": 1.0, "repetition_penalty": 1.0, "presence_penalty": 0.0},
     **{"frequency_penalty": 0.0, "min_length": 1, "random_seed": np.uint64(2**64 - 1), "end_id": 2, "pad_id": 2},
+    **{"min_p": 0.01, "stop_token_ids": [3, 4]},
     **{"bad_words": [""], "stop_words": ["x", "y"], "exclude_input_in_output": True, "return_log_probs": True},
 }
 """The fields of `ensemble` but `stream`, as the clients of the TensorRT-LLM backend send them."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +24,7 @@ DRAW_BYTES = 6
 """Bytes of memory for each of these logits at most: gathered in bf16, and converted to float32."""
 LOGITS, LIKELIEST, DRAWN, FILTERED = range(4)
 """Kinds of logit rows by what they give: the logits, the most likely token, a token drawn from all, or one drawn by
-top-k or top-p."""
+min-p, top-k or top-p."""
 
 
 class SampledRows:
@@ -73,15 +74,22 @@ def sample(logits: Tensor, batch: TargetBatch, samplers: Samplers, results: Resu
 
 def sample_tokens(logits: Tensor, tables: Sequence[np.ndarray]) -> Tensor:
     """Tokens int32 [R] for logits [R, V]: the most likely one, or a draw in the rows of `tables`. Each of the two is
-    int32 [8, D]: rows, their keys (see `race`) in three rows, top-k, the bits of inverse temperatures as float32, and
-    those of top-p as float64 in two rows. Only the second table's are filtered by top-k and top-p."""
+    int32 [9, D]: rows, their keys (see `race`) in three rows, top-k, the bits of inverse temperatures and of margins of
+    min-p (see `Sampler`) as float32, and those of top-p as float64 in two rows. Only the second table's are filtered by
+    min-p, top-k and top-p."""
     tokens, most = logits.argmax(1).int(), _at_once(logits)
     for filtered, asked in enumerate(tables):
         if asked.shape[1]:
-            for rows, low, high, positions, top_k, scales, *top_p in upload(asked, logits.device).split(most, dim=1):
+            min_p = np.isfinite(asked[6].view(np.float32)).any()
+            for part in upload(asked, logits.device).split(most, dim=1):
+                rows, low, high, positions, top_k, scales, margins, *top_p = part
                 rows, keys = rows.long(), torch.stack((low, high, positions), dim=1)
                 filters = torch.stack((top_k, *top_p), dim=1) if filtered else None
-                tokens[rows] = race(logits[rows].float(), scales.view(torch.float32), keys, filters)
+                given = logits[rows].float()
+                if min_p:
+                    floors = given.amax(1) + margins.view(torch.float32)
+                    given.masked_fill_(given < floors[:, None], -math.inf)
+                tokens[rows] = race(given, scales.view(torch.float32), keys, filters)
     return tokens
 
 
@@ -104,6 +112,7 @@ def _plan(
     positions += np.array([sampler.position if sampler else 0 for sampler in samplers])[owners]
     seeds = np.array([sampler.seed if sampler else 0 for sampler in samplers], np.uint64).view(np.uint32)
     scales = np.array([sampler.inverse_temperature if sampler else 1 for sampler in samplers], np.float32)
+    margins = np.array([sampler.margin if sampler else 0 for sampler in samplers], np.float32)
     top_p = np.array([sampler.top_p if sampler else 1 for sampler in samplers], np.float64)
     top_k = np.array([sampler.top_k if sampler else 0 for sampler in samplers])
     keys = (*seeds.reshape(-1, 2)[owners].T, positions)
@@ -113,6 +122,7 @@ def _plan(
             *keys,
             top_k[owners],
             scales.view(np.int32)[owners],
+            margins.view(np.int32)[owners],
             *top_p.view(np.int32).reshape(-1, 2)[owners].T,
         ],
         dtype=np.int32,
@@ -127,4 +137,5 @@ def _kind(sampler: Sampler | None, draws: bool) -> int:
         return LOGITS
     if sampler.greedy:
         return LIKELIEST
-    return FILTERED if sampler.top_k or sampler.top_p < 1 else DRAWN
+    filtered = sampler.top_k or sampler.top_p < 1 or sampler.margin > -math.inf
+    return FILTERED if filtered else DRAWN

@@ -29,6 +29,7 @@ from redraft.request import (
 
 _SHARED = {
     "temperature": "sampling.temperature",
+    "min_p": "sampling.min_p",
     "repetition_penalty": "sampling.repetition_penalty",
     "presence_penalty": "sampling.presence_penalty",
     "frequency_penalty": "sampling.frequency_penalty",
@@ -37,6 +38,7 @@ _SHARED = {
     "random_seed": "sampling.seed",
     "seed": "sampling.seed",
     "end_id": "end_id",
+    "stop_token_ids": "stop_token_ids",
     "pad_id": "pad_id",
     "return_log_probs": "return_log_probs",
     "exclude_input_in_output": "exclude_input_in_output",
@@ -253,7 +255,7 @@ def _guide_kind(name: str, tensor: np.ndarray) -> Any:
 
 _READERS: dict[str, Callable[[str, np.ndarray], Any]] = {
     "input_ids": _list, "stop_words": _list, "bad_words": _list, "stop_word_ids": _words, "bad_word_ids": _words,
-    "guide.kind": _guide_kind,
+    "stop_token_ids": _list, "guide.kind": _guide_kind,
 }  # fmt: skip
 """How fields of more than one value are read."""
 

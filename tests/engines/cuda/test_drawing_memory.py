@@ -39,7 +39,8 @@ def test_drawing_takes_no_more_memory_than_is_counted():
     rows, vocabulary = 8, 10_000
     scales, top_p = np.ones((1, rows), np.float32).view(np.int32), np.full(rows, 0.9).view(np.int32).reshape(-1, 2).T
     keys = np.zeros((3, rows), np.int32)
-    table = np.concatenate([np.arange(rows, dtype=np.int32)[None], keys, keys[:1], scales, top_p])
+    margins = np.full((1, rows), -2, np.float32).view(np.int32)
+    table = np.concatenate([np.arange(rows, dtype=np.int32)[None], keys, keys[:1], scales, margins, top_p])
     logits = torch.randn(rows, vocabulary).bfloat16()
     with LiveBytes() as live:
         sample_tokens(logits, [table[:, :0], table])

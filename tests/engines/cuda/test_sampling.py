@@ -28,6 +28,9 @@ SETTINGS = {
     "top-p": {"temperature": 1.0, "top_p": 0.7},
     "top-p of one": {"temperature": 1.0, "top_p": 1e-6},
     "both": {"temperature": 1.3, "top_k": 40, "top_p": 0.95},
+    "min-p": {"temperature": 1.3, "min_p": 0.1},
+    "min-p of one": {"temperature": 1.0, "min_p": 1.0},
+    "all three": {"temperature": 1.3, "min_p": 0.02, "top_k": 40, "top_p": 0.9},
 }
 CPU = torch.device("cpu")
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -65,6 +65,13 @@ def test_newer_names_mean_the_same():
     assert ENSEMBLE.parse("r", both) == request
 
 
+def test_fields_of_other_servers_samplers():
+    request = ENSEMBLE.parse("r", ensemble(min_p=floats(0.1), stop_token_ids=np.array([[3, 5]], np.int32)))
+    assert (request.sampling.min_p, request.stop_token_ids) == (0.1, [3, 5])
+    with pytest.raises(InvalidRequest, match="stop_token_ids: expected at most 64 items, got 65"):
+        ENSEMBLE.parse("r", ensemble(stop_token_ids=np.zeros((1, 65), np.int32)))
+
+
 def test_top_p_0_is_no_top_p():
     """TensorRT-LLM's client sends it unless it is told otherwise."""
     assert ENSEMBLE.parse("r", ensemble(top_p=floats(0))).sampling.top_p == 0
