@@ -59,7 +59,7 @@ class Runtime:
         self.path = path
         """The bundle's folder."""
         self.prompt_limits = codec.limits(limits.max_len)
-        self.grammars = Grammars(codec, vocab_size)
+        self.grammars = Grammars(codec, vocab_size, end_ids)
         self.plans = dict(plans or {})
         """The bundle's own, by method."""
         self.taken = False

@@ -33,6 +33,7 @@ class TextCodec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._inner = _without_prefix(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._added = added.keys()
         steps = _decoding_steps(tokenizer)
@@ -69,19 +70,21 @@ class TextCodec:
         return ids[1:] if len(ids) > 1 and ids[0] == ids[1] and ids[0] in self._special_ids else ids
 
     def encode_part(self, text: str) -> list[int]:
-        """Token ids of a text's part, without special tokens."""
-        (ids,) = self._encode([text], add_special_tokens=False)
+        """Token ids of a text that goes on with another: no special tokens and no space are put before it."""
+        (ids,) = self._encode_parts([text])
         return ids
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """The token sequences that stand for words, each once: at the start of a text and after a space."""
+        """The token sequences that stand for words, each once: where a word follows other text, and after a space."""
         variants = [variant for word in words for variant in ([word] if word[0].isspace() else [word, f" {word}"])]
-        return [list(ids) for ids in dict.fromkeys(map(tuple, self._encode(variants, add_special_tokens=False))) if ids]
+        return [list(ids) for ids in dict.fromkeys(map(tuple, self._encode_parts(variants))) if ids]
 
-    def _encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text. Other Python threads run meanwhile, as they do not with Tokenizer.encode."""
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+
+    def _encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
 
     def special_id(self, word: str) -> int | None:
         """The id of a special token given by its text, None for any other text."""
@@ -292,6 +295,32 @@ def overlap(text: str, word: str) -> int:
         if text.endswith(word[:length]):
             return length
     return 0
+
+
+def _without_prefix(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer without the space that it puts before a text; itself, where it puts none."""
+    steps = {"normalizer": tokenizer.normalizer, "pre_tokenizer": tokenizer.pre_tokenizer}
+    changed = {}
+    for name, step in steps.items():
+        state = None if step is None else json.loads(step.__getstate__())
+        if state != (plain := _without_space(state)):
+            changed[name] = plain
+    return Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | changed)) if changed else tokenizer
+
+
+def _without_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A normalizer or pre-tokenizer, as JSON, that puts no space before a text; None where it does nothing else."""
+    match step:
+        case {"type": "Prepend"}:
+            return None
+        case {"type": "Metaspace"}:
+            return step | {"prepend_scheme": "never"}
+        case {"type": "ByteLevel"}:
+            return step | {"add_prefix_space": False}
+        case {"type": "Sequence", **inner}:
+            lists = {name: [plain for one in inner[name] if (plain := _without_space(one))] for name in inner}
+            return {"type": "Sequence", **lists}
+    return step
 
 
 def _decoding_steps(tokenizer: Tokenizer) -> set[str]:

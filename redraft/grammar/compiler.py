@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,9 @@ class Grammars:
     """Compiles guides for a tokenizer, and keeps the `KEPT` last used ones. Each is tried in another process first,
     since it may take any time and any memory there. Threads may share an object; one at a time compiles."""
 
-    def __init__(self, codec: TextCodec, vocab_size: int):
-        self._codec, self._vocab_size = codec, vocab_size
+    def __init__(self, codec: TextCodec, vocab_size: int, end_ids: Collection[int] = ()):
+        """`end_ids` are the model's own end tokens, with which no text is spelt."""
+        self._codec, self._vocab_size, self._end_ids = codec, vocab_size, end_ids
         self._kept: dict[tuple[str, str], Grammar] = {}
         self._compiling, self._changing = threading.Lock(), threading.Lock()
 
@@ -64,7 +66,7 @@ class Grammars:
     def _tokens(self) -> LLTokenizer:
         from redraft.grammar.library import grammar_tokens
 
-        return grammar_tokens(self._codec, self._vocab_size)
+        return grammar_tokens(self._codec, self._vocab_size, self._end_ids)
 
     @cached_property
     def _trial(self) -> Trial:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,27 +37,45 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, codec: TextCodec, vocab_size: int):
+    def __init__(self, codec: TextCodec, vocab_size: int, end_ids: Collection[int]):
         self.eos_token_id = vocab_size
         self.tokens = [*map(codec.token_bytes, range(vocab_size)), b"<end of the text>"]
-        self.special_token_ids = [token for token in range(vocab_size) if codec.is_special(token)] + [vocab_size]
+        self._special = {token for token in range(vocab_size) if codec.is_special(token) or token in end_ids}
+        self.special_token_ids = [*sorted(self._special), vocab_size]
         self._codec = codec
+        self._by_bytes = {self.tokens[token]: token for token in range(vocab_size) if token not in self._special}
+        self._longest = max(map(len, self._by_bytes), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        """The usual tokens of a text's beginning, as far as they spell it: a tokenizer may leave out or change what it
-        does not know. The library asks for all that is forced, at every mask."""
+        """The usual tokens of a text's beginning, none of them special. The library asks for all that is forced, at
+        every mask. It goes wrong where the tokens spell another text, or none."""
         text = text[:MOST_FORCED]
-        ids, rest = self._codec.encode_part(text), text.encode()
-        for place, token in enumerate(ids):
-            if not rest.startswith(self.tokens[token]):
-                return ids[:place]
-            rest = rest[len(self.tokens[token]) :]
+        ids, rest = list[int](), text.encode()
+        for token in self._codec.encode_part(text):
+            spelt = self.tokens[token] if token < self.eos_token_id else b""
+            if not spelt or not rest.startswith(spelt):
+                return [*ids, *self._longest_tokens(rest)]  # the tokenizer has changed the text, or left some out
+            ids += self._longest_tokens(spelt) if token in self._special else [token]
+            rest = rest[len(spelt) :]
         return ids
 
+    def _longest_tokens(self, text: bytes) -> Iterator[int]:
+        """The longest tokens that spell a text, one after the other, as far as there are any."""
+        while text:
+            lengths = range(min(len(text), self._longest), 0, -1)
+            token = next(
+                (token for length in lengths if (token := self._by_bytes.get(text[:length])) is not None), None
+            )
+            if token is None:
+                return
+            yield token
+            text = text[len(self.tokens[token]) :]
 
-def grammar_tokens(codec: TextCodec, vocab_size: int) -> LLTokenizer:
-    """A tokenizer's tokens, for masks of `vocab_size` bits and one more, which says that the text may end."""
-    return LLTokenizer(TokenizerWrapper(_Tokens(codec, vocab_size)))
+
+def grammar_tokens(codec: TextCodec, vocab_size: int, end_ids: Collection[int] = ()) -> LLTokenizer:
+    """A tokenizer's tokens, for masks of `vocab_size` bits and one more, which says that the text may end. No text is
+    spelt with `end_ids`, the model's end tokens."""
+    return LLTokenizer(TokenizerWrapper(_Tokens(codec, vocab_size, end_ids)))
 
 
 def library_grammar(guide: Guide) -> str:

@@ -121,7 +121,7 @@ def test_a_long_forced_text_is_encoded_in_parts():
     codec = pair_codec()
     codec.encode_part = lambda text: encoded.append(len(text)) or CODEC.encode_part(text)
     state = Grammars(codec, VOCAB).compile(Guide(kind="choice", text=json.dumps(["n", "a" * 200_000]))).start()
-    forced = state.forced(CODEC.encode_part("a"))
+    forced = state.forced(tuple(CODEC.encode_part("a")))
     assert set(CODEC.decode(forced)) == {"a"}
     assert max(encoded) == 1000
 
