@@ -12,6 +12,7 @@ from pydantic_core import from_json
 
 _LOOSE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|,(?=\s*[}\]])', re.DOTALL)
 """A text, which may be cut off, or a comma before a closing bracket."""
+_WHOLE_TEXTS = re.compile(r'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
 _FIRST_NONCHARACTER = 0xFDD0
 _STAND_INS = {code: _FIRST_NONCHARACTER + code for code in range(0x20)}
 """Unicode has as many characters that no text may have as there are control characters."""
@@ -38,17 +39,25 @@ def strict(text: str) -> str:
 
 
 def value_end(text: str) -> int | None:
-    """Where the value ends that a `mended` text begins with; None where it does not."""
+    """Where the value ends that a `mended` text begins with, which `read` can read; None where there is none."""
     try:
-        return _DECODER.raw_decode(text)[1]
+        end = _DECODER.raw_decode(text)[1]
     except (ValueError, RecursionError):
         return None
+    return end if may_go_on(text[:end]) else None
+
+
+def is_within_text(text: str) -> bool:
+    """Whether the beginning of a JSON value ends within a text."""
+    match = _WHOLE_TEXTS.match(text)
+    return match is not None and match.end() < len(text)
 
 
 def may_go_on(text: str) -> bool:
-    """Whether a `mended` text is the beginning of a JSON value."""
+    """Whether a `mended` text may be the beginning of a JSON value. The library overlooks what is wrong after a value,
+    until it goes on."""
     try:
-        from_json(text, allow_partial=True)
+        from_json(f"[{text}", allow_partial=True)  # in a list, since nothing else begins a value for the library
     except ValueError:
         return False
     return True

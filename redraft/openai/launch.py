@@ -28,6 +28,13 @@ class ToolParser(StrEnum):
     hermes = "hermes"
     llama3 = "llama3"
     mistral = "mistral"
+    qwen3_coder = "qwen3_coder"
+    pythonic = "pythonic"
+    glm45 = "glm45"
+    deepseek_v3 = "deepseek_v3"
+    deepseek_v31 = "deepseek_v31"
+    functiongemma = "functiongemma"
+    gemma4 = "gemma4"
 
 
 def front_end(run_dir: RunDir, settings: Settings) -> Watched:

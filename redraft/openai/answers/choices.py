@@ -61,9 +61,9 @@ class Choice:
                 self.calls[delta.index].arguments += delta.arguments
         self.token_ids += chunk.token_ids
         self.finish_reason = chunk.finish_reason or self.finish_reason
-        enough = self.reader is not None and self.reader.enough
-        if self.calls and (self.finish_reason == "stop" or (self.finish_reason == "length" and enough)):
-            self.finish_reason = TOOL_CALLS
+        if self.reader is not None and self.calls and self.reader.whole:
+            ended = self.finish_reason == "stop" or (self.finish_reason == "length" and self.reader.enough)
+            self.finish_reason = TOOL_CALLS if ended else self.finish_reason
         self.stats = chunk.stats or self.stats
         return deltas
 

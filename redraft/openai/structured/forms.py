@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import secrets
 import string
 from collections.abc import Callable, Sequence
@@ -16,16 +16,46 @@ from redraft.openai.structured.grammars import (
     parameters_schema,
     terminal,
 )
-from redraft.openai.structured.reader import CallReader, Reading
+from redraft.openai.structured.reader import CallReader, Reading, Tags
 from redraft.openai.structured.tools import Function
 from redraft.text import TextCodec
 
+Grammar = Callable[[Sequence[Function], bool, TextCodec], CallGrammar]
+"""The grammar of a call of one of the functions or, where the flag says so, of one or more."""
+
 CALL, CALL_END = "<tool_call>", "</tool_call>"
-PYTHON_TAG = "<|python_tag|>"
+FUNCTION = "<function="
+PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+
+def _deepseek_mark(words: str) -> str:
+    """A mark of DeepSeek's, with a fullwidth bar and a character of its own for spaces."""
+    return f"<\uff5c{words}\uff5c>".replace(" ", "\u2581")
+
+
+DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = _deepseek_mark("tool calls begin"), _deepseek_mark("tool calls end")
+DEEPSEEK_CALL, DEEPSEEK_CALL_END = _deepseek_mark("tool call begin"), _deepseek_mark("tool call end")
+DEEPSEEK_SEPARATOR = _deepseek_mark("tool sep")
+FUNCTION_GEMMA_CALL, FUNCTION_GEMMA_CALL_END, FUNCTION_GEMMA_QUOTE = (
+    "<start_function_call>", "<end_function_call>", "<escape>",
+)  # fmt: skip
+GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MISTRAL_ID_LENGTH = 9
 """Mistral's chat templates refuse ids of another length."""
 _ID_CHARACTERS = string.ascii_letters + string.digits
+_MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*")
+_DEEPSEEK_HEAD = re.compile(
+    rf"\s*(?:function{re.escape(DEEPSEEK_SEPARATOR)})?\s*([\w.-]+)\s*(?:{re.escape(DEEPSEEK_SEPARATOR)})?\s*(?:```json)?\s*"
+)
+_QWEN_TAGS = Tags(
+    head=re.compile(r"([\w.-]+)\s*"), head_end=">",
+    key="<parameter=", key_end=">", value="", value_end="</parameter>", end="</function>", own_lines=True,
+)  # fmt: skip
+_GLM_TAGS = Tags(
+    head=re.compile(r"\s*([\w.-]+)"), head_end="\n",
+    key="<arg_key>", key_end="</arg_key>", value="<arg_value>", value_end="</arg_value>", end=CALL_END, own_lines=False,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,10 +65,10 @@ class ToolForm:
     name: str
     read: Callable[[CallReader], Reading[None]]
     """An answer's pieces."""
-    grammar: Callable[[Sequence[Function], bool, TextCodec], CallGrammar]
-    """The grammar of a call of one of the functions or, where the flag says so, of one or more."""
     marks: tuple[str, ...]
     """What marks the calls. Where it is a special token, an answer's text has it only on request."""
+    grammar: Grammar
+    """That of forced calls, which `read` reads too. It is Hermes' or Llama's where arguments are no JSON."""
     new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
     """Ids that the chat templates take."""
 
@@ -46,10 +76,10 @@ class ToolForm:
 def _read_hermes(answer: CallReader) -> Reading[None]:
     """`<tool_call>{"name": ..., "arguments": ...}</tool_call>`, any number of them, anywhere. Small models forget the
     marks: then the answer begins with the object."""
-    while (yield from answer.call(bare=True)):
+    while (yield from answer.call(CALL_END, bare=True)):
         yield from answer.skip(CALL_END)
     while (yield from answer.text_until(CALL)):
-        if (yield from answer.call()):
+        if (yield from answer.call(CALL_END)):
             yield from answer.skip(CALL_END)
 
 
@@ -58,6 +88,29 @@ def _hermes(functions: Sequence[Function], several: bool, codec: TextCodec) -> C
     calls = f"calls: call ({again} call)*" if several else "calls: call"
     object_rule = json_rule("object", call_schema(functions, "arguments"))
     return CallGrammar((CALL, "\n"), f"{calls}\ncall: object {end}\n{object_rule}")
+
+
+def _read_qwen3_coder(answer: CallReader) -> Reading[None]:
+    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, or Hermes' object. The model
+    may forget the outer mark."""
+    while mark := (yield from answer.text_until(CALL, FUNCTION)):
+        if mark == CALL and (yield from answer.peek()) == "{":
+            called = yield from answer.call(CALL_END)
+        elif mark == FUNCTION or (yield from answer.skip(FUNCTION)):
+            called = yield from answer.tagged_call(_QWEN_TAGS)
+        else:
+            continue
+        if called:
+            yield from answer.skip(CALL_END)
+
+
+def _read_glm45(answer: CallReader) -> Reading[None]:
+    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`, or Hermes' object."""
+    while (yield from answer.text_until(CALL)):
+        if (yield from answer.peek()) != "{":
+            yield from answer.tagged_call(_GLM_TAGS)
+        elif (yield from answer.call(CALL_END)):
+            yield from answer.skip(CALL_END)
 
 
 def _read_llama3(answer: CallReader) -> Reading[None]:
@@ -74,6 +127,23 @@ def _llama3(functions: Sequence[Function], _: bool, __: TextCodec) -> CallGramma
     return CallGrammar((), json_rule("calls", call_schema(functions, "parameters")))
 
 
+def _read_pythonic(answer: CallReader) -> Reading[None]:
+    """`[NAME(KEY=VALUE), ...]` where the answer begins or after a mark of Llama 4, or Llama 3's objects."""
+    while True:
+        if (yield from answer.peek()) == "[":
+            if (yield from answer.python_call("[")):
+                while (yield from answer.peek()) == ",":
+                    if not (yield from answer.python_call(",")):
+                        break
+                yield from answer.skip("]")
+        else:
+            while (yield from answer.call(bare=True)):
+                yield from answer.skip(";")
+        yield from answer.skip(PYTHON_END)
+        if not (yield from answer.text_until(PYTHON_TAG, PYTHON_START)):
+            return
+
+
 def _read_mistral(answer: CallReader) -> Reading[None]:
     """`[TOOL_CALLS][{"name": ..., "arguments": ...}, ...]` or `[TOOL_CALLS]name[ARGS]{...}`, any number of them."""
     while (yield from answer.text_until(TOOL_CALLS)):
@@ -84,35 +154,124 @@ def _read_mistral(answer: CallReader) -> Reading[None]:
             if answer.calls > before:
                 yield from answer.skip("]")
         else:
-            yield from answer.named_call()
+            yield from answer.named_call(_MISTRAL_HEAD)
 
 
 def _mistral(functions: Sequence[Function], several: bool, codec: TextCodec) -> CallGrammar:
     """A list of calls, or one call of the newer form where the vocabulary has a token for that."""
     if codec.special_id(ARGS) is None:
         return CallGrammar((TOOL_CALLS,), json_rule("calls", calls_schema(functions, "arguments", several)))
-    heads = (f"{json.dumps(one.name)} {terminal(ARGS, codec)} object_{place}" for place, one in enumerate(functions))
-    objects = (json_rule(f"object_{place}", parameters_schema(one)) for place, one in enumerate(functions))
-    return CallGrammar((TOOL_CALLS,), "\n".join((f"calls: {' | '.join(heads)}", *objects)))
+    return CallGrammar((TOOL_CALLS,), _named_calls("calls", functions, (), (ARGS,), (), codec))
 
 
 def _mistral_id() -> str:
     return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(MISTRAL_ID_LENGTH))
 
 
-HERMES = ToolForm("hermes", _read_hermes, _hermes, (CALL, CALL_END))
-LLAMA3 = ToolForm("llama3", _read_llama3, _llama3, (PYTHON_TAG,))
-MISTRAL = ToolForm("mistral", _read_mistral, _mistral, (TOOL_CALLS, ARGS, CALL_ID), _mistral_id)
-FORMS = {form.name: form for form in (HERMES, LLAMA3, MISTRAL)}
+def _read_deepseek(answer: CallReader) -> Reading[None]:
+    """Any number of calls between their marks, each with its name, a separator and the arguments; in V3 the word
+    `function`, a separator, the name, and the arguments as a block of Markdown."""
+    while mark := (yield from answer.text_until(DEEPSEEK_CALLS, DEEPSEEK_CALL)):
+        if mark == DEEPSEEK_CALLS and not (yield from answer.skip(DEEPSEEK_CALL)):
+            continue
+        if (yield from answer.named_call(_DEEPSEEK_HEAD, DEEPSEEK_CALL_END)):
+            yield from answer.skip("```")
+            yield from answer.skip(DEEPSEEK_CALL_END)
+            yield from answer.skip(DEEPSEEK_CALLS_END)
+
+
+def _deepseek(
+    before: Sequence[str], after: Sequence[str], end: Sequence[str], between: Sequence[str]
+) -> Callable[[Sequence[Function], bool, TextCodec], CallGrammar]:
+    """The grammar with what comes before and after a call's name, after its arguments and between calls."""
+
+    def grammar(functions: Sequence[Function], several: bool, codec: TextCodec) -> CallGrammar:
+        again = " ".join(terminal(part, codec) for part in (*between, DEEPSEEK_CALL))
+        calls = f"calls: call ({again} call)* " if several else "calls: call "
+        call = _named_calls("call", functions, before, after, end, codec)
+        return CallGrammar((DEEPSEEK_CALLS, DEEPSEEK_CALL), f"{calls}{terminal(DEEPSEEK_CALLS_END, codec)}\n{call}")
+
+    return grammar
+
+
+def _named_calls(
+    rule: str,
+    functions: Sequence[Function],
+    before: Sequence[str],
+    after: Sequence[str],
+    end: Sequence[str],
+    codec: TextCodec,
+) -> str:
+    """A rule of a call: the name between texts or special tokens, the arguments as JSON, and an end."""
+    calls, objects = [], []
+    for index, function in enumerate(functions):
+        head = [terminal(part, codec) for part in (*before, function.name, *after)]
+        calls.append(" ".join([*head, f"object_{index}", *(terminal(part, codec) for part in end)]))
+        objects.append(json_rule(f"object_{index}", parameters_schema(function)))
+    return "\n".join((f"{rule}: {' | '.join(calls)}", *objects))
+
+
+def _read_braced(mark: str, end: str, quote: str) -> Callable[[CallReader], Reading[None]]:
+    """A reader of `call:NAME{KEY:VALUE}` between a mark and an end, or of Hermes' form."""
+
+    def read(answer: CallReader) -> Reading[None]:
+        while found := (yield from answer.text_until(mark, CALL)):
+            if found == mark:
+                yield from answer.braced_call(quote, end)
+            elif (yield from answer.call(CALL_END)):
+                yield from answer.skip(CALL_END)
+
+    return read
+
+
+HERMES = ToolForm("hermes", _read_hermes, (CALL, CALL_END), _hermes)
+LLAMA3 = ToolForm("llama3", _read_llama3, (PYTHON_TAG,), _llama3)
+MISTRAL = ToolForm("mistral", _read_mistral, (TOOL_CALLS, ARGS, CALL_ID), _mistral, _mistral_id)
+QWEN3_CODER = ToolForm("qwen3_coder", _read_qwen3_coder, (CALL, CALL_END), _hermes)
+PYTHONIC = ToolForm("pythonic", _read_pythonic, (PYTHON_TAG, PYTHON_START, PYTHON_END), _llama3)
+GLM45 = ToolForm("glm45", _read_glm45, (CALL, CALL_END, "<arg_key>", "<arg_value>"), _hermes)
+_DEEPSEEK_MARKS = (DEEPSEEK_CALLS, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END)
+DEEPSEEK_V3 = ToolForm(
+    "deepseek_v3",
+    _read_deepseek,
+    _DEEPSEEK_MARKS,
+    _deepseek(("function", DEEPSEEK_SEPARATOR), ("\n```json\n",), ("\n```", DEEPSEEK_CALL_END), ("\n",)),
+)
+DEEPSEEK_V31 = ToolForm(
+    "deepseek_v31",
+    _read_deepseek,
+    _DEEPSEEK_MARKS,
+    _deepseek((), (DEEPSEEK_SEPARATOR,), (DEEPSEEK_CALL_END,), ()),
+)
+FUNCTION_GEMMA = ToolForm(
+    "functiongemma",
+    _read_braced(FUNCTION_GEMMA_CALL, FUNCTION_GEMMA_CALL_END, FUNCTION_GEMMA_QUOTE),
+    (FUNCTION_GEMMA_CALL, FUNCTION_GEMMA_CALL_END, FUNCTION_GEMMA_QUOTE),
+    _hermes,
+)
+GEMMA4 = ToolForm(
+    "gemma4",
+    _read_braced(GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE),
+    (GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE),
+    _hermes,
+)
+_ALL = (HERMES, LLAMA3, MISTRAL, QWEN3_CODER, PYTHONIC, GLM45, DEEPSEEK_V3, DEEPSEEK_V31, FUNCTION_GEMMA, GEMMA4)
+FORMS = {form.name: form for form in _ALL}
 """By the names that `--tool-parser` takes."""
 
 
 def form_of(template: str) -> ToolForm | None:
     """The form that a chat template writes calls in; None where it is not known."""
-    if TOOL_CALLS in template:
-        return MISTRAL
-    if CALL in template and not any(other in template for other in ("<function=", "<arg_key>")):
-        return HERMES
-    if PYTHON_TAG in template or ('"parameters": ' in template and "<|start_header_id|>" in template):
-        return LLAMA3
-    return None
+    signs = (
+        (TOOL_CALLS, MISTRAL),
+        (DEEPSEEK_CALLS, DEEPSEEK_V3 if "```json" in template else DEEPSEEK_V31),
+        (FUNCTION_GEMMA_CALL, FUNCTION_GEMMA),
+        (GEMMA_CALL, GEMMA4),
+        (FUNCTION, QWEN3_CODER),
+        ("<arg_key>", GLM45),
+        (CALL, HERMES),
+        (PYTHON_TAG, LLAMA3),
+        ('{"name": function name, "parameters": ', LLAMA3),
+        ("func_name1(", PYTHONIC),
+    )
+    return next((form for sign, form in signs if sign in template), None)

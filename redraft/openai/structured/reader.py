@@ -8,24 +8,38 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from pydantic_core import from_json
+
+from redraft.loose_json import finite, is_within_text, may_go_on, mended, strict, value_end
+from redraft.openai.structured.values import braced_json, escaped, is_text_only, keyword_arguments, typed_value
 from redraft.text import overlap
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 """What a method returns in the end; it yields nothing where it waits for more text."""
+Schema = Mapping[str, Any]
 
 ARGUMENTS = ("arguments", "parameters")
 """Names of a call's arguments in the objects that models write."""
-BESIDE = ("id", "type")
-"""What else such an object may say."""
+_FIELDS = {"name", *ARGUMENTS, "id", "type"}
+"""What such an object may say where no mark says that it is a call."""
 FENCE, FENCE_END = "```json", "```"
 LONGEST_HEAD = 200
-"""Most characters before the arguments of a call `name[ARGS]{...}`."""
-_HEAD = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*")
+"""Most characters of what has a call's name, or follows its arguments."""
+PARSE_SHARE = 64
+"""JSON is parsed again when it has grown by this share of its length: parsing each piece's whole text anew would take
+quadratic time."""
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:')
+"""How nearly all calls begin. Arguments are passed on as they arrive after it; other objects are read when whole."""
+_PLAIN = re.compile(r'[^"\\{}\[\],<\x00-\x1f]*[^"\\{}\[\],<\s]')
+"""A piece of arguments that says the same within and without a text, and ends neither them nor with white space."""
+_REST = re.compile(r'(?:\s*,\s*"(?:id|type)"\s*:\s*"[^"]*")*\s*')
+_PYTHON_HEAD = re.compile(r"[\[,]\s*([A-Za-z_][\w.]*)\s*")
+_BRACED_HEAD = re.compile(r"\s*call:([\w.-]+)\s*")
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,23 @@ class CallPart:
 
 
 Delta = str | CallPart
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags of a call whose arguments stand between tags."""
+
+    head: re.Pattern[str]
+    """Up to `head_end`, the function's name as its group."""
+    head_end: str
+    key: str
+    key_end: str
+    value: str
+    """What begins a value after its key's end; "" where nothing does."""
+    value_end: str
+    end: str
+    own_lines: bool
+    """Whether a line feed before and after a value is no part of it."""
 
 
 class NotACall(Exception):
@@ -58,13 +89,17 @@ class CallReader:
     def __init__(
         self,
         read: Callable[[CallReader], Reading[None]],
-        tools: Collection[str],
+        tools: Mapping[str, Schema],
         new_id: Callable[[], str],
         most: int | None = None,
+        only_calls: bool = False,
     ):
-        """`read` is a form's; `tools` are the names that bare objects must have to be calls."""
+        """`read` is a form's; `tools` has each tool's parameters by its name: a bare object must have such a name to be
+        a call, and values between tags are read by their schemas. With `only_calls` the answer is known to have no
+        text: what looks like it is a call that was cut off."""
         self.calls = 0
-        self._tools, self._new_id, self._most = tools, new_id, most
+        self._whole_calls = 0
+        self._tools, self._new_id, self._most, self._only_calls = tools, new_id, most, only_calls
         self._text = ""
         self._mark = 0
         """Where what is not decided yet begins: text, or a call."""
@@ -76,6 +111,11 @@ class CallReader:
         self._ended = False
         self._found: list[Delta] = []
         self._reading = read(self)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all calls begun so far have all of their arguments."""
+        return self.calls == self._whole_calls
 
     def push(self, text: str) -> list[Delta]:
         """The pieces that are certain with this text after the text before."""
@@ -96,23 +136,24 @@ class CallReader:
         """The last pieces: no more text comes."""
         self._ended = True
         found = self.push("")
-        return [*found, self._space] if self._space and not self.calls else found
+        return [*found, self._space] if self._space and not self.calls and not self._only_calls else found
 
     # -- what forms are made of ----------------------------------------------------------------------------
 
-    def text_until(self, marker: str) -> Reading[bool]:
-        """Pass text on up to a marker, which is read; False at the text's end."""
+    def text_until(self, *marks: str) -> Reading[str]:
+        """Pass text on up to the first of the marks, which is read, and returned; "" at the text's end. What has been
+        read of something else is text."""
         while True:
-            place = self._text.find(marker, self._at)
-            if place >= 0:
-                end, after = place, place + len(marker)
+            places = [(place, mark) for mark in marks if (place := self._text.find(mark, self._at)) >= 0]
+            if places:
+                end, mark = min(places)
             else:
-                end = len(self._text) - (0 if self._ended else overlap(self._text[self._at :], marker))
-                after = end
-            self._give(self._text[self._at : end])
-            self._mark, self._at = end, after
-            if place >= 0 or self._ended:
-                return place >= 0
+                mark, rest = "", self._text[self._at :]
+                end = len(self._text) - (0 if self._ended else max(overlap(rest, mark) for mark in marks))
+            self._give(self._text[self._mark : end])
+            self._mark, self._at = end, end + len(mark)
+            if mark or self._ended:
+                return mark
             yield
 
     def skip(self, literal: str) -> Reading[bool]:
@@ -123,14 +164,38 @@ class CallReader:
             self._mark = self._at
         return found
 
-    def call(self, bare: bool = False) -> Reading[bool]:
-        """Read a call, an object with a name and arguments, if it follows; what is none is text. A `bare` object, which
-        no marker says to be a call, must have arguments and the name of a tool. It may be fenced, as in Markdown."""
-        return (yield from self._one_call(self._object(bare)))
+    def peek(self) -> Reading[str]:
+        """The next character that is no white space, up to which is read; nothing at the text's end."""
+        while True:
+            while self._at < len(self._text):
+                if not self._text[self._at].isspace():
+                    return self._text[self._at]
+                self._at += 1
+            if self._ended:
+                return ""
+            yield
 
-    def named_call(self) -> Reading[bool]:
-        """Read a call `name[ARGS]{...}`, if it follows; what is none is text."""
-        return (yield from self._one_call(self._headed()))
+    def call(self, end: str = "", bare: bool = False) -> Reading[bool]:
+        """Read a call, an object with a name and arguments, if it follows; what is none is text. Arguments that are no
+        JSON go on to the mark `end`. A `bare` object, which no mark says to be a call, must have arguments and the name
+        of a tool. It may be fenced, as in Markdown."""
+        return (yield from self._one_call(self._object(end, bare)))
+
+    def named_call(self, head: re.Pattern[str], end: str = "") -> Reading[bool]:
+        """Read a call whose JSON arguments follow a `head`, which has the name as its group."""
+        return (yield from self._one_call(self._headed(head, end)))
+
+    def tagged_call(self, tags: Tags) -> Reading[bool]:
+        """Read a call whose arguments stand between tags."""
+        return (yield from self._one_call(self._tagged(tags)))
+
+    def python_call(self, before: str) -> Reading[bool]:
+        """Read a call in Python of one of the tools, with named arguments, after the character `before`."""
+        return (yield from self._one_call(self._python(before)))
+
+    def braced_call(self, quote: str, end: str) -> Reading[bool]:
+        """Read a call `call:NAME{key:value}` up to the mark `end`, with texts between `quote`."""
+        return (yield from self._one_call(self._braced(quote, end)))
 
     # -- calls ---------------------------------------------------------------------------------------------
 
@@ -148,55 +213,180 @@ class CallReader:
             raise _Enough
         return self.calls > before
 
-    def _object(self, bare: bool) -> Reading[None]:
-        before, name, arguments = self.calls, "", None
+    def _object(self, end: str, bare: bool) -> Reading[None]:
         fenced = bare and (yield from self._literal(FENCE))
-        yield from self._expect("{")
-        while (yield from self._peek()) != "}":
-            key = yield from self._string()
-            yield from self._expect(":")
-            if key == "name" and not name:
-                name = yield from self._string()
-                if not name or (bare and name not in self._tools):
-                    raise NotACall
-            elif key in ARGUMENTS and arguments is None and self.calls == before:
-                if name:
-                    self._begin(name)
-                    yield from self._stream_arguments()
-                else:
-                    arguments = yield from self._collect()
-            elif (bare or self.calls > before) and key not in BESIDE:
-                raise NotACall
-            else:
-                yield from self._collect()
-            if (yield from self._peek()) == ",":
-                self._at += 1
-        if not name or (bare and arguments is None and self.calls == before):
+        if (yield from self.peek()) != "{":
             raise NotACall
-        self._at += 1
-        if self.calls == before:
-            self._begin(name)
-            self._argue(_written(arguments or "{}"))
+        parsed = 0
+        while True:
+            text = self._text[self._at :]
+            if head := _HEAD.match(text):
+                self._begin(self._name(head[1], bare), self._at + head.end())
+                yield from (self._arguments(end) if (yield from self.peek()) == "{" else self._other_value())
+                if self.whole and not (yield from self._literal("}")):
+                    yield from self._matching(_REST, "}")
+                break
+            if self._is_time(len(text), parsed):
+                parsed = len(text)
+                if (stop := value_end(mended(text))) is not None:
+                    self._whole_object(strict(mended(text)[:stop]), self._at + stop, bare)
+                    break
+                if self._ended or not self._may_be_a_call(text, bare):
+                    raise NotACall
+            yield
         if fenced:
             yield from self._literal(FENCE_END)
 
-    def _headed(self) -> Reading[None]:
-        while (place := self._text.find("{", self._at)) < 0:
-            if self._ended or len(self._text) - self._at > LONGEST_HEAD:
-                raise NotACall
-            yield
-        head = _HEAD.fullmatch(self._text, self._at, place)
-        if head is None or place - self._at > LONGEST_HEAD:
+    def _name(self, quoted: str, bare: bool) -> str:
+        try:
+            name = str(from_json(quoted))
+        except ValueError:
+            raise NotACall from None
+        if not name or (bare and name not in self._tools):
             raise NotACall
-        self._at = place
-        self._begin(head[1])
-        yield from self._stream_arguments()
+        return name
 
-    def _begin(self, name: str) -> None:
+    def _may_be_a_call(self, text: str, bare: bool) -> bool:
+        """Whether an object may become a call, as far as it has come."""
+        try:
+            fields = from_json(strict(mended(text)), allow_partial="trailing-strings")
+        except ValueError:
+            return False
+        named = "name" in fields and list(fields)[-1] != "name"  # else the name may go on
+        return not bare or (fields.keys() <= _FIELDS and (self._is_tool(fields) or not named))
+
+    def _is_tool(self, fields: Mapping[str, Any]) -> bool:
+        name = fields.get("name")
+        return isinstance(name, str) and name in self._tools
+
+    def _whole_object(self, text: str, after: int, bare: bool) -> None:
+        fields = from_json(text)
+        name, given = fields.get("name"), [fields[key] for key in ARGUMENTS if key in fields]
+        called = isinstance(name, str) and name
+        if not called or (bare and not (given and self._is_tool(fields) and fields.keys() <= _FIELDS)):
+            raise NotACall
+        self._begin(name, after)
+        self._argue(_written(given[0] if given else None))
+        self._whole_calls += 1
+
+    def _headed(self, head: re.Pattern[str], end: str) -> Reading[None]:
+        match = yield from self._matching(head, "{")
+        self._begin(match[1], self._at - 1)
+        yield from self._arguments(end)
+
+    def _tagged(self, tags: Tags) -> Reading[None]:
+        head = yield from self._matching(tags.head, tags.head_end)
+        name, before, opening = head[1], self.calls, "{"
+        while True:
+            if (yield from self._literal(tags.key)):
+                if self.calls == before:
+                    self._begin(name, self._at)
+                key = yield from self._collect(tags.key_end)
+                if key is None or not (yield from self._tagged_value(opening, name, key.strip(), tags)):
+                    self._at = len(self._text)  # cut off
+                    return
+                opening = ", "
+            elif (yield from self._literal(tags.end)):
+                if self.calls == before:
+                    self._begin(name, self._at)
+                self._argue("{}" if opening == "{" else "}")
+                self._whole_calls += 1
+                return
+            else:
+                rest = self._text[self._at :].lstrip()
+                ending = self._ended and (tags.key.startswith(rest) or tags.end.startswith(rest))
+                if self.calls > before and ending:
+                    self._at = len(self._text)  # cut off
+                    return
+                raise NotACall
+
+    def _tagged_value(self, opening: str, name: str, argument: str, tags: Tags) -> Reading[bool]:
+        """Pass on an argument; False at the text's end."""
+        if tags.value and not (yield from self._literal(tags.value)):
+            if self._ended:
+                return False
+            raise NotACall
+        parameters = self._tools.get(name, {})
+        key = f"{opening}{json.dumps(argument, ensure_ascii=False)}: "
+        if is_text_only(parameters, argument):
+            self._argue(key + '"')
+            if (yield from self._tagged_text(tags)):
+                self._argue('"')
+                return True
+            return False
+        text = yield from self._collect(tags.value_end)
+        if text is None:
+            return False
+        if tags.own_lines:
+            text = text.removeprefix("\n").removesuffix("\n")
+        self._argue(key + json.dumps(typed_value(text, parameters, argument), ensure_ascii=False))
+        return True
+
+    def _tagged_text(self, tags: Tags) -> Reading[bool]:
+        """Pass on a text as it arrives; False at the answer's end."""
+        begun = not tags.own_lines
+        while True:
+            place = self._text.find(tags.value_end, self._at)
+            end = place
+            if place < 0:
+                end = len(self._text) - (0 if self._ended else overlap(self._text[self._at :], tags.value_end))
+            if not begun and end > self._at:
+                self._at += self._text.startswith("\n", self._at)
+                begun = True
+            if tags.own_lines and end > self._at and self._text[end - 1] == "\n":
+                end -= 1
+            piece, self._at = self._text[self._at : end], end
+            self._argue(escaped(piece))
+            if place >= 0:
+                self._at = self._mark = place + len(tags.value_end)
+                return True
+            if self._ended:
+                return False
+            yield
+
+    def _python(self, before: str) -> Reading[None]:
+        if (yield from self.peek()) != before:
+            raise NotACall
+        head = yield from self._matching(_PYTHON_HEAD, "(")
+        if head[1] not in self._tools:
+            raise NotACall
+        end = self._at
+        while True:
+            while (end := self._text.find(")", end)) >= 0:
+                arguments = keyword_arguments(self._text[self._at : end])
+                end += 1
+                if arguments is not None:
+                    self._begin(head[1], end)
+                    self._argue(json.dumps(arguments, ensure_ascii=False))
+                    self._whole_calls += 1
+                    return
+            if self._ended:
+                if ")" not in self._text[self._at :]:  # cut off
+                    self._begin(head[1], len(self._text))
+                    return
+                raise NotACall
+            tried = len(self._text) - self._at
+            yield
+            end = self._at + tried
+
+    def _braced(self, quote: str, end: str) -> Reading[None]:
+        head = yield from self._matching(_BRACED_HEAD, "{")
+        text = yield from self._collect(end)
+        is_cut = text is None
+        written = mended(braced_json("{" + (self._text[self._at :] if text is None else text), quote))
+        stop = value_end(written)
+        if stop is None if not is_cut else not may_go_on(written):
+            raise NotACall
+        self._begin(head[1], len(self._text) if is_cut else self._at)
+        self._argue(strict(written[:stop]))
+        self._whole_calls += stop is not None
+
+    def _begin(self, name: str, after: int) -> None:
+        """Begin a call, whose arguments come `after` there."""
         self._space = ""
         self._found.append(CallPart(self.calls, id=self._new_id(), name=name))
         self.calls += 1
-        self._mark = self._at
+        self._mark = self._at = after
 
     def _argue(self, text: str) -> None:
         self._mark = self._at
@@ -206,89 +396,95 @@ class CallReader:
         elif text:
             self._found.append(CallPart(self.calls - 1, text))
 
-    def _stream_arguments(self) -> Reading[None]:
-        if (yield from self._peek()) in ("{", "["):
-            yield from self._value(self._argue)
-        else:
-            self._argue(_written((yield from self._collect())))
+    def _arguments(self, end: str) -> Reading[None]:
+        """Pass on the object that begins here as it arrives. Where it is no JSON it goes on to the mark `end` or the
+        text's end: what has been passed on cannot be taken back."""
+        text, passed, parsed = "", 0, 0
+        while True:
+            piece = self._text[self._at :]
+            self._at = self._mark = len(self._text)
+            if passed == len(text) > 0 and _PLAIN.fullmatch(piece):
+                self._argue(piece)
+                passed += len(piece)
+            text += piece
+            if self._is_time(len(text), parsed):
+                parsed = len(text)
+                source = mended(text)
+                stop = value_end(source)
+                self._whole_calls += stop is not None
+                if stop is None:
+                    stop = _malformed_end(source, end)
+                certain = source if self._ended else source[: len(source) - overlap(source, end)]
+                certain = certain[:stop].rstrip(", \t\r\n")  # a comma may turn out to be one before a bracket
+                self._argue(strict(certain[passed:]))
+                passed = max(passed, len(certain))
+                if stop is not None:
+                    self._text, self._at, self._mark = text[stop:], 0, 0
+                    return
+            if self._ended:
+                return
+            yield
+
+    def _other_value(self) -> Reading[None]:
+        """Pass on arguments that are no object, when they are whole."""
+        parsed = 0
+        while True:
+            text = self._text[self._at :]
+            if self._is_time(len(text), parsed):
+                parsed, source = len(text), mended(text)
+                stop = value_end(source)
+                if stop is not None and (self._ended or stop < len(text)):  # a number may go on
+                    self._at += stop
+                    self._argue(_written(from_json(strict(source[:stop]))))
+                    self._whole_calls += 1
+                    return
+                if self._ended or not may_go_on(source):
+                    raise NotACall
+            yield
+
+    def _is_time(self, length: int, parsed: int) -> bool:
+        """Whether JSON that was parsed at one length is parsed again at another."""
+        return self._ended or (length - parsed) * PARSE_SHARE >= length
+
+    # -- text ----------------------------------------------------------------------------------------------
 
     def _literal(self, literal: str) -> Reading[bool]:
         start = self._at - self._mark
-        yield from self._peek()
+        yield from self.peek()
         while not self._ended and len(rest := self._text[self._at :]) < len(literal) and literal.startswith(rest):
             yield
         found = self._text.startswith(literal, self._at)
         self._at = self._at + len(literal) if found else self._mark + start
         return found
 
-    # -- JSON ----------------------------------------------------------------------------------------------
-
-    def _peek(self) -> Reading[str]:
-        """The next character that is no white space, which is read; nothing at the text's end."""
-        while True:
-            while self._at < len(self._text):
-                if not self._text[self._at].isspace():
-                    return self._text[self._at]
-                self._at += 1
-            if self._ended:
-                return ""
-            yield
-
-    def _expect(self, character: str) -> Reading[None]:
-        if (yield from self._peek()) != character:
-            raise NotACall
-        self._at += 1
-
-    def _string(self) -> Reading[str]:
-        if (yield from self._peek()) != '"':
-            raise NotACall
-        text = yield from self._collect()
-        try:
-            return _unquoted(text)
-        except ValueError:
-            raise NotACall from None
-
-    def _collect(self) -> Reading[str]:
-        """The text of a JSON value."""
-        parts: list[str] = []
-        yield from self._peek()
-        yield from self._value(parts.append)
-        if not any(parts):
-            raise NotACall
-        return "".join(parts)
-
-    def _value(self, write: Callable[[str], None]) -> Reading[None]:
-        """Write a JSON value's text as it arrives. Only its brackets and quotes are looked at."""
-        depth, quoted, escaped, closed = 0, False, False, False
-        while True:
-            start = self._at
-            while not closed and self._at < len(self._text):
-                character = self._text[self._at]
-                if quoted:
-                    quoted = escaped or character != '"'
-                    escaped = character == "\\" and not escaped
-                    closed = not quoted and depth == 0
-                elif depth == 0 and (character in ",:}]" or character.isspace()):
-                    break
-                elif character in "}]":
-                    depth -= 1
-                    closed = depth == 0
-                elif character in "{[":
-                    depth += 1
-                else:
-                    quoted = character == '"'
-                self._at += 1
-            write(self._text[start : self._at])
-            if closed or self._at < len(self._text):
-                return
-            if self._ended:
+    def _matching(self, pattern: re.Pattern[str], end: str) -> Reading[re.Match[str]]:
+        """Read what matches a pattern up to an `end`, and the end."""
+        while (place := self._text.find(end, self._at)) < 0:
+            if self._ended or len(self._text) - self._at > LONGEST_HEAD:
                 raise NotACall
             yield
+        match = pattern.fullmatch(self._text, self._at, place)
+        if match is None or place - self._at > LONGEST_HEAD:
+            raise NotACall
+        self._at = place + len(end)
+        return match
 
-    # -- text ----------------------------------------------------------------------------------------------
+    def _collect(self, end: str) -> Reading[str | None]:
+        """Read the text up to an `end`, and the end; None where the text ends before."""
+        searched = 0
+        while (place := self._text.find(end, self._at + searched)) < 0:
+            searched = max(0, len(self._text) - self._at - len(end))
+            if self._ended:
+                return None
+            yield
+        text = self._text[self._at : place]
+        self._at = place + len(end)
+        return text
 
     def _give(self, text: str) -> None:
         """Pass text on; white space at its end waits for what follows."""
+        if self._only_calls:
+            return
         text = self._space + text
         kept = text.rstrip()
         self._space = text[len(kept) :]
@@ -298,18 +494,16 @@ class CallReader:
             self._found.append(kept)
 
 
-def _unquoted(text: str) -> str:
-    """The text that a JSON string stands for. Raises ValueError where it is none, or no Unicode."""
-    value = str(json.loads(text, strict=False))
-    value.encode()
-    return value
+def _malformed_end(source: str, end: str) -> int | None:
+    """Where arguments that are no JSON end: before the first mark `end` that is not within a text."""
+    place = source.find(end) if end else -1
+    while place >= 0 and is_within_text(source[:place]):
+        place = source.find(end, place + 1)
+    return place if place >= 0 else None
 
 
-def _written(arguments: str) -> str:
-    """Arguments as a JSON text: models write them as a quoted text too, and null for none."""
-    if arguments.startswith('"'):
-        try:
-            return _unquoted(arguments)
-        except ValueError:
-            return arguments
-    return "{}" if arguments == "null" else arguments
+def _written(arguments: Any) -> str:
+    """A whole call's arguments as a JSON text: models write them as a quoted text too, and null for none."""
+    if isinstance(arguments, str):
+        return strict(mended(arguments))
+    return json.dumps(finite({} if arguments is None else arguments), ensure_ascii=False)

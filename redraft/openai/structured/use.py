@@ -67,8 +67,8 @@ class ToolUse:
 
     def reader(self) -> CallReader:
         """The reader of one answer."""
-        names = {function.name for function in self.functions}
-        reader = CallReader(self.form.read, names, self.form.new_id, None if self.several else 1)
+        tools = {function.name: function.parameters or {} for function in self.functions}
+        reader = CallReader(self.form.read, tools, self.form.new_id, None if self.several else 1, self.forced)
         reader.push(self.opening)
         return reader
 

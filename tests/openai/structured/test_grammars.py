@@ -7,7 +7,14 @@ import json
 import pytest
 
 from redraft.grammar.library import compiled, grammar_tokens, library_grammar
-from redraft.openai.structured.forms import FORMS
+from redraft.openai.structured.forms import (
+    DEEPSEEK_CALL,
+    DEEPSEEK_CALL_END,
+    DEEPSEEK_CALLS,
+    DEEPSEEK_CALLS_END,
+    DEEPSEEK_SEPARATOR,
+    FORMS,
+)
 from redraft.openai.structured.reader import CallReader
 from redraft.openai.structured.tools import Function
 from redraft.request import Guide
@@ -71,10 +78,26 @@ def mistral_args(*names: str) -> str:
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments(name)}" for name in names)
 
 
+def deepseek_v3(*names: str) -> str:
+    written = (
+        f"{DEEPSEEK_CALL}function{DEEPSEEK_SEPARATOR}{name}\n```json\n{arguments(name)}\n```{DEEPSEEK_CALL_END}"
+        for name in names
+    )
+    return DEEPSEEK_CALLS + "\n".join(written) + DEEPSEEK_CALLS_END
+
+
+def deepseek_v31(*names: str) -> str:
+    written = (f"{DEEPSEEK_CALL}{name}{DEEPSEEK_SEPARATOR}{arguments(name)}{DEEPSEEK_CALL_END}" for name in names)
+    return DEEPSEEK_CALLS + "".join(written) + DEEPSEEK_CALLS_END
+
+
 @pytest.mark.parametrize(
     ("write", "special", "most"),
-    [(hermes, (), 3), (llama3, ADDED, 1), (mistral, (), 3), (mistral, ("[TOOL_CALLS]",), 3), (mistral_args, ADDED, 1)],
-)
+    [
+        (hermes, (), 3), (llama3, ADDED, 1), (mistral, (), 3), (mistral, ("[TOOL_CALLS]",), 3),
+        (mistral_args, ADDED, 1), (deepseek_v3, (), 3), (deepseek_v31, (), 3),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("several", [True, False])
 def test_what_is_admitted_is_read(write, special, most, several):
     form, words = FORMS[write.__name__.removesuffix("_args")], codec(special)
@@ -89,11 +112,11 @@ def test_what_is_admitted_is_read(write, special, most, several):
         assert text.startswith(opening)
         admitted = len(names) <= (most if several else 1)
         assert (text.removeprefix(opening) in forced) == (text in either) == admitted, text
-        reader = CallReader(form.read, {"move", "stop.now"}, lambda: "id")
+        reader = CallReader(form.read, {"move": {}, "stop.now": {}}, lambda: "id")
         parts = reader.push(text) + reader.finish()
         assert [part.name for part in parts if part.name is not None] == names
         assert "".join(part.arguments for part in parts) == "".join(map(arguments, names))
-    changes = ('"x": 1', '"x": "1"'), ("move", "more"), ('{"x"', '{"y"'), ('"to"', '"from"'), ("1}}}", '1}}, "z": 1}')
+    changes = ('"x": 1', '"x": "1"'), ("move", "more"), ('{"x"', '{"y"'), ('"to"', '"from"'), ("1}}", '1}, "z": 1}')
     wrong = {write("move").replace(*change) for change in changes} - {write("move")} | {write()}
     for text in wrong:
         assert text.removeprefix(opening) not in forced, text

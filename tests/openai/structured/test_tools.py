@@ -97,6 +97,27 @@ def test_a_call_that_is_cut_off(parrot):
     assert '{"a": 1, "b": 2}'.startswith(choice.message.tool_calls[0].function.arguments)
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.parametrize("cut", [{"stop": ["}"]}, {"stop": ["2"]}, {"max_tokens": 30}])
+def test_a_call_that_is_cut_is_not_reported_as_whole(parrot, choice, cut):
+    """It goes back as it came, too."""
+    client, asked = parrot.client(), asking(called("add", a=1, b=2), ADD, tool_choice=choice)
+    (answer,) = client.chat.completions.create(**asked, **cut).choices
+    assert answer.finish_reason == ("length" if "max_tokens" in cut else "stop")
+    for call in answer.message.tool_calls or ():
+        assert '{"a": 1, "b": 2}'.startswith(call.function.arguments)
+    asked["messages"] = [*asked["messages"], answer.message, {"role": "user", "content": "Go on"}]
+    assert client.chat.completions.create(**asked | {"tool_choice": "none"}).choices[0].message.content == "Go on"
+
+
+def test_a_forced_call_that_is_cut_before_its_name_is_no_text(parrot):
+    asked = asking(called("add", a=1, b=2), ADD, tool_choice="required", max_tokens=4)
+    (answer,) = parrot.client().chat.completions.create(**asked).choices
+    assert (answer.message.content, answer.message.tool_calls, answer.finish_reason) == ("", None, "length")
+    deltas = [event.choices[0].delta for event in parrot.client().chat.completions.create(**asked, stream=True)]
+    assert not any(delta.content or delta.tool_calls for delta in deltas)
+
+
 def test_tools_in_a_loop(parrot):
     """The answer's message goes back as it came, with the call's result, which the parrot then says."""
     client = parrot.client()
