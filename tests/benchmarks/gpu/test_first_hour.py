@@ -147,7 +147,7 @@ def test_a_row_that_was_left_out_is_tried_again(hour, tmp_path, monkeypatch):
     monkeypatch.setattr(first_hour, "ROWS", rows)
     status, found = hour("--rows", "0", "--model", str(model))
     assert (status, found["0"]["verdict"]) == (0, "skipped")
-    assert "unpack all loads" in found["0"]["reason"]
+    assert "run build/fetch_model.py" in found["0"]["reason"]
     model.mkdir()
     (model / "source.json").write_text("{}")
     assert verdicts(hour("--rows", "0", "--model", str(model))[1]) == {"0": "ok"}
@@ -183,7 +183,7 @@ def test_any_machine_lists_what_a_gpu_answered(hour, tmp_path, capsys):
     [
         (None, [], "no CUDA device that torch can use"),
         ((7, 5), [], "an old GPU has compute capability 7.5: the CUDA kernels need 8.0 or later; take a newer GPU"),
-        ((9, 0), ["pydantic"], "not installed here: pydantic. Bring what python -m benchmarks.gpu.pack packs"),
+        ((9, 0), ["pydantic"], "not installed here: pydantic. python -m benchmarks.gpu.kit makes wheels to carry"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_begins(capability, missing, message, monkeypatch, tmp_path, capsys):
@@ -217,20 +217,18 @@ def test_every_script_takes_its_arguments(profilers, tmp_path, monkeypatch):
                 with pytest.raises(Parsed):
                     script.main(arguments)
                 scripts.append((name, command.arguments[0]))
-    _, compiling = first_hour.survey(setting)
+    (compiling,) = first_hour.compiling(setting)
     assert compiling.arguments[1:] == ("-m", "redraft.plugins.cuda.compile", "sm_90"), "no other GPU's"
     assert scripts.count(("kernels", "/usr/bin/ncu")) == (3 if profilers else 0)
     assert sum(row.limit(setting) for row in first_hour.ROWS if profilers or not row.profilers) <= 30
-    assert {name for name, _ in scripts} == {
-        "survey", "kernels", "llama_7b", "scheduling", "torch_backend", "engines"
-    }  # fmt: skip
+    assert {name for name, _ in scripts} == {"kernels", "llama_7b", "scheduling", "torch_backend", "engines"}
     sanitized = [row.question for row in first_hour.ROWS if row.left_out(setting) and row.profilers]
     assert len(sanitized) == (0 if profilers else 1)
 
 
 @pytest.mark.slow
 def test_the_rows_on_a_bare_machine_without_a_gpu(tmp_path):
-    """At the sizes of a CPU: survey, tests, step times and scheduler; the others are tested with their scripts. It
+    """At the sizes of a CPU: compiling, tests, step times and scheduler; the others are tested with their scripts. It
     would catch a row that needs what is not packed."""
     folders = ["--output", str(tmp_path / "out"), "--work", str(tmp_path / "work"), "--model", str(tmp_path)]
     command = [sys.executable, "-m", "benchmarks.gpu.first_hour", "--device", "cpu", "--tiny", *folders]
@@ -240,7 +238,6 @@ def test_the_rows_on_a_bare_machine_without_a_gpu(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "out/first_hour.json").read_text())["rows"]
     assert verdicts(found) == dict.fromkeys("0235", "ok") | dict.fromkeys("678", "skipped")
-    assert found["0"]["commands"][0]["result"]["packages"]["torch"]
     assert " skipped" in found["2"]["commands"][0]["output"]
     steps = found["3"]["commands"][0]["result"]["steps"]
     assert [(step["batch"], step["rows"]) for step in steps] == [(1, 1), (1, 5), (2, 1), (2, 5)]

@@ -55,7 +55,7 @@ def test_complaints_and_a_missing_sanitizer_are_errors(options, there, status, p
     found = str(program) if there else None
     monkeypatch.setattr(kernels, "device_of", lambda *_, **__: torch.device("cuda"))
     monkeypatch.setattr(kernels, "describe", lambda _: {})
-    monkeypatch.setattr(kernels, "check_attention", lambda device, small: [])
+    monkeypatch.setattr(kernels, "check_attention", lambda *_: [])
     monkeypatch.setattr(kernels, "tool", lambda _: found)
     assert kernels.main(["--no-times", "--output", str(tmp_path / "r.json"), *options]) == status
 

@@ -22,13 +22,15 @@ def test_every_part_runs_and_is_written(tmp_path):
     llama_7b.main(["--device", "cpu", "--shape", "tiny", *sizes, "--eager", "--output", str(output)])
     report = json.loads(output.read_text())
     assert [(step["batch"], step["rows"]) for step in report["steps"]] == [
-        (batch, rows) for batch in (1, 3) for rows in (1, 4, 5, 13, 17)
+        (batch, rows) for batch in (1, 3) for rows in (1, 4, 5, 13, 16, 17)
     ]
     assert all(step["eager_milliseconds"] > 0 for step in report["steps"])
-    for name, rows in (("redrafter", 5), ("lyanna", 17), ("lyanna, 3 x 4", 13)):
+    for name, rows in (("redrafter", 5), ("lyanna", 17), ("lyanna, 3 x 4", 13), ("eagle3", 16)):
         system = report["systems"][name]
         assert [entry["rows"] for entry in system["allowed"]] == [rows, rows]
-        measured = set() if name == "lyanna, 3 x 4" else {"SmolLM2, temperature 0", "SmolLM2, temperature 1"}
+        measured = (
+            set() if name in ("lyanna, 3 x 4", "eagle3") else {"SmolLM2, temperature 0", "SmolLM2, temperature 1"}
+        )
         assert set(system["acceptance_lengths"]) == measured
         assert all(entry["milliseconds"] > 0 for entry in system["drafting"])
         assert [entry["batch"] for entry in system["trees"]] == [1, 3]
@@ -40,7 +42,7 @@ def test_every_part_runs_and_is_written(tmp_path):
 
 @pytest.mark.parametrize("budget", [12, 16])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_trees_of_lyanna_are_those_of_the_scheduler(batch, budget):
+def test_best_first_trees_are_those_of_the_scheduler(batch, budget):
     """The same drafts, through the plan of the method whose acceptance length is projected."""
     rng, shape = np.random.default_rng(0), (batch, 4, 4, 8)
     log_probs = -rng.random(shape, dtype=np.float32)
@@ -57,7 +59,7 @@ def test_trees_of_lyanna_are_those_of_the_scheduler(batch, budget):
     plan = MethodPlan("best_first", budget=BudgetTable.constant(budget))
     tree = Method(plan, drafter, llama_7b.MAX_TREE).draft(sequences, batch)
     roots = np.arange(batch, dtype=np.int32)
-    tokens, depths, masks = llama_7b.target_rows(llama_7b.lyanna_tree(drafts, roots, budget))
+    tokens, depths, masks = llama_7b.target_rows(llama_7b.best_first_tree(drafts, roots, budget))
     paths = [path for paths in tree.ancestors for path in paths]
     assert tokens == [token for nodes in tree.nodes for token, _, _ in nodes]
     assert masks == paths

@@ -83,7 +83,7 @@ def test_all_that_engines_pass_is_among_the_cases(monkeypatch):
     monkeypatch.setattr(check_on_gpu, "SHAPES", {"one": check_on_gpu.SHAPES["SmolLM2-135M"]})
     for small in (True, False):
         batches.clear()
-        check_attention("cpu", small)
+        check_attention("cpu", small, ["one"])
         assert len(batches) == 2 * len(CASES)
         for dtype in (torch.bfloat16, torch.float32):
             given = [batch for batch in batches if batch.qkv.dtype == dtype]

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Call b, after a on the same machine: does an engine of TensorRT for RTX run here, and what do graphs of prompts and a
+# seventeenth row cost?
+CALL=b; source "$(dirname "$0")/lib.sh"
+
+RTX=$SCRATCH/$(cd "$KIT" && ls tensorrt_rtx*_libs*.part2 2>/dev/null | head -n 1 | sed 's/\.part2$//')
+join "$RTX" "$SCRATCH/a/$(basename "$RTX").part1" "$KIT/$(basename "$RTX").part2"
+row install 20 python3 -m pip install -q --no-index --no-deps --no-compile --target "$SCRATCH/site" --upgrade "$RTX" "$SCRATCH"/a/*.whl
+python_row rtx_smoke 30 benchmarks.gpu.rtx_smoke "$KIT/smoke.engine"
+python_row rtx_engines 40 benchmarks.gpu.engines "$KIT/native" --repeats 10
+TINY="--shape tiny --streams 2 --prompt 40 --tokens 8 --nodes 3"
+python_row scheduling 60 benchmarks.gpu.scheduling $(on cuda --tokens 64) $(on cpu $TINY)
+python_row scheduling_eager 30 benchmarks.gpu.scheduling --eager-prompts $(on cuda --streams 8 --tokens 64) $(on cpu $TINY)
+python_row scheduling_17_rows 30 benchmarks.gpu.scheduling $(on cuda --streams 32 --tokens 64 --nodes 16) $(on cpu $TINY)
+end

@@ -1,0 +1,50 @@
+# What the four calls share. A call sources it from the repository's root, after it has set CALL to its letter.
+#
+#   DEVICE=cpu   the same commands at the sizes of a CPU, to try a call before it costs GPU time
+#   DRY=1        print the commands and run none
+#   OUT=FOLDER   where results and the call's whole output go (default: artifacts/gpu/calls/LETTER)
+
+set -uo pipefail
+: "${CALL:?} ${DEVICE:=cuda} ${DRY:=} ${OUT:=artifacts/gpu/calls/$CALL} ${SCRATCH:=/tmp/redraft-kit}"
+KIT=.kit/$CALL
+PATIENCE=$([ "$DEVICE" = cpu ] && echo 20 || echo 1)
+VERDICTS=()
+mkdir -p "$OUT" "$SCRATCH"
+# The scratch folder outlives a call, so that the second half of a file finds the first.
+export PYTHONPATH="$SCRATCH/site:$PWD" PYTHONUNBUFFERED=1 REDRAFT_ANY_GPU=1
+[ "$DEVICE" = cpu ] && export CUDA_VISIBLE_DEVICES=
+[ -n "$DRY" ] || exec > >(tee "$OUT/$CALL.log") 2>&1
+
+# gpu ARGUMENTS, or cpu ARGUMENTS: these arguments on that device only.
+on() { [ "$DEVICE" = "$1" ] && echo "${@:2}"; }
+
+# row NAME SECONDS COMMAND ...: run a command within its time. The next row begins whatever came of it.
+row() {
+  local name=$1 limit=$2 begun=$SECONDS status=0
+  shift 2
+  if [ -n "$DRY" ]; then echo "$*"; return; fi
+  echo "== $name, at most $((limit * PATIENCE)) s: $*"
+  timeout --kill-after=5 $((limit * PATIENCE)) "$@" || status=$?
+  VERDICTS+=("$name: $([ $status = 0 ] && echo ok || { [ $status = 124 ] && echo timed out || echo "failed ($status)"; }), $((SECONDS - begun)) s")
+  return $status
+}
+
+# python_row NAME SECONDS MODULE ARGUMENTS ...: a script of ours that writes OUT/NAME.json.
+python_row() {
+  local name=$1 limit=$2 module=$3
+  shift 3
+  row "$name" "$limit" python3 -m "$module" --device "$DEVICE" --output "$OUT/$name.json" "$@"
+}
+
+# join FILE PART ...: put a file together again from its parts.
+join() {
+  [ -n "$DRY" ] && return
+  cat "${@:2}" > "$1" || { echo "a part of $1 is missing: run the call before this one on the same machine"; exit 1; }
+}
+
+# end: say what came of each row; the call fails where one did.
+end() {
+  [ -n "$DRY" ] && return
+  printf '%s\n' "== call $CALL" "${VERDICTS[@]}"
+  [[ "${VERDICTS[*]}" != *failed* && "${VERDICTS[*]}" != *"timed out"* ]]
+}

@@ -1,0 +1,135 @@
+"""The kit: what the calls take along arrives as it was and fits, and every command of a call is one that there is."""
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import build_engines
+import fetch_model
+import tune
+from benchmarks.gpu import kit
+from benchmarks.speed import method_batches
+from compiler.methods import read_methods
+from redraft.plugins.cuda import check_on_gpu
+from redraft.plugins.cuda.compile import ptx, sources
+from tests.benchmarks.gpu.conftest import ROOT
+from tests.benchmarks.gpu.test_torch_backend import Parsed, parsed_by_typer, raise_parsed
+
+CALLS = ROOT / "benchmarks/gpu/calls"
+TYPER = {"build/build_engines.py": build_engines, "build/fetch_model.py": fetch_model, "build/tune.py": tune}
+
+
+def run_call(call: str, folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OUT": str(folder / "out"), "SCRATCH": str(folder / "scratch"), **settings}
+    command = ["bash", str(CALLS / f"{call}.sh")]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("call", kit.TRAVELS)
+def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, monkeypatch):
+    listed = run_call(call, tmp_path, DRY="1", DEVICE=device)
+    assert not listed.stderr
+    tried = 0
+    for line in listed.stdout.splitlines():
+        _, *words = shlex.split(line)
+        if words[:1] == ["-m"] and words[1].startswith(("benchmarks.gpu.", "redraft.")):
+            script = importlib.import_module(words[1])
+            if script is check_on_gpu:
+                monkeypatch.setattr(script, "check_attention", lambda *_: raise_parsed())
+                monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+                monkeypatch.setattr("torch.cuda.get_device_name", lambda: "")
+            else:
+                monkeypatch.setattr(script, "device_of", lambda *_, **__: raise_parsed())
+            with pytest.raises(Parsed):
+                script.main(words[2:])
+        elif words[:1] == ["-m"] and words[1] == "benchmarks.speed.method_batches":
+            monkeypatch.setattr(method_batches, "load_llm", lambda *_, **__: raise_parsed())
+            with pytest.raises(Parsed):
+                method_batches.main(words[2:])
+        elif words[:1] and words[0] in TYPER:
+            assert parsed_by_typer(TYPER[words[0]].main, words[1:])
+        else:
+            continue
+        tried += 1
+    assert tried >= 3
+
+
+def test_no_more_results_than_travel_back():
+    """Eight files of a call come back where transfers are bounded: its log, and a JSON file of each script."""
+    for call in kit.TRAVELS:
+        text = (CALLS / f"{call}.sh").read_text()
+        assert len(re.findall(r"^python_row |--output \"\$OUT", text, re.MULTILINE)) + 1 <= 8
+
+
+def test_a_row_that_fails_or_hangs_is_said_and_the_next_one_runs(tmp_path):
+    call = tmp_path / "x.sh"
+    call.write_text(
+        f'CALL=x; source "{CALLS}/lib.sh"\n'
+        "row wrong 5 false\nrow slow 1 sleep 60\nrow right 5 echo it ran\nend\n"
+    )  # fmt: skip
+    environment = {**os.environ, "OUT": str(tmp_path / "out"), "SCRATCH": str(tmp_path), "DEVICE": "cuda"}
+    done = subprocess.run(["bash", str(call)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    log = (tmp_path / "out/x.log").read_text()
+    assert log.index("wrong: failed (1)") < log.index("slow: timed out") < log.index("right: ok")
+    assert "it ran\n" in log
+
+
+def test_a_file_in_two_halves_is_whole_again(tmp_path):
+    whole = tmp_path / "library.whl"
+    whole.write_bytes(bytes(range(256)) * 111)
+    kit.split(whole, 12_345, tmp_path / "a", tmp_path / "b")
+    first, second = (tmp_path / folder / f"library.whl.part{part}" for folder, part in (("a", 1), ("b", 2)))
+    assert first.stat().st_size == 12_345
+    assert first.read_bytes() + second.read_bytes() == whole.read_bytes()
+
+
+def test_a_call_without_its_first_half_says_which_call_is_missing(tmp_path):
+    done = run_call("b", tmp_path, DEVICE="cpu")
+    assert done.returncode == 1
+    assert "run the call before this one on the same machine" in done.stdout
+
+
+def test_the_kernels_of_a_kit_are_the_ones_that_are_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("redraft.plugins.cuda.compile.ptx", lambda source, architecture: f"{source} {architecture}")
+    kit.write_kernels(tmp_path)
+    monkeypatch.setattr("redraft.plugins.cuda.compile.COMPILED", tmp_path)
+    monkeypatch.delenv("NVCC", raising=False)
+    assert [ptx(source, "sm_90") for source in sources()] == [f"{source} sm_90" for source in sources()]
+
+
+def test_a_load_that_is_too_large_says_what_to_leave_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(kit, "ROOT", tmp_path)
+    monkeypatch.setattr(kit, "tree_size", lambda _: 3 * kit.MIB)
+    for call in kit.TRAVELS:
+        (tmp_path / kit.KIT / call).mkdir(parents=True)
+    (tmp_path / kit.KIT / "c/part").write_bytes(bytes(2 * kit.MIB))
+    said = kit.main(["--sizes", "--limit-mib", "4"])
+    assert "over 4 MiB: bash benchmarks/gpu/calls/c.sh." in said
+    assert "git sparse-checkout set" in said
+    assert kit.main(["--sizes", "--limit-mib", "5"]) == 0
+
+
+def test_outside_of_a_clone_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(kit, "ROOT", tmp_path)
+    assert kit.main(["--sizes"]).startswith(f"kit: {tmp_path}: fatal: not a git repository")
+
+
+def test_the_methods_of_the_last_call_are_of_the_drafters_that_travel():
+    named = {settings.drafter.name for settings in read_methods(CALLS / "d.toml").values()}
+    assert named == set(kit.DRAFTERS)
+    assert tomllib.loads((CALLS / "d.toml").read_text()).keys() == {"best", "eagle"}
+
+
+@pytest.mark.slow
+def test_a_smoke_engine_is_built_without_a_gpu(tmp_path):
+    """It would catch a network that TensorRT for RTX refuses, before a GPU machine does."""
+    kit.write_smoke_engine(tmp_path / "smoke.engine")
+    assert (tmp_path / "smoke.engine").stat().st_size > 2 * 256 * 256 * 2
