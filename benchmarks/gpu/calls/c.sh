@@ -3,7 +3,7 @@
 CALL=c; source "$(dirname "$0")/lib.sh"
 
 row install 30 python3 -m pip install -q --no-index --no-deps --no-compile --target "$SCRATCH/site" --upgrade .kit/common/*.whl
-row kernels 5 bash -c 'mkdir -p plugins/compiled && cp .kit/common/*.ptx plugins/compiled/'
+[ "$DEVICE" = cpu ] || row kernels 5 bash -c 'mkdir -p plugins/compiled && cp .kit/common/*.ptx plugins/compiled/'
 row keep 5 cp -r "$KIT" "$SCRATCH/"
 python_row llama_8b 70 benchmarks.gpu.llama_7b $(on cuda --shape llama-3.1-8b --context 1024 --batches 1 8 32 --rows 1 5 16 17 32) \
   $(on cpu --shape tiny --context 8 --batches 1 3 --rows 1 4 --packed-rows 5 --repeats 1)
