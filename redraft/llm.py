@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, Unpack, overload
+from typing import Self, Unpack, cast, overload
 
 from jinja2 import TemplateError
 
+from redraft.bundle.generation import GenerationConfig
 from redraft.chat import Message, render_chat
 from redraft.decoding.log_probs import Alternatives
 from redraft.request import (
@@ -87,6 +88,14 @@ class LLM:
     def methods(self) -> list[str]:
         """Methods that a request can name; the first is the default."""
         return list(dict.fromkeys([*self.runtime.plans, AUTO_REGRESSIVE]))
+
+    @property
+    def sampling_defaults(self) -> Options:
+        """The sampling that the model's authors advise, as options of `generate`; empty where its bundle has none."""
+        if self.runtime.path is None:
+            return {}
+        config = GenerationConfig.read(self.runtime.path)
+        return cast(Options, config.model_dump(exclude_none=True, exclude={"max_new_tokens"}))
 
     @overload
     def generate(self, prompts: str, max_tokens: int | None = MAX_TOKENS, **options: Unpack[Options]) -> Answer: ...

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from redraft.bundle.config import CONFIG, BundleConfig
+from redraft.bundle.generation import GENERATION_CONFIG, GenerationConfig
 from redraft.bundle.manifest import MANIFEST, BuiltFrom, FileEntry, Manifest, file_sha256
 from redraft.errors import BundleError
 
@@ -79,9 +80,11 @@ def finish_bundle(
 
 
 def copy_tokenizer(model: Path, folder: Path) -> None:
-    """Copy tokenizer and chat template. Raises BundleError where the model has no `tokenizer.json`."""
+    """Copy tokenizer, chat template and defaults of sampling. Raises BundleError where the model has no
+    `tokenizer.json`, or defaults that no request may have."""
     if not (model / "tokenizer.json").is_file():
         raise BundleError(f"{model} has no tokenizer.json")
-    for name in TOKENIZER_FILES:
+    GenerationConfig.read(model)
+    for name in (*TOKENIZER_FILES, GENERATION_CONFIG):
         if (model / name).is_file():
             shutil.copy2(model / name, folder / name)

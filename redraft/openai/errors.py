@@ -8,14 +8,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from redraft.errors import place
-from redraft.request import clipped, describe
+from redraft.request import GenerateRequest, SamplingConfig, clipped, describe
 from redraft.worker.client import WorkerError
 from redraft.worker.protocol import CANCELLED, INVALID, OVERLOADED, RESTARTING
 
 OVERLOADED_RETRY_S, RESTARTING_RETRY_S = 1, 5
 """What Retry-After says where the queue is full, and where the worker is away."""
-CLIENTS_FIELDS = {"sampling.logit_bias": "logit_bias", "stop_words": "stop"}
-"""The fields of a worker's request that only the worker can check to the end, and their names in `/v1`."""
+CLIENTS_FIELDS = {
+    **{f"sampling.{name}": name for name in SamplingConfig.model_fields},
+    **{name: name for name in GenerateRequest.model_fields},
+    **{"stop_words": "stop", "include_stop_words": "include_stop_str_in_output", "sampling.min_length": "min_tokens"},
+    **{"method": "drafting_method", "timeout_s": "timeout"},
+}
+"""The fields of a worker's request, and their names in `/v1`: some can only be checked to the end by the worker."""
+UNSERVED = "unserved"
+"""Pydantic's type of an error whose context has a field that is not served and what to say of it."""
 INVALID_TYPE, SERVER_TYPE = "invalid_request_error", "server_error"
 
 
@@ -66,7 +73,9 @@ def invalid_request(text: str, fields: Mapping[str, str] = CLIENTS_FIELDS) -> Ap
 
 def invalid_body(error: ValidationError) -> ApiError:
     """What pydantic found wrong with a body."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
+    if first["type"] == UNSERVED:
+        return not_served(place((*first["loc"], first["ctx"]["field"])), first["ctx"]["text"])
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {clipped(first['msg'].removeprefix('Invalid JSON: '), 200)}")
     if first["type"] == "model_type" and not first["loc"]:

@@ -37,6 +37,13 @@ class ToolParser(StrEnum):
     gemma4 = "gemma4"
 
 
+class Defaults(StrEnum):
+    """Whose sampling requests get where they say nothing, as `--generation-config` takes it."""
+
+    auto = "auto"
+    vllm = "vllm"
+
+
 def front_end(run_dir: RunDir, settings: Settings) -> Watched:
     """The process, as the supervisor watches it."""
     child = Child(
@@ -62,5 +69,6 @@ def command(run_dir: RunDir, settings: Settings) -> list[str]:
         *("--address", settings.address, "--port", str(settings.openai_port)),
         *(["--model-name", settings.model_name] if settings.model_name else []),
         *(["--tool-parser", settings.tool_parser] if settings.tool_parser else []),
+        *("--generation-config", settings.generation_config),
         *(argument for name in settings.allowed_hosts for argument in ("--allow-host", name)),
     ]

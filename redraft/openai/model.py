@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from redraft.bundle.config import BundleConfig
+from redraft.bundle.generation import GenerationConfig
 from redraft.chat import ChatTemplate, TextOnly, turns
 from redraft.openai.errors import ApiError, not_served, too_long
 from redraft.openai.structured.forms import FORMS, HERMES, form_of
@@ -29,13 +30,17 @@ class ServedModel:
         name: str | None = None,
         tool_parser: str | None = None,
         former: frozenset[str] = frozenset(),
+        own_defaults: bool = True,
     ):
-        """`tool_parser` names the form of its tool calls, one of `FORMS`; None: what the chat template shows."""
+        """`tool_parser` names the form of its tool calls, one of `FORMS`; None: what the chat template shows.
+        `own_defaults`: whether requests are sampled as its `generation_config.json` says, where they say nothing."""
         self._link, self._given_name, self._tool_parser, self._former = bundle, name, tool_parser, former
+        self._own_defaults = own_defaults
         self._folder = bundle = bundle.resolve()
         config = BundleConfig.read(bundle)
         self.name = name or config.name
         self.created = int(time.time())
+        self.defaults = GenerationConfig.read(bundle) if own_defaults else GenerationConfig()
         self.codec = TextCodec.load(bundle / "tokenizer.json")
         self.max_len = config.limits.max_len
         self.vocab_size = config.target.vocab_size
@@ -60,7 +65,8 @@ class ServedModel:
 
     def successor(self) -> ServedModel:
         """The model of the bundle to which the link leads now."""
-        return ServedModel(self._link, self._given_name, self._tool_parser, self._former | {self.name})
+        former = self._former | {self.name}
+        return ServedModel(self._link, self._given_name, self._tool_parser, former, self._own_defaults)
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not this one; None is this one."""

@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator
 
+from redraft.openai.body import CHAT, RESPONSES, Body, Unserved
 from redraft.openai.errors import ApiError, not_served
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import MAX_MESSAGES, Body, Refusals, Sampled, StreamOptions
+from redraft.openai.schemas import MAX_MESSAGES, Sampled, StreamOptions
 from redraft.openai.structured.formats import TextFormat
 from redraft.openai.structured.tools import AUTO, Choice, ResponsesTools
 from redraft.openai.structured.use import tool_use
@@ -21,13 +22,12 @@ LOG_PROBS = "message.output_text.logprobs"
 ROLES = ("system", "developer", "user", "assistant")
 """Those that messages have. What a tool said is another kind of item."""
 TEXT_PARTS = ("input_text", "output_text", "text")
-STATELESS = "nothing is stored: send what was said before as input"
 
 
 class TextOptions(Body):
     """The form of the answer."""
 
-    REFUSED: ClassVar[Refusals] = {"verbosity": ((), "this model has no verbosity to set")}
+    UNSERVED: ClassVar[Unserved] = {"verbosity": CHAT["verbosity"]}
 
     format: TextFormat = TextFormat(type="text")
 
@@ -42,19 +42,7 @@ def _text_or_items(value: Any) -> str | list[dict[str, Any]]:
 class ResponsesBody(Sampled):
     """The body, named and bounded as OpenAI's."""
 
-    REFUSED: ClassVar[Refusals] = {
-        "background": ((False,), STATELESS),
-        "context_management": (([],), "no context is compacted"),
-        "conversation": ((), STATELESS),
-        "draft_trees": ((False,), "completions and chat completions have them"),
-        "max_tool_calls": ((), "no hosted tools are served"),
-        "moderation": ((), "no moderation is served"),
-        "previous_response_id": ((), STATELESS),
-        "prompt": ((), "no prompts are stored: expected input"),
-        "reasoning": (({}, {"effort": "none"}), "this model has no reasoning to set"),
-        "store": ((False,), STATELESS),
-        "truncation": (("disabled",), "no input is cut: expected disabled"),
-    }
+    UNSERVED: ClassVar[Unserved] = RESPONSES
 
     input: Annotated[str | list[dict[str, Any]], PlainValidator(_text_or_items)]
     instructions: str | None = None
@@ -89,7 +77,7 @@ def responses_job(body: ResponsesBody, model: ServedModel) -> Job:
     else:
         messages += _messages(body.input)
     ids = prompt_of(messages, tools, model, "input")
-    return job(body, model, [Prompt(ids)], 1, body.max_output_tokens, "max_output_tokens", tools=tools)
+    return job(body, model, [Prompt(ids)], 1, body.max_output_tokens, "max_output_tokens", "input", tools=tools)
 
 
 def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -112,6 +100,8 @@ def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
             raise ApiError(400, f"{where}.role: expected one of {', '.join(ROLES)}, got {shown(role)}", "input")
         return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
     if kind == "function_call":
+        if not isinstance(name := item.get("name"), str):
+            raise ApiError(400, f"{where}.name: expected a function's name, got {shown(name)}", "input")
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}

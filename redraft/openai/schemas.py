@@ -18,8 +18,10 @@ from pydantic import (
     PlainValidator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from redraft.openai.errors import not_served
+from redraft.openai.body import CHAT, COMPLETIONS, SAMPLED, Body, Unserved
+from redraft.openai.errors import UNSERVED
 from redraft.openai.structured.formats import ResponseFormat, Schema, StructuredOutputs, vllm_guides
 from redraft.openai.structured.tools import AUTO, ChatTools, Choice
 from redraft.request import (
@@ -31,6 +33,7 @@ from redraft.request import (
     MOST_ALTERNATIVES,
     Bias,
     Guide,
+    TokenId,
     Word,
 )
 
@@ -38,8 +41,6 @@ MAX_CHOICES = 128
 """Sequences of one HTTP request: prompts times `n`."""
 MAX_MESSAGES = 10_000
 """Messages of one conversation."""
-
-TEXT_ONLY = "this model reads and writes text only"
 
 
 def _token_id(key: str) -> str:
@@ -54,65 +55,48 @@ def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Refusals = dict[str, tuple[tuple[Any, ...], str]]
 Stop = Annotated[list[Word], BeforeValidator(_one_or_more), Field(max_length=MAX_WORDS["stop_words"])]
 Penalty = Annotated[FiniteFloat, Field(ge=-2, le=2)]
 TokenKey = Annotated[str, AfterValidator(_token_id)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 
-class Body(BaseModel):
-    """A JSON body: no conversion of types, unknown fields refused by name."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
-        {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "user"}
-    )
-    """Fields that are about the service, not about the text."""
-    REFUSED: ClassVar[Refusals] = {}
-    """Fields that are not served, each with the values that ask for nothing, and what to say of others."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        kept = {}
-        for name, value in data.items():
-            if value is None or name in cls.WITHOUT_EFFECT:
-                continue
-            if name in cls.REFUSED:
-                harmless, text = cls.REFUSED[name]
-                if not any(value == one and type(value) is type(one) for one in harmless):
-                    raise not_served(name, text)
-                continue
-            kept[name] = value
-        return kept
-
-
 class StreamOptions(Body):
     """What a stream says beside its text."""
 
-    REFUSED: ClassVar[Refusals] = {"include_obfuscation": ((False, True), "")}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class Sampled(Body):
-    """The fields that every endpoint which generates text has, named and bounded as OpenAI's and vLLM's."""
+    """The fields that every endpoint which generates text has, named and bounded as OpenAI's and vLLM's. Of samplings
+    that are absent, `ServedModel.sampling` has the default."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
+            *("service_tier", "user", "guided_decoding_backend", "include_reasoning", "request_id", "session_id"),
+            *("spaces_between_special_tokens", "stream_interval", "truncation_side"),
+        }
+    )
+    UNSERVED: ClassVar[Unserved] = SAMPLED
 
     model: str | None = None
-    temperature: FiniteFloat = Field(default=1.0, ge=0)
-    top_p: FiniteFloat = Field(default=1.0, ge=0, le=1)
-    top_k: int = Field(default=0, ge=-1, le=INT32_MAX)
+    temperature: FiniteFloat | None = Field(default=None, ge=0)
+    top_p: FiniteFloat | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    min_p: FiniteFloat | None = Field(default=None, ge=0, le=1)
     stream: bool = False
     seed: Seed | None = None
-    stop: Stop = []
+    stop: Stop = Field(default=[])
+    include_stop_str_in_output: bool = False
+    stop_token_ids: list[TokenId] = Field(default=[], max_length=MAX_WORDS["stop_token_ids"])
+    bad_words: list[Word] = Field(default=[], max_length=MAX_WORDS["bad_words"])
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: FiniteFloat = Field(default=1.0, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
+    repetition_penalty: FiniteFloat | None = Field(default=None, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
     logit_bias: dict[TokenKey, Bias] = Field(default={}, max_length=MAX_BIASES)
     min_tokens: int = Field(default=0, ge=0, le=INT32_MAX)
     ignore_eos: bool = False
@@ -139,6 +123,11 @@ class Sampled(Body):
         """Alternatives wanted for each token."""
         return 0
 
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """Alternatives wanted for each token of the prompt; None: it is not scored."""
+        return None
+
     def guides(self) -> Iterator[tuple[str, Guide]]:
         """Each guide that is asked for, after the name of its field. Raises ApiError."""
         yield from vllm_guides("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
@@ -152,17 +141,25 @@ class Choices(Sampled):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
+    """Alternatives to each token of the prompt."""
 
     @model_validator(mode="after")
-    def _options_of_a_stream(self) -> Self:
-        if self.stream_options and not self.stream:
+    def _of_a_stream_or_not(self) -> Self:
+        if self.usage_at_end and not self.stream:
             raise ValueError("stream_options: expected only with stream true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs: expected only with stream false")
         return self
 
     def guides(self) -> Iterator[tuple[str, Guide]]:
         if self.response_format is not None:
             yield from self.response_format.guides("response_format")
         yield from super().guides()
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        return self.prompt_logprobs
 
     @property
     def usage_at_end(self) -> bool:
@@ -186,25 +183,14 @@ class ChatMessage(BaseModel):
 class ChatBody(Choices):
     """`POST /v1/chat/completions`."""
 
-    REFUSED: ClassVar[Refusals] = {
-        "audio": ((), TEXT_ONLY),
-        "function_call": (("none", "auto"), "expected tools and tool_choice"),
-        "functions": (([],), "expected tools"),
-        "modalities": ((["text"],), TEXT_ONLY),
-        "moderation": ((), "no moderation is served"),
-        "prediction": ((), "no predicted outputs are served"),
-        "reasoning_effort": (("none",), "this model has no reasoning to set"),
-        "store": ((False,), "nothing is stored"),
-        "verbosity": ((), "this model has no verbosity to set"),
-        "web_search_options": ((), "no hosted tools are served"),
-    }
+    UNSERVED: ClassVar[Unserved] = CHAT
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
-    tools: ChatTools = []
+    tools: ChatTools = Field(default=[])
     tool_choice: Choice = AUTO
     parallel_tool_calls: bool = True
 
@@ -242,7 +228,7 @@ def _is_id(value: Any) -> bool:
 class CompletionBody(Choices):
     """`POST /v1/completions`: the text is continued as it is, without a chat template."""
 
-    REFUSED: ClassVar[Refusals] = {"suffix": (("",), "no text is put between two others: expected prompt only")}
+    UNSERVED: ClassVar[Unserved] = COMPLETIONS
 
     prompt: Annotated[
         list[str | list[int]],
@@ -255,11 +241,10 @@ class CompletionBody(Choices):
     logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
 
     @model_validator(mode="after")
-    def _fitting_together(self) -> Self:
-        if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens: expected at least 1, or 0 with echo true, got 0")
+    def _as_many_as_are_shown(self) -> Self:
         if self.best_of not in (None, self.n):
-            raise not_served("best_of", f"no choices are dropped: expected as many as n, {self.n}")
+            text = f"no choices are dropped: expected as many as n, {self.n}"
+            raise PydanticCustomError(UNSERVED, "{field}: {text}", {"field": "best_of", "text": text})
         return self
 
     @property

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from redraft import logs
 from redraft.openai.access import Access, Gate, hosts
 from redraft.openai.app import create_app
-from redraft.openai.launch import API_KEY_VARIABLE, DRAIN_S, MAX_LOG_BYTES
+from redraft.openai.launch import API_KEY_VARIABLE, DRAIN_S, MAX_LOG_BYTES, Defaults
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
 from redraft.openai.service import Service
@@ -109,13 +109,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--allow-host", action="append", default=[], help="another name that clients may use")
     parser.add_argument("--model-name", help="the model's name in the API (default: the bundle's)")
     parser.add_argument("--tool-parser", choices=FORMS, help="the form of its tool calls (default: its template's)")
+    parser.add_argument(
+        "--generation-config", choices=Defaults, default=Defaults.auto, help="vllm: not the model's own"
+    )
     parser.add_argument("--silence-s", type=float, default=30.0, help="a worker silent for longer is away")
     parser.add_argument("--log", type=Path, help="the file that the output goes to, which this process keeps short")
     options = parser.parse_args(argv)
     handlers = [Log(options.log)] if options.log else None
     logs.configure(handlers=handlers)
     try:
-        model = ServedModel(options.bundle, options.model_name, options.tool_parser)
+        own_defaults = options.generation_config == Defaults.auto
+        model = ServedModel(options.bundle, options.model_name, options.tool_parser, own_defaults=own_defaults)
         tracing = Tracing(exporting(), model.name)
     except (OSError, ValueError, RuntimeError) as error:
         log.error("redraft /v1: %s", error)

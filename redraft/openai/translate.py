@@ -15,9 +15,11 @@ from redraft.openai.model import ServedModel
 from redraft.openai.schemas import MAX_CHOICES, ChatBody, CompletionBody, Sampled
 from redraft.openai.structured.formats import only_guide
 from redraft.openai.structured.use import ToolUse, tool_use
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, InvalidRequest, SamplingConfig, describe
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, SamplingConfig, describe
 from redraft.text import TextCodec
 
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What OpenAI and vLLM sample with where neither the client nor the model says otherwise."""
 NOTHING_ENDS = -1
 """The end token of a text that no token ends."""
 
@@ -66,7 +68,7 @@ def chat_job(body: ChatBody, model: ServedModel) -> Job:
     messages = [message.model_dump() for message in body.messages]
     prompt = Prompt(prompt_of(messages, tools, model, "messages"))
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return job(body, model, [prompt], body.n, getattr(body, name), name, tools=tools)
+    return job(body, model, [prompt], body.n, getattr(body, name), name, "messages", tools=tools)
 
 
 def prompt_of(
@@ -86,9 +88,9 @@ def completion_job(body: CompletionBody, model: ServedModel) -> Job:
             prompts.append(Prompt(model.encode(given, "prompt"), given))
         else:
             ids = model.check_ids(given, "prompt")
-            prompts.append(Prompt(ids, model.codec.decode(ids) if body.echo else ""))
+            prompts.append(Prompt(ids, model.codec.decode(ids, body.skip_special_tokens) if body.echo else ""))
     prompt_log_probs = body.echo and body.log_probs
-    return job(body, model, prompts, body.n, body.max_tokens, "max_tokens", prompt_log_probs=prompt_log_probs)
+    return job(body, model, prompts, body.n, body.max_tokens, "max_tokens", "prompt", prompt_log_probs=prompt_log_probs)
 
 
 def job(
@@ -98,19 +100,21 @@ def job(
     n: int,
     max_tokens: int | None,
     max_tokens_name: str,
+    prompt_name: str,
     *,
     prompt_log_probs: bool = False,
     tools: ToolUse | None = None,
 ) -> Job:
-    """The worker's requests for prompts, `n` for each; `max_tokens` None is what is left of the context. Ids are unique
-    only within the job. Raises ApiError."""
+    """The worker's requests for prompts, `n` for each; `max_tokens` None is what is left of the context. Errors call
+    prompts and `max_tokens` by the client's names of them. Ids are unique only within the job. Raises ApiError."""
     model.check_method(body.drafting_method)
     if len(prompts) * n > MAX_CHOICES:
         raise ApiError(400, f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
     base = body.seed if body.seed is not None else secrets.randbits(63)
     seeds = [derived_seed(base, choice) for choice in range(n)] if body.seed is not None or n > 1 else [None]
     guided_by, guide = _guide(body, tools, model.codec)
-    fields = {**CLIENTS_FIELDS, "guide": guided_by, "guide.text": guided_by}
+    asked = {"text": prompt_name, "input_ids": prompt_name, "max_tokens": max_tokens_name}
+    fields = {**CLIENTS_FIELDS, **asked, "guide": guided_by, "guide.text": guided_by}
     result = Job(prompts, n, tools, fields)
     for prompt in prompts:
         left = model.max_len - len(prompt.ids)
@@ -120,7 +124,7 @@ def job(
                 f"{max_tokens_name}: expected at most {left} after a prompt of {len(prompt.ids)} tokens in a context "
                 f"of {model.max_len}, got {max_tokens}",
             )
-        wanted = left if max_tokens is None else max_tokens
+        wanted = min(left if max_tokens is None else max_tokens, model.defaults.max_new_tokens or left)
         # A harness that asks for the prompt's scores and one token drops one entry at the end: an end token has none.
         min_length = 1 if prompt_log_probs and wanted == 1 else body.min_tokens
         for seed in seeds:
@@ -131,13 +135,15 @@ def job(
                         "input_ids": prompt.ids,
                         "max_tokens": wanted,
                         "stream": body.stream,
-                        "sampling": _sampling(body, seed, min_length),
+                        "sampling": _sampling(body, model, seed, min_length),
                         "end_id": NOTHING_ENDS if body.ignore_eos else None,
                         "stop_words": body.stop,
-                        "include_stop_words": False,
+                        "include_stop_words": body.include_stop_str_in_output,
+                        "stop_token_ids": body.stop_token_ids,
+                        "bad_words": body.bad_words,
                         "return_log_probs": body.log_probs,
-                        "top_log_probs": body.alternatives,
-                        "prompt_log_probs": prompt_log_probs or wanted == 0,
+                        "top_log_probs": max(body.alternatives, body.prompt_alternatives or 0),
+                        "prompt_log_probs": prompt_log_probs or body.prompt_alternatives is not None or wanted == 0,
                         "draft_trees": body.draft_trees,
                         "guide": guide,
                         "skip_special_tokens": body.skip_special_tokens and not (tools and tools.special),
@@ -145,7 +151,8 @@ def job(
                         "cache_prompt": body.cache_prompt,
                         "cache_salt": body.cache_salt,
                         "timeout_s": body.timeout,
-                    }
+                    },
+                    fields,
                 )
             )
     if not body.speculative and body.drafting_method not in (None, AUTO_REGRESSIVE):
@@ -159,13 +166,25 @@ def _guide(body: Sampled, tools: ToolUse | None, codec: TextCodec) -> tuple[str,
     return (field, wanted) if tools is None else ("tools", tools.guide(field, wanted, codec))
 
 
-def _sampling(body: Sampled, seed: int | None, min_length: int) -> dict[str, Any]:
+def sampling(body: Sampled, model: ServedModel) -> dict[str, float]:
+    """The fields that filter and scale the choice of tokens: the client's, else the model's own, else neutral ones."""
+
+    def first(name: str, neutral: float) -> float:
+        values = getattr(body, name), getattr(model.defaults, name), neutral
+        return next(value for value in values if value is not None)
+
+    return {name: first(name, neutral) for name, neutral in NEUTRAL.items()}
+
+
+def _sampling(body: Sampled, model: ServedModel, seed: int | None, min_length: int) -> dict[str, Any]:
+    chosen = sampling(body, model)
     return {
-        "temperature": body.temperature,
-        "top_k": body.top_k if body.top_k > 0 else None,
-        "top_p": body.top_p or None,
+        "temperature": chosen["temperature"],
+        "top_k": chosen["top_k"] if chosen["top_k"] > 0 else None,
+        "top_p": chosen["top_p"] or None,
+        "min_p": chosen["min_p"] or None,
         "seed": seed,
-        "repetition_penalty": body.repetition_penalty if body.repetition_penalty != 1 else None,
+        "repetition_penalty": chosen["repetition_penalty"] if chosen["repetition_penalty"] != 1 else None,
         "presence_penalty": body.presence_penalty or None,
         "frequency_penalty": body.frequency_penalty or None,
         "penalize_prompt": False,
@@ -174,9 +193,13 @@ def _sampling(body: Sampled, seed: int | None, min_length: int) -> dict[str, Any
     }
 
 
-def _checked(fields: dict[str, Any]) -> GenerateRequest:
+def _checked(values: dict[str, Any], fields: Mapping[str, str]) -> GenerateRequest:
+    """A request of the worker. Raises ApiError with the client's names of `fields`."""
     try:
-        sampling = SamplingConfig.model_validate(fields["sampling"])
-        return GenerateRequest.model_validate(fields | {"sampling": sampling})
-    except (ValidationError, InvalidRequest) as error:
-        raise invalid_request(describe(error) if isinstance(error, ValidationError) else str(error)) from None
+        sampling = SamplingConfig.model_validate(values["sampling"])
+    except ValidationError as error:
+        raise invalid_request(f"sampling.{describe(error)}", fields) from None
+    try:
+        return GenerateRequest.model_validate(values | {"sampling": sampling})
+    except ValidationError as error:
+        raise invalid_request(describe(error), fields) from None

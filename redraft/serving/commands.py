@@ -18,7 +18,7 @@ from redraft.chat import render_chat
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
 from redraft.logs import FORMAT_VARIABLE, LogFormat
-from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE, ToolParser
+from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE, Defaults, ToolParser
 from redraft.request import INT32_MAX, InvalidRequest, Options, request
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
@@ -71,6 +71,13 @@ def serve(
         ToolParser | None,
         typer.Option(help="The form of the model's tool calls, for /v1; default: the one its chat template shows."),
     ] = None,
+    generation_config: Annotated[
+        Defaults,
+        typer.Option(
+            help="How requests of /v1 that do not say it are sampled: auto, as the model's generation_config.json "
+            "says; vllm, at temperature 1."
+        ),
+    ] = Defaults.auto,
     decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
     threads: Annotated[
         int | None,
@@ -142,6 +149,7 @@ def serve(
         openai_port=openai_port,
         model_name=model_name,
         tool_parser=tool_parser,
+        generation_config=generation_config.value,
         allowed_hosts=allow_host or [],
         decoupled=decoupled,
         threads=threads,

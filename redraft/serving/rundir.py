@@ -42,6 +42,8 @@ class Settings(BaseModel):
     """The model's name there; None: the bundle's."""
     tool_parser: str | None = None
     """The form of its tool calls; None: the one that its chat template shows."""
+    generation_config: str = "auto"
+    """Whose sampling requests of `/v1` get where they say nothing: auto, the model's own; vllm: the same of any."""
     allowed_hosts: list[str] = []
     """Names, beside the machine's own addresses, by which `/v1` may be reached. Web pages of these sites may use
     Triton's HTTP port too."""

@@ -121,10 +121,56 @@ def test_penalties_are_of_what_was_generated(server):
 
 
 def test_offsets_count_characters_of_the_text(tmp_path):
-    """Also where a character takes several tokens, and after a special token, which the text does not have."""
+    """Also where a character takes several tokens, and after a special token that the text has or does not have."""
     model = ServedModel(toy_bundle(tmp_path, vocab_size=257))
     ids = [0, *model.encode("a日é!", "prompt")]
-    found = CompletionLogProbs(model).add(ids, [None, *[-1.0] * (len(ids) - 1)], None)
-    places = dict(zip(found["tokens"], found["text_offset"], strict=True))
-    assert (places["<end>"], places["a"], places["!"]) == (0, 0, 3)
-    assert found["tokens"][2] == "bytes:\\xe6"
+    scores = [None, *[-1.0] * (len(ids) - 1)]
+    for echoed, special, first in (("a日é!", True, 0), ("<end>a日é!", False, 5), (None, False, 0), (None, True, 5)):
+        found = CompletionLogProbs(model, 0, special).add(ids, scores, None, echoed)
+        places = dict(zip(found["tokens"], found["text_offset"], strict=True))
+        assert (places["<end>"], places["a"], places["!"]) == (0, first, first + 3)
+        assert found["tokens"][2] == "bytes:\\xe6"
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_no_tokens_are_an_answer(server, echo):
+    body = {"prompt": IDS, "max_tokens": 0, "logprobs": 1, "echo": echo}
+    answer = server.post("/v1/completions", body).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Once upon" if echo else "", "length")
+    assert [len(values) for values in choice["logprobs"].values()] == [len(IDS) * echo] * 4
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_a_prompt_is_scored_as_vllm_writes_it(server):
+    expected = directly(server, IDS, 2, prompt_log_probs=True, top_log_probs=3)
+    body = {"prompt": IDS, "max_tokens": 2, "prompt_logprobs": 3, "temperature": 0}
+    (choice,) = server.post("/v1/completions", body).json()["choices"]
+    assert (choice["text"], choice["logprobs"]) == (expected.text, None)
+    first, *scores = choice["prompt_logprobs"]
+    assert first is None
+    places = zip(IDS[1:], scores, expected.prompt_log_probs[1:], expected.prompt_top_log_probs[1:], strict=True)
+    for token, entry, value, best in places:
+        assert (entry[str(token)]["logprob"], next(iter(entry))) == (value, str(token))
+        assert {int(key): one["logprob"] for key, one in entry.items()} == {token: value} | dict(best)
+        assert [entry[str(other)]["rank"] for other, _ in best] == [1, 2, 3]
+        assert entry[str(token)]["decoded_token"] == CODEC.decode([token])
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "prompt_logprobs": 0, "logprobs": True}
+    answer = server.post("/v1/chat/completions", chat).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert all(entry["top_logprobs"] == [] for entry in answer["choices"][0]["logprobs"]["content"])
+    assert server.post("/v1/completions", body | {"stream": True}).json()["error"]["param"] == "prompt_logprobs"
+
+
+def test_stop_tokens_and_stop_texts_are_kept_or_not(server):
+    plain = directly(server, IDS, 16)
+    stop = next(token for token in plain.token_ids[4:] if token not in plain.token_ids[:4])
+    before = CODEC.decode(plain.token_ids[: plain.token_ids.index(stop)])
+    body = {"prompt": IDS, "temperature": 0, "max_tokens": 16}
+    (choice,) = server.post("/v1/completions", body | {"stop_token_ids": [stop]}).json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (before, "stop")
+    kept = {"stop": before[-1], "include_stop_str_in_output": True}
+    (choice,) = server.post("/v1/completions", body | kept).json()["choices"]
+    assert choice["text"] == before[: before.index(before[-1]) + 1]
+    (choice,) = server.post("/v1/completions", body | {"bad_words": [before[0]]}).json()["choices"]
+    assert not choice["text"].startswith(before[0])

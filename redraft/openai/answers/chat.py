@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from redraft.openai.answers.choices import Choice, chat_log_probs, metrics, usage
+from redraft.openai.answers.choices import Choice, chat_log_probs, metrics, prompt_log_probs, usage
 from redraft.openai.answers.trees import DraftTrees
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError
@@ -29,10 +29,14 @@ class ChatAnswer:
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
         """The answer, once all choices have ended."""
+        scores: dict[str, Any] = {}
         async for place, chunk in generation.chunks():
             self._choices[place].add(chunk)
+            if chunk.prompt_log_probs is not None and place == 0:
+                ids, alternatives = self._job.prompts[0].ids, self._body.prompt_alternatives
+                scores = {"prompt_logprobs": prompt_log_probs(ids, chunk, self._model, alternatives or 0)}
             if self._body.logprobs:
-                self._choices[place].log_probs += chat_log_probs(chunk, self._model)
+                self._choices[place].log_probs += chat_log_probs(chunk, self._model, self._body.alternatives)
             self._choices[place].trees += self._trees[place].write(chunk.draft_trees or ())
         return {
             **self._head,
@@ -48,6 +52,7 @@ class ChatAnswer:
                 for index, choice in enumerate(self._choices)
             ],
             "usage": usage(self._job, self._choices),
+            **scores,
             **metrics(self._choices),
         }
 
@@ -60,7 +65,7 @@ class ChatAnswer:
             if place not in begun:
                 begun.add(place)
                 parts.append(self._event(place, {"role": "assistant", "content": ""}))
-            entries = chat_log_probs(chunk, self._model) if self._body.logprobs else []
+            entries = chat_log_probs(chunk, self._model, self._body.alternatives) if self._body.logprobs else []
             trees = self._trees[place].write(chunk.draft_trees or ())
             text = "".join(delta for delta in deltas if isinstance(delta, str))
             if text or entries or trees:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from redraft.decoding.log_probs import Alternatives
 from redraft.openai.model import ServedModel
 from redraft.openai.structured.reader import CallReader, Delta
 from redraft.openai.translate import Job
 from redraft.request import SequenceStats
 from redraft.worker.protocol import Chunk
 
+IMPOSSIBLE = -9999.0
 TOOL_CALLS = "tool_calls"
 """The finish reason of an answer that calls tools."""
 
@@ -125,12 +127,12 @@ def _speculation(stats: SequenceStats) -> dict[str, Any] | None:
     }
 
 
-def chat_log_probs(chunk: Chunk, model: ServedModel) -> list[dict[str, Any]]:
+def chat_log_probs(chunk: Chunk, model: ServedModel, alternatives: int) -> list[dict[str, Any]]:
     """A chunk's log-probabilities, token by token, in the form of chats and responses."""
-    alternatives = chunk.top_log_probs or [[]] * len(chunk.token_ids)
+    best = chunk.top_log_probs or [[]] * len(chunk.token_ids)
     return [
-        _entry(token, value, model) | {"top_logprobs": [_entry(*one, model) for one in best]}
-        for token, value, best in zip(chunk.token_ids, chunk.log_probs or (), alternatives, strict=True)
+        _entry(token, value, model) | {"top_logprobs": [_entry(*pair, model) for pair in pairs[:alternatives]]}
+        for token, value, pairs in zip(chunk.token_ids, chunk.log_probs or (), best, strict=True)
     ]
 
 
@@ -139,12 +141,39 @@ def _entry(token: int, value: float, model: ServedModel) -> dict[str, Any]:
     return {"token": data.decode(errors="replace"), "logprob": value, "bytes": list(data)}
 
 
+def prompt_log_probs(
+    ids: list[int], chunk: Chunk, model: ServedModel, alternatives: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """Log-probabilities of a prompt in vLLM's form: for each token but the first its own and those of the alternatives,
+    by token id. A token's rank among all is known where it is one of the most likely."""
+    best = chunk.prompt_top_log_probs or [[]] * len(ids)
+    return [
+        None if value is None else _by_id(token, value, pairs, model, alternatives)
+        for token, value, pairs in zip(ids, chunk.prompt_log_probs or (), best, strict=True)
+    ]
+
+
+def _by_id(
+    token: int, value: float, best: Alternatives, model: ServedModel, alternatives: int
+) -> dict[str, dict[str, Any]]:
+    ranks = {other: rank for rank, (other, _) in enumerate(best, 1)}
+    return {
+        str(other): {"logprob": finite(score), "rank": ranks.get(other), "decoded_token": model.token_text(other)}
+        for other, score in {token: value, **dict(best[:alternatives])}.items()
+    }
+
+
+def finite(log_prob: float) -> float:
+    """A log-probability as JSON can write it: OpenAI's -9999 for a token that cannot come."""
+    return max(log_prob, IMPOSSIBLE)
+
+
 class CompletionLogProbs:
     """Log-probabilities in the form of text completions: parallel lists, with each token's offset in the choice's text,
-    in characters."""
+    in characters. `special`: whether that has the answer's special tokens."""
 
-    def __init__(self, model: ServedModel):
-        self._model = model
+    def __init__(self, model: ServedModel, alternatives: int, special: bool):
+        self._model, self._alternatives, self._special = model, alternatives, special
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
 
@@ -153,19 +182,28 @@ class CompletionLogProbs:
         token_ids: list[int],
         values: list[float | None],
         alternatives: list[list[tuple[int, float]]] | None,
+        echoed: str | None = None,
     ) -> dict[str, Any]:
-        """The lists for the next tokens. The chosen token is among its alternatives, also where it is less likely; a
-        prompt's first token has neither."""
+        """The lists for the next tokens, of the answer or of the `echoed` prompt. The chosen token is among its
+        alternatives, also where it is less likely; a prompt's first token has neither."""
         tokens = [self._model.token_text(token) for token in token_ids]
         offsets = []
         for token, text in zip(token_ids, tokens, strict=True):
             offsets.append(self._offset)
-            if self._model.codec.special_id(text) is None:  # which the text does not have
+            if self._model.codec.is_special(token):
+                # A prompt has them where the client wrote them, and not where the tokenizer put them before it.
+                written = self._special if echoed is None else echoed.startswith(text, self._offset)
+                self._offset += len(text) if written else 0
+            else:
                 self._offset += len(self._decoder.decode(self._model.codec.token_bytes(token)))
         best: list[dict[str, float] | None] | None = None
-        if alternatives is not None:
+        if self._alternatives:
             best = [
-                None if value is None else {self._model.token_text(one): found for one, found in pairs} | {token: value}
-                for token, value, pairs in zip(tokens, values, alternatives, strict=True)
+                None
+                if value is None
+                else {self._model.token_text(other): finite(score) for other, score in pairs[: self._alternatives]}
+                | {token: finite(value)}
+                for token, value, pairs in zip(tokens, values, alternatives or [[]] * len(tokens), strict=True)
             ]
-        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": best, "text_offset": offsets}
+        scores = [None if value is None else finite(value) for value in values]
+        return {"tokens": tokens, "token_logprobs": scores, "top_logprobs": best, "text_offset": offsets}

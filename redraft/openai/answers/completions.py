@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from redraft.openai.answers.choices import Choice, CompletionLogProbs, metrics, usage
+from redraft.openai.answers.choices import Choice, CompletionLogProbs, metrics, prompt_log_probs, usage
 from redraft.openai.answers.trees import DraftTrees
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError
@@ -22,9 +22,11 @@ class CompletionAnswer:
     """One request's answer, whole or as a stream. The choices of a prompt follow each other."""
 
     def __init__(self, body: CompletionBody, job: Job, model: ServedModel):
-        self._body, self._job = body, job
+        self._body, self._job, self._model = body, job, model
         self._choices = [Choice() for _ in job.requests]
-        self._log_probs = [CompletionLogProbs(model) for _ in job.requests]
+        self._log_probs = [
+            CompletionLogProbs(model, body.alternatives, not body.skip_special_tokens) for _ in job.requests
+        ]
         self._trees = [DraftTrees(model) for _ in job.requests]
         self._begun: set[int] = set()
         self._head = {
@@ -38,15 +40,20 @@ class CompletionAnswer:
         """The answer, once all choices have ended."""
         texts = [""] * len(self._choices)
         lists: list[dict[str, Any] | None] = [None] * len(self._choices)
+        scores: list[dict[str, Any]] = [{}] * len(self._choices)
         async for place, chunk in generation.chunks():
             text, found = self._add(place, chunk)
             self._choices[place].trees += self._trees[place].write(chunk.draft_trees or ())
             texts[place] += text
             lists[place] = _joined(lists[place], found)
+            if (alternatives := self._body.prompt_alternatives) is not None and chunk.prompt_log_probs is not None:
+                ids = self._job.prompt_of(place).ids
+                scores[place] = {"prompt_logprobs": prompt_log_probs(ids, chunk, self._model, alternatives)}
         return {
             **self._head,
             "choices": [
                 {"index": index, "text": text, "logprobs": found, "finish_reason": choice.finish_reason}
+                | scores[index]
                 | ({"draft_trees": choice.trees} if self._body.draft_trees else {})
                 for index, (text, found, choice) in enumerate(zip(texts, lists, self._choices, strict=True))
             ],
@@ -75,13 +82,15 @@ class CompletionAnswer:
         """Text and log-probabilities that a chunk adds to a choice; those of an echo with the first."""
         self._choices[place].add(chunk)
         text, found, writer = chunk.text, None, self._log_probs[place]
-        if place not in self._begun and self._body.echo:
+        first = place not in self._begun
+        if first and self._body.echo:
             prompt = self._job.prompt_of(place)
             text = prompt.text + text
             if self._body.log_probs:
-                found = writer.add(prompt.ids, chunk.prompt_log_probs or [], chunk.prompt_top_log_probs)
+                scores, best = chunk.prompt_log_probs or [], chunk.prompt_top_log_probs
+                found = writer.add(prompt.ids, scores, best, prompt.text)
         self._begun.add(place)
-        if self._body.log_probs and chunk.token_ids:
+        if self._body.log_probs and (chunk.token_ids or (first and chunk.done)):
             new = writer.add(chunk.token_ids, list(chunk.log_probs or ()), chunk.top_log_probs)
             found = _joined(found, new)
         return text, found

@@ -16,7 +16,7 @@ from redraft.openai.responses import ResponsesBody
 from redraft.openai.service import new_id
 from redraft.openai.sse import event
 from redraft.openai.structured.reader import Delta
-from redraft.openai.translate import Job
+from redraft.openai.translate import Job, sampling
 from redraft.worker.protocol import Chunk
 
 
@@ -30,6 +30,7 @@ class ResponsesAnswer:
         self._log_probs: list[dict[str, Any]] = []
         """Those of tokens whose text has not come yet."""
         self._number = 0
+        chosen = sampling(body, model)
         self._head = {
             "id": new_id("resp"),
             "object": "response",
@@ -41,12 +42,12 @@ class ResponsesAnswer:
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
             "store": False,
-            "temperature": body.temperature,
+            "temperature": chosen["temperature"],
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": body.tool_choice.for_responses,
             "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools],
             "top_logprobs": body.top_logprobs,
-            "top_p": body.top_p,
+            "top_p": chosen["top_p"],
             "truncation": "disabled",
         }
 
@@ -83,7 +84,7 @@ class ResponsesAnswer:
         """Add what a chunk brings. An answer that has nothing is an empty message."""
         deltas = self._choice.add(chunk)
         if self._body.log_probs:
-            self._log_probs += chat_log_probs(chunk, self._model)
+            self._log_probs += chat_log_probs(chunk, self._model, self._body.alternatives)
         if chunk.done and not deltas and (self._log_probs or not self._items) and not self._choice.calls:
             deltas = [""]
         return [part for delta in deltas for part in self._add(delta)]

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, PlainValidator, ValidationError, model_validator
 
+from redraft.openai.body import Body, Unserved
 from redraft.openai.errors import ApiError
 from redraft.request import Guide, GuideKind, describe
 
 FormatType = Literal["text", "json_object", "json_schema"]
-Schema = dict[str, Any] | str
+
+
+def _schema(value: Any) -> dict[str, Any] | str:
+    if isinstance(value, dict | str):
+        return value
+    raise ValueError("expected a JSON schema or its text")
+
+
+Schema = Annotated[dict[str, Any] | str, PlainValidator(_schema)]
 """A JSON schema, or its text."""
 
 
@@ -36,11 +45,7 @@ def only_guide(guides: Mapping[str, Guide]) -> tuple[str, Guide] | None:
     return next(iter(guides.items()), None)
 
 
-class _Format(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class JsonSchema(_Format):
+class JsonSchema(Body):
     """A JSON schema with a name for it. It is always kept to, with and without `strict`."""
 
     name: str | None = None
@@ -49,7 +54,7 @@ class JsonSchema(_Format):
     strict: bool | None = None
 
 
-class ResponseFormat(_Format):
+class ResponseFormat(Body):
     """`response_format`."""
 
     type: FormatType
@@ -66,7 +71,7 @@ class ResponseFormat(_Format):
         return _guides(field, self.type, self.json_schema.schema_ if self.json_schema else None)
 
 
-class TextFormat(_Format):
+class TextFormat(Body):
     """`text.format` of responses."""
 
     type: FormatType
@@ -93,8 +98,16 @@ def _guides(field: str, kind: FormatType, schema: Schema | None) -> Iterator[tup
         yield field, guide_for(field, "json")
 
 
-class StructuredOutputs(_Format):
+class StructuredOutputs(Body):
     """`structured_outputs`: one of them."""
+
+    UNSERVED: ClassVar[Unserved] = {
+        "disable_additional_properties": ((), "a schema says itself what other properties it takes"),
+        "disable_any_whitespace": ((), "the grammar says where white space may stand"),
+        "structural_tag": ((), "expected json, regex, choice or grammar"),
+        "whitespace_pattern": ((), "the grammar says where white space may stand"),
+    }
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"backend", "disable_fallback"})
 
     json_: Schema | None = Field(default=None, alias="json")
     regex: str | None = None
