@@ -6,6 +6,8 @@ names the page's own site even where DNS points that name here, nor hide its Ori
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -27,6 +29,7 @@ from redraft.openai.metrics import Metrics
 from redraft.openai.page import FILES
 from redraft.openai.sse import json_response
 from redraft.request import clipped
+from redraft.serving.guard.limits import LINGER_S
 
 EVERY_HOST = "*"
 PROBED_PATHS = ("/health", "/metrics")
@@ -97,7 +100,8 @@ class Access:
 
 
 class Gate:
-    """ASGI middleware around everything: access, request ids, and the log.
+    """ASGI middleware around everything: access, request ids, and the log. An answer that does not wait for the
+    request's body ends the connection: the rest of the body is not worth reading.
 
     The log has a line per request: method, path, status, seconds, request id and `traceparent`, nothing of its body.
     """
@@ -111,21 +115,32 @@ class Gate:
         headers = Headers(scope=scope)
         own = _own_headers(headers)
         started, status = time.perf_counter(), 0
+        unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+        async def receive_on() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = bool(message.get("more_body"))
+            return message
 
         async def send_on(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(own)
+                MutableHeaders(scope=message).update(own | ({"connection": "close"} if unread else {}))
+            elif unread and not message.get("more_body"):
+                await send(message | {"more_body": True})
+                await _drop_body(receive_on)
+                message = {"type": "http.response.body"}
             await send(message)
 
         try:
             try:
                 self._access.check(scope, headers)
                 scope.setdefault("state", {})["client"] = self._access.client(scope, headers)
-                await self._app(scope, receive, send_on)
+                await self._app(scope, receive_on, send_on)
             except ApiError as error:
-                await json_response(error.body, error.status, error.headers)(scope, receive, send_on)
+                await json_response(error.body, error.status, error.headers)(scope, receive_on, send_on)
             except Exception as error:  # the application has answered, and raises it again
                 log_failure(error)
         finally:
@@ -145,6 +160,14 @@ class Gate:
         }
         values = scope["method"], path, status or "gone", seconds, ids
         log.log(level, "%s %s %s %.3f s %s", *values, extra={"fields": fields})
+
+
+async def _drop_body(receive: Receive) -> None:
+    """Read on for a moment: a connection that is closed while its client sends may take the answer with it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while (await receive()).get("more_body"):
+                pass
 
 
 def log_failure(error: Exception) -> None:

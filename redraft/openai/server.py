@@ -7,7 +7,6 @@ arguments.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -16,23 +15,19 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from redraft import logs
 from redraft.openai.access import Access, Gate, hosts
 from redraft.openai.app import create_app
+from redraft.openai.connection import Connection
 from redraft.openai.launch import API_KEY_VARIABLE, DRAIN_S, MAX_LOG_BYTES, Defaults
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
 from redraft.openai.service import Service
 from redraft.openai.structured.forms import FORMS
 from redraft.openai.tracing import Tracing, exporting
+from redraft.serving.guard.limits import IDLE_S
 from redraft.worker.client import WorkerClient
-
-KEEP_ALIVE_S = 60
-"""A connection without a complete request header is closed after so long."""
-UNREAD_S = 30.0
-"""A client that reads nothing of an answer for so long is cut off: the rest of it takes memory here."""
 
 log = logging.getLogger("redraft.openai")
 
@@ -49,54 +44,6 @@ class Log(RotatingFileHandler):
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
         return stream
-
-
-class Connection(H11Protocol):
-    """A connection that is closed where no complete request header arrives in time, or its client does not read.
-    Uvicorn's own limit begins after a request only, and ends with the first byte of the next, or of a body that was
-    answered before it came. For a client that does not read it has none."""
-
-    _unread: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._close_at(self.loop.time() + self.timeout_keep_alive)
-
-    def data_received(self, data: bytes) -> None:
-        timer = self.timeout_keep_alive_task
-        super().data_received(data)
-        if timer is not None and (self.cycle is None or self.cycle.response_complete):
-            self._close_at(timer.when())
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop_watching()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_watching()
-        super().connection_lost(exc)
-
-    def _close_at(self, time: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_at(time, self.timeout_keep_alive_handler)
-
-    def _watch(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        self._unread = self.loop.call_later(UNREAD_S, self._look_again, left)
-
-    def _look_again(self, left: int) -> None:
-        """Cut off a client that has read nothing since `left` bytes were left."""
-        if self.transport.get_write_buffer_size() < left:
-            self._watch()
-        else:
-            self.transport.abort()
-
-    def _stop_watching(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -139,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=int(IDLE_S),
             timeout_graceful_shutdown=DRAIN_S,
         )
     return 0

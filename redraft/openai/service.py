@@ -152,7 +152,7 @@ async def _read(request: Request, take: Callable[[int], None]) -> bytes:
     most = f"the body is too large: expected at most {MAX_BODY_BYTES} bytes"
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > MAX_BODY_BYTES:
-        raise ApiError(413, most, headers={"Connection": "close"})
+        raise ApiError(413, most)
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_S):
@@ -161,11 +161,11 @@ async def _read(request: Request, take: Callable[[int], None]) -> bytes:
                 parts.append(part)
                 size += len(part)
                 if size > MAX_BODY_BYTES:
-                    raise ApiError(413, most, headers={"Connection": "close"})
+                    raise ApiError(413, most)
     except ClientDisconnect:
         raise ClientGone from None
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_S:.0f} s", headers={"Connection": "close"}) from None
+        raise ApiError(408, f"the body did not arrive within {BODY_S:.0f} s") from None
     if not size:
         raise ApiError(400, "the body is empty: expected a JSON object")
     return b"".join(parts)

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 import tempfile
+import time
 from pathlib import Path
 
 import httpx
@@ -15,13 +17,15 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from redraft.openai import server
-from redraft.openai.server import Connection
+from redraft.openai import connection
+from redraft.openai.connection import Connection
 from redraft.request import GenerateRequest
+from redraft.serving.guard.limits import LINGER_S, MAX_CHUNKS, MAX_HEADERS
 from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import SHUTTING_DOWN, STOPPING
 from tests.conftest import wait_until
 from tests.openai.serving import MODEL, front_end
+from tests.serving.client_side import chunk_senders
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 LONG = HELLO | {"ignore_eos": True, "max_tokens": 200, "speculative": False}
@@ -71,7 +75,7 @@ def test_a_connection_without_a_whole_header_is_closed():
         loop = asyncio.get_running_loop()
         async with await loop.create_server(lambda: Connection(config, ServerState(), {}), "127.0.0.1", 0) as server:
             address = server.sockets[0].getsockname()
-            assert await drip(address, b"") == b""
+            assert await drip(address, b"GET / HTTP/1.1\r\nA: ") == b""
             early = await drip(address, b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
             assert early.startswith(b"HTTP/1.1 200 OK")
             reader, writer = await asyncio.open_connection(*address)
@@ -83,7 +87,7 @@ def test_a_connection_without_a_whole_header_is_closed():
 
 def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
     """Also where the answer is complete. A slow one gets all."""
-    monkeypatch.setattr(server, "UNREAD_S", 0.5)
+    monkeypatch.setattr(connection, "UNREAD_S", 0.5)
     piece, pieces, state = 2**20, 20, ServerState()
 
     async def app(scope, receive, send):
@@ -119,6 +123,116 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch):
                 assert await size(address, path, at_once=False) < piece * pieces
 
     asyncio.run(talk())
+
+
+def raw(server, data: bytes) -> bytes:
+    """All that comes back, to the connection's end."""
+    said = b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(data)
+        with contextlib.suppress(ConnectionError):
+            while piece := connection.recv(65536):
+                said += piece
+    return said
+
+
+HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "message"),
+    [
+        (CHUNKED + b"Content-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400, "malformed HTTP: Content-Length can't be"),
+        (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 400, "malformed HTTP"),
+        (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400, "malformed HTTP"),
+        (HEAD + b"Content-Length: -1\r\n\r\n{}", 400, "malformed HTTP"),
+        (HEAD + b"Content-Length: 0x2\r\n\r\n{}", 400, "malformed HTTP"),
+        (HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400, "malformed HTTP"),
+        (HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 400, "malformed HTTP"),
+        (HEAD + b"A: a\r\n folded\r\n\r\n", 400, "malformed HTTP"),
+        (HEAD + b"A : a\r\n\r\n", 400, "malformed HTTP"),
+        (HEAD + b"A: a\0\r\n\r\n", 400, "malformed HTTP"),
+        (HEAD.replace(b"\r\n", b"\n") + b"\n", 400, "malformed HTTP"),
+        (CHUNKED + b"\r\nzz\r\n", 400, "malformed HTTP"),
+        (CHUNKED + b"\r\n-1\r\n", 400, "malformed HTTP"),
+        (CHUNKED + b"\r\n" + b"f" * 17 + b"\r\n", 400, "malformed HTTP"),
+        (CHUNKED + b"\r\n1\r\n{zz\r\n", 400, "malformed HTTP"),
+        (CHUNKED + b"\r\n" + b"1\r\n \r\n" * (MAX_CHUNKS + 1), 413, "too many chunks: expected at most 4096"),
+        (CHUNKED + b"\r\n1;" + b"a" * 100_000, 431, "the headers are too large"),
+        (CHUNKED + b"\r\n1\r\n{\r\n0\r\n" + b"A: a\r\n" * MAX_HEADERS, 431, "too many headers"),
+        (CHUNKED + b"\r\n1\r\n{\r\n0\r\nA: " + b"a" * 100_000, 431, "the headers are too large"),
+        (HEAD + b"A: a\r\n" * MAX_HEADERS, 431, "too many headers: expected at most 64"),
+        (HEAD + b"A: " + b"a" * 100_000, 431, "the headers are too large"),
+        (HEAD + b"a" * 100_000, 431, "the headers are too large"),
+        (b"GET /" + b"a" * 100_000, 431, "the headers are too large"),
+        (b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n", 405, "CONNECT is for proxies"),
+        (b"GET  HTTP/1.1\r\n\r\n", 400, "malformed HTTP"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "malformed HTTP"),
+        (b"\x16\x03\x01\x00\r\n\r\n", 400, "malformed HTTP"),
+    ],
+)  # fmt: skip
+def test_malformed_http(server, data, status, message):
+    """What a proxy in front might take for another request is refused too, and ends the connection."""
+    head, _, body = raw(server, data).partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == status, head
+    assert message in json.loads(body)["error"]["message"]
+    assert b"connection: close" in head
+
+
+HTTP_2 = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+BODY = json.dumps(HELLO | {"max_tokens": 2}).encode()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("size", [1, 150, 10_000])
+def test_an_offer_of_http_2_is_not_taken(server, size, chunked):
+    """As Java's client makes it with each body. The connection goes on."""
+    framed = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) if chunked else BODY
+    length = b"Transfer-Encoding: chunked\r\n" if chunked else b"Content-Length: %d\r\n" % len(BODY)
+    last = length + b"Connection: close\r\n\r\n"
+    data = HEAD + HTTP_2 + length + b"\r\n" + framed + HEAD + HTTP_2 + length + b"\r\n" + framed + HEAD + last + framed
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        for start in range(0, len(data), size):
+            connection.sendall(data[start : start + size])
+        answers = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answers.count(b"HTTP/1.1 200 OK") == answers.count(b'"chat.completion"') == 3, answers
+
+
+def test_trailers_are_no_headers(bundle, tmp_path):
+    """They come after what headers decide."""
+    with front_end(tmp_path, bundle, key="sk-1") as server:
+        trailer = b"\r\n2\r\n{}\r\n0\r\nAuthorization: Bearer sk-1\r\nConnection: close\r\n\r\n"
+        assert raw(server, CHUNKED + trailer).startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [CHUNKED.replace(b"localhost", b"evil.example"), HEAD.replace(b"/v1", b"/v9") + b"Content-Length: 9999999\r\n"],
+)
+def test_a_body_that_is_not_waited_for_ends_the_connection(server, head):
+    """Its client gets the answer, and is then cut off although it sends on."""
+    began = time.monotonic()
+    answer = raw(server, head + b"\r\n" + b"100000\r\n" + b" " * 2**20)
+    assert answer.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 404 "))
+    assert b"connection: close" in answer
+    assert answer.endswith(b"}")
+    assert LINGER_S <= time.monotonic() - began < 20
+
+
+def test_bodies_in_chunks_of_a_byte_leave_streams_their_pace(slow_server):
+    """From four connections at a time, refused or not: their bodies are not parsed to their ends."""
+    body = HELLO | {"max_tokens": 20, "ignore_eos": True, "speculative": False, "temperature": 0}
+    alone = slow_server.post(CHAT, body).json()["choices"][0]["message"]["content"]
+    evil = HEAD.replace(b"localhost", b"evil.example")
+    with chunk_senders(slow_server.port, HEAD, evil, HEAD, evil) as sent:
+        began = time.monotonic()
+        events = slow_server.events(CHAT, body)
+        took = time.monotonic() - began
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == alone
+    assert took < 20, "2 s alone; a body of a million chunks took h11 20 s"
+    assert {*sent} == {HEAD, evil}
 
 
 @pytest.mark.parametrize("body", [LONG, LONG | {"stream": True}, LONG | {"n": 2}])

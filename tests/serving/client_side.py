@@ -8,6 +8,7 @@ import os
 import queue
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from tritonclient.utils import np_to_triton_dtype
 from redraft.serving import launcher
 from redraft.serving.rundir import RunDir, Settings, State
 
+MANY_CHUNKS = b"1\r\n \r\n" * 10_000
 SLOW_S = 20
 """What the fake worker takes for 400 tokens after "slow"."""
 FAKE_WORKER = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
@@ -164,3 +166,28 @@ class GrpcStream:
     def close(self, cancel: bool = False) -> None:
         self._client.stop_stream(cancel_requests=cancel)
         self._client.close()
+
+
+@contextlib.contextmanager
+def chunk_senders(port: int, *heads: bytes) -> Iterator[list[bytes]]:
+    """A client for each request header that sends bodies in chunks of a byte without end, on a new connection where one
+    is closed. Yields the headers of the pieces that were sent."""
+    over, sent = threading.Event(), []
+
+    def send(head: bytes) -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+                connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+                while not over.is_set():
+                    connection.sendall(MANY_CHUNKS)
+                    sent.append(head)
+
+    threads = [threading.Thread(target=send, args=(head,)) for head in heads]
+    for thread in threads:
+        thread.start()
+    try:
+        yield sent
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()

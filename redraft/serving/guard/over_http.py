@@ -73,7 +73,13 @@ class HttpGuard:
         self._requests = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request."""
+        """Answer a request. A body that has not come to its end by then ends the connection."""
+        response = await self._answer(request)
+        if not request.content.is_eof():
+            await _end(request, response)
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             _check_origin(request.headers.getall("Origin", ()), self._sites)
             path, action = self._route(request.method, request.rel_url.raw_path)
@@ -88,12 +94,12 @@ class HttpGuard:
             finally:
                 self._requests -= 1
         except Refusal as refusal:
-            return _refused(request, refusal)
+            return _refused(refusal)
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:  # its text may hold a part of a prompt
             log.error("%s at line %s", type(error).__name__, error.__traceback__ and error.__traceback__.tb_lineno)
-            return _refused(request, Refusal(INTERNAL, "internal error: the guard's log has the cause"))
+            return _refused(Refusal(INTERNAL, "internal error: the guard's log has the cause"))
 
     async def _ask(self, path: str) -> web.Response:
         try:
@@ -269,13 +275,31 @@ def _error(body: bytes) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
-    """The answer to a refused request. A body that has not been read to its end ends the connection."""
+def _refused(refusal: Refusal) -> web.Response:
+    """The answer to a refused request."""
     headers = {"Retry-After": str(seconds)} if (seconds := RETRY_AFTER.get(refusal.status)) else {}
-    response = web.json_response({"error": refusal.message}, status=refusal.status, headers=headers)
-    if not request.content.is_eof():
-        response.force_close()
-    return response
+    return web.json_response({"error": refusal.message}, status=refusal.status, headers=headers)
+
+
+async def _end(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Send the answer, and end the connection without parsing the rest of the body: it may be endless chunks."""
+    response.force_close()
+    await response.prepare(request)
+    await response.write_eof()
+    if transport := request.transport:
+        transport.write_eof()
+        transport.set_protocol(_Dropping(transport.get_protocol()))
+        transport.resume_reading()
+
+
+class _Dropping(asyncio.Protocol):
+    """What becomes of a connection for LINGER_S: all that comes is dropped. `parser` is the protocol that it had."""
+
+    def __init__(self, parser: asyncio.BaseProtocol):
+        self._parser = parser
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._parser.connection_lost(exc)
 
 
 @asynccontextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,6 +18,7 @@ from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_C
 from redraft.serving.guard.refusal import Refusal
 from redraft.serving.triton.messages import INTERNAL_ERROR, QUEUE_FULL, TIMED_OUT
 from redraft.worker.protocol import STOPPING
+from tests.serving.client_side import MANY_CHUNKS, chunk_senders
 
 GENERATE = "/v2/models/ensemble/generate"
 INFER = "/v2/models/ensemble/infer"
@@ -243,6 +246,39 @@ def test_malformed_http(guard, data, status, message):
     answer = raw(guard, data)
     assert (int(answer.split()[1]), message in answer) == (status, True), answer
     assert not guard.requests
+
+
+@pytest.mark.parametrize("path", [b"POST /v9", b"GET /v2/health/live"])
+def test_a_body_that_is_not_read_is_dropped_unparsed(guard, path):
+    """What is malformed included. Its client gets the answer, and is then cut off."""
+    with socket.create_connection(("127.0.0.1", guard.http_port), timeout=30) as connection:
+        connection.sendall(path + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert b"Connection: close" in answer
+        assert answer.endswith(b"}")
+        connection.sendall(b"zz\r\n")
+        while True:
+            try:
+                connection.sendall(MANY_CHUNKS)
+            except ConnectionError:
+                break
+
+
+def test_bodies_in_chunks_of_a_byte_leave_streams_their_pace(guard):
+    """From four connections at a time, refused or not: their bodies are not parsed to their ends."""
+    evil = HEADER + b"Origin: https://evil.example\r\n"
+
+    def pieces() -> int:
+        """Pieces of a stream that come in two seconds, of 100 a second."""
+        stream = {"method": "POST", "url": f"{guard.url}{GENERATE}_stream", "json": {"text_input": "wait"}}
+        with httpx.stream(**stream, timeout=30) as answer:
+            over = time.monotonic() + 2
+            return sum(1 for _ in itertools.takewhile(lambda _: time.monotonic() < over, answer.iter_raw()))
+
+    alone = pieces()
+    with chunk_senders(guard.http_port, HEADER, evil, HEADER, evil) as sent:
+        assert pieces() > alone / 4
+    assert {*sent} == {HEADER, evil}
 
 
 def test_a_slow_body_is_given_up(guard, monkeypatch):
