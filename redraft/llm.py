@@ -112,7 +112,8 @@ class LLM:
 
         `max_tokens` None is what the context has left. Prompts are taken as they are: `chat` applies the chat template.
         Raises InvalidRequest, before any starts, for an option that does not exist or a prompt that does not fit, and
-        Overloaded where other threads' requests fill the queue.
+        Overloaded where other threads' requests fill the queue. A guide that turns out too complex while an answer is
+        written raises InvalidRequest too.
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
         requests = [self._fitting(text, max_tokens, **options) for text in texts]
@@ -231,6 +232,8 @@ class LLM:
         inbox = self._inboxes[key]
         outputs = list(inbox)
         inbox.clear()
+        if outputs and outputs[-1].error is not None:
+            raise InvalidRequest(outputs[-1].error)
         return outputs
 
     def _leave(self, key: int) -> None:

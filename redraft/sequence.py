@@ -26,7 +26,7 @@ from redraft.text import TextCodec, TextStream
 if TYPE_CHECKING:
     from redraft.grammar.state import Grammar
 
-FinishReason = Literal["stop", "length", "cancelled", "timeout"]
+FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
 MOST_PARTS = 32
 """Most arrays of features kept apart; each may share memory with other sequences of the same step."""
@@ -54,6 +54,8 @@ class Output:
     prompt_top_log_probs: list[Alternatives] | None = None
     draft_trees: list[DraftTree] | None = None
     finish_reason: FinishReason | None = None
+    error: str | None = None
+    """Why the request failed, where the finish reason is `error`."""
     stats: SequenceStats | None = None
 
 
@@ -178,6 +180,7 @@ class Sequence:
         self.fresh: list[Node] | None = None
         self.proposals = Proposals() if request.draft_trees else None
         self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
         self._text = TextStream(codec, prompt, stop_words, request.include_stop_words, request.skip_special_tokens)
@@ -333,6 +336,7 @@ class Sequence:
         if output.text:
             self._next_output = now + self._stream_interval_s
         output.finish_reason = self.finish_reason
+        output.error = self.error
         if self.finish_reason:
             output.stats = self.stats
         self._output = self._new_output()
@@ -387,7 +391,14 @@ class Sequence:
         if self._text.push(token) or self._completes_stop_word(token):
             return self.finish("stop")
         if grammar is not None and grammar.complete_length == self.stats.output_tokens:
-            return self.finish("length" if grammar.failed else "stop")
+            if not grammar.failed:
+                return self.finish("stop")
+            if self.remaining and self.request.guide is not None:
+                self.error = (
+                    f"guide.text: the {self.request.guide.kind} is too complex to go on with after "
+                    f"{self.stats.output_tokens} tokens of the answer: expected a simpler one, or smaller repetitions"
+                )
+                return self.finish("error")
         if not self.remaining:
             return self.finish("length")
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from redraft import LLM
 from redraft.bundle.budget import BudgetTable
 from redraft.errors import BundleError
 from redraft.method import MethodPlan
-from redraft.request import GenerateRequest, InvalidRequest
+from redraft.request import GenerateRequest, Guide, InvalidRequest
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from tests.engines.tiny import tiny_bundle, tiny_target
@@ -105,6 +106,17 @@ def test_other_requests_run_while_a_stream_is_open(llm):
     begun = next(stream).token_ids
     assert [answer.token_ids for answer in llm.generate(PROMPTS, max_tokens=30)] == [a.token_ids for a in expected]
     assert [*begun, *(token for output in stream for token in output.token_ids)] == expected[0].token_ids
+
+
+def test_a_guide_that_is_too_complex_to_follow_raises(llm):
+    schema = json.dumps({"type": "string", "pattern": r"^(?:\S+\s+){0,199}\S+$", "maxLength": 2000})
+    guide = Guide(kind="json_schema", text=schema)
+    with pytest.raises(InvalidRequest, match="too complex to go on with"):
+        llm.generate(PROMPTS, max_tokens=30, guide=guide)
+    with pytest.raises(InvalidRequest, match="too complex to go on with"):
+        list(llm.stream("hello", max_tokens=30, guide=guide))
+    llm.generate("x", max_tokens=2)
+    assert llm.runtime.scheduler.idle
 
 
 def test_an_abandoned_stream_frees_its_slot(llm):

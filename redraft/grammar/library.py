@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -19,17 +20,13 @@ if TYPE_CHECKING:
 JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON on one line: nothing but the content is left to choose, and no answer is lost in white space. A schema may have
 another form in its key `x-guidance`."""
+ASCII_CLASSES = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
+"""Classes of a regex, of ASCII's digits and letters as in the `pattern` of a schema. The library means Unicode's."""
 MOST_FORCED = 1000
 """Characters of a forced text that are encoded at once: more than any token has."""
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=50_000,
-    step_max_items=10_000,
-    max_lexer_states=50_000,
-    max_grammar_size=500_000,
-    verbose_errors=False,
-)
-"""A mask takes at most some 20 ms, and an answer's states at most some 100 MB: see the library's `LLParserLimits`."""
+LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+"""The library's own, under which a mask takes at most some 50 ms, with fewer states: an answer's take at most some 100
+MB."""
 
 
 class _Tokens:
@@ -86,12 +83,18 @@ def library_grammar(guide: Guide) -> str:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(guide.text, defaults=JSON_FORM)
         case "regex":
-            return LLMatcher.grammar_from_regex(guide.text)
+            return LLMatcher.grammar_from_regex(_with_ascii_classes(guide.text))
         case "choice":
             texts = (json.dumps(text, ensure_ascii=False) for text in guide.choices)
             return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
         case "grammar":
             return LLMatcher.grammar_from_lark(any_to_lark(guide.text))
+
+
+def _with_ascii_classes(regex: str) -> str:
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:
+        raise ValueError("it ends with a backslash")  # which the library would leave out
+    return re.sub(r"\\.", lambda escape: ASCII_CLASSES.get(escape[0], escape[0]), regex, flags=re.DOTALL)
 
 
 def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:

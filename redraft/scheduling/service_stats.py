@@ -8,7 +8,7 @@ from functools import partial
 
 from redraft.request import SequenceStats
 
-FINISH_REASONS = ("stop", "length", "cancelled", "timeout")
+FINISH_REASONS = ("stop", "length", "cancelled", "timeout", "error")
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 PER_TOKEN_SECONDS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)
 

@@ -279,6 +279,10 @@ class Worker:
     def _send_output(self, output: Output) -> None:
         key = cast(Key, output.key)
         client, request_id = key
+        if output.error is not None:
+            del self._active[key]
+            self._send_error(key, INVALID, output.error)
+            return
         message: dict[str, Any] = {"op": "chunk", "id": request_id, "text": output.text, "token_ids": output.token_ids}
         message["prompt_tokens"] = output.prompt_tokens
         message |= {name: value for name in EXTRAS if (value := getattr(output, name)) is not None}

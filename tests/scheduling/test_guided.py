@@ -168,9 +168,12 @@ def test_a_complete_text_ends_without_an_end_token(plan):
     assert (len(tokens), reason) == (60, "length")
 
 
-def test_a_text_that_fails_in_its_grammar_is_cut(monkeypatch):
+def test_a_text_that_fails_in_its_grammar_is_an_error(monkeypatch):
+    """Unless it ends there anyway."""
     monkeypatch.setattr(GrammarState, "failed", property(lambda self: self.ended))
-    assert answer(make("a", "schema", end_ids=frozenset()))[3] == "length"
+    tokens, _, reason, _ = answer(make("a", "schema", end_ids=frozenset()))[1:]
+    assert reason == "error"
+    assert answer(make("a", "schema", max_tokens=len(tokens), end_ids=frozenset()))[3] == "length"
 
 
 @pytest.mark.parametrize("plan", [None, "merged"])

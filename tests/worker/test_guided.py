@@ -16,6 +16,9 @@ from redraft.worker.server import Worker
 from tests.worker.toy_worker import toy_runtime
 
 CHOICE = Guide(kind="choice", text='["yes", "no"]')
+COMPLEX = Guide(
+    kind="json_schema", text=r'{"type": "string", "pattern": "^(?:\\S+\\s+){0,199}\\S+$", "maxLength": 2000}'
+)
 Y = Guide(kind="choice", text='["y"]')
 HOSTILE = {
     "a long chain of rules": Guide(
@@ -53,6 +56,19 @@ def test_an_answer_is_what_its_guide_asks_for(service):
     assert runtime.grammars.kept(CHOICE) is not None
     chunks = list(client.generate(request(client, CHOICE, stream=True), timeout=60))
     assert "".join(chunk.text for chunk in chunks) == whole.text
+
+
+def test_a_guide_that_is_too_complex_to_follow_is_an_error(service):
+    """Not an answer that ends. It compiles, and shows while the answer is written."""
+    client, _ = service
+    problem = r"^guide\.text: the json_schema is too complex to go on with after 4 tokens of the answer: expected a "
+    for stream in (False, True):
+        with pytest.raises(WorkerError, match=problem):
+            list(client.generate(request(client, COMPLEX, stream=stream), timeout=60))
+    assert client.complete(request(client, COMPLEX, max_tokens=1), timeout=60).finish_reason == "length"
+    assert client.complete(request(client, CHOICE), timeout=60).finish_reason == "stop"
+    assert client.status(60).service.finished["error"] == 2
+    assert client.status(60).running == 0
 
 
 def test_what_waits_for_a_guide_refuses_no_text(service, monkeypatch):

@@ -115,6 +115,17 @@ def test_a_refusal_names_the_clients_field(parrot, fields, param, said, stream):
     assert "guide." not in error["message"]
 
 
+def test_a_guide_that_is_too_complex_to_follow_is_an_error(parrot):
+    """It shows while the answer is written: an event of a stream says so, which ends without a finish reason."""
+    schema = {"type": "string", "pattern": r"^(?:\S+\s+){0,199}\S+$", "maxLength": 2000}
+    body = {"messages": [{"role": "user", "content": '"one two"'}], "guided_json": schema}
+    error = parrot.post(CHAT, body).json()["error"]
+    assert (error["param"], "too complex" in error["message"]) == ("guided_json", True), error
+    stream = parrot.post(CHAT, body | {"stream": True}).text
+    assert "guided_json: the json_schema is too complex to go on with" in stream
+    assert '"finish_reason":"' not in stream
+
+
 def test_answers_keep_to_the_format(parrot):
     """The parrot would say the prompt; each character that breaks the format is forbidden."""
     client = parrot.client()

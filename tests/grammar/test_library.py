@@ -1,0 +1,73 @@
+"""What the library makes of guides: classes of regexes, and limits that ordinary guides keep."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from redraft.grammar.library import compiled, grammar_tokens, library_grammar
+from redraft.request import Guide
+from tests.grammar.tokens import CODEC, VOCAB
+from tests.toy_engine import toy_codec
+
+BYTES = 257
+TOKENS = grammar_tokens(toy_codec(BYTES), BYTES)
+TOKEN_OF = {toy_codec(BYTES).token_bytes(token): token for token in range(BYTES)}
+
+
+def accepts(guide: Guide, text: str) -> bool:
+    matcher = compiled(TOKENS, library_grammar(guide))
+    return matcher.consume_tokens([TOKEN_OF[bytes([byte])] for byte in text.encode()]) and matcher.is_accepting()
+
+
+def regex_guides(regex: str) -> list[Guide]:
+    """As a regex, and as a string of JSON that has it as its pattern."""
+    schema = {"type": "string", "pattern": f"^(?:{regex})$"}
+    return [Guide(kind="regex", text=f'"(?:{regex})"'), Guide(kind="json_schema", text=json.dumps(schema))]
+
+
+@pytest.mark.parametrize(
+    ("regex", "taken", "refused"),
+    [
+        (r"\d", "7", "٣a"),
+        (r"\D", "aé٣", "7"),
+        (r"\w", "a_7", "é٣-"),
+        (r"\W", "é٣-", "a_7"),
+        (r"\s", " \u00a0", "a"),
+        (r"\S", "aé", " \u00a0"),
+        (r"[\d-]", "7-", "٣"),
+        (r"[^\w]", "é-", "a"),
+        (r"\p{L}", "aé", "7"),
+    ],
+)
+def test_classes_are_those_of_patterns(regex, taken, refused):
+    for guide in regex_guides(regex):
+        assert [accepts(guide, f'"{character}"') for character in taken] == [True] * len(taken), guide
+        assert [accepts(guide, f'"{character}"') for character in refused] == [False] * len(refused), guide
+
+
+def test_an_escaped_backslash_is_no_class():
+    assert accepts(Guide(kind="regex", text=r"\\d\\w"), r"\d\w")
+    with pytest.raises(ValueError, match="backslash"):
+        accepts(Guide(kind="regex", text="a\\"), "a")
+
+
+WORDS = "the quick brown fox jumps over the lazy dog and so on"
+
+
+@pytest.mark.parametrize("words", [5, 20])
+def test_a_pattern_of_words_is_followed_to_its_end(words):
+    """It takes more than a quarter of the library's own fuel for a step."""
+    schema = {"type": "string", "pattern": rf"^(?:\S+\s+){{0,{words - 1}}}\S+$", "maxLength": 200}
+    guide = Guide(kind="json_schema", text=json.dumps(schema))
+    matcher = compiled(grammar_tokens(CODEC, VOCAB), library_grammar(guide))
+    text = f'"{" ".join(WORDS.split()[:words])}"'
+    for character in text:
+        (token,) = CODEC.encode_part(character)
+        mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        assert not matcher.is_error(), matcher.get_error()
+        assert mask[token]
+        assert matcher.consume_token(token)
+    assert matcher.is_accepting()
