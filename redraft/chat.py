@@ -6,14 +6,12 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
-
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Any
 
 from redraft import loose_json
+from redraft.templates.renderer import RENDERER, CannotWrite, TemplateError
 
 Message = Mapping[str, Any]
 """`role` (user, assistant, system, developer, tool, ...) and `content`: a text, a list of parts such as
@@ -21,54 +19,132 @@ Message = Mapping[str, Any]
 they are."""
 
 
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of templates of a model that has several: the usual one, and that of conversations with tools."""
+TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
+"""The default template, and the folder of those that have other names."""
+FIELDS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+"""Variables of templates that are no options of theirs."""
+OPEN_END = "\ufdd0open end "
+"""Follows the message that is to be continued while the template writes it. The space tells whether it cuts those."""
+
+
 class TextOnly(ValueError):
     """A message has a part that is no text."""
 
 
-class ChatTemplate:
-    """How a model writes a conversation. Raises TemplateError for a source that is no template."""
+@dataclass(frozen=True)
+class Writing:
+    """How a conversation becomes a prompt. Raises ValueError for what does not go together."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None):
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        environment.filters["tojson"] = _to_json
-        self._template = environment.from_string(source)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The template's own variables, such as `enable_thinking`."""
+    documents: Sequence[Mapping[str, Any]] | None = None
+    """What a template for retrieval quotes from."""
+    continue_final_message: bool = False
+    """Whether the prompt ends within the last message, which the answer continues."""
+    add_generation_prompt: bool | None = None
+    """Whether the prompt ends with the beginning of an answer; None: unless a message is continued."""
+
+    def __post_init__(self) -> None:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message: expected add_generation_prompt false beside it, got true")
+        if taken := next((name for name in FIELDS if name in self.options), None):
+            raise ValueError(f"chat_template_kwargs: expected {taken} as a field of its own, not in it")
+
+    def variables(self) -> dict[str, Any]:
+        """What a template is given beside messages, tools and special tokens."""
+        opens = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        documents = None if self.documents is None else list(self.documents)
+        return {**self.options, "documents": documents, "add_generation_prompt": opens}
+
+
+NEXT_TURN = Writing()
+"""The prompt for the next turn."""
+
+
+class ChatTemplate:
+    """How a model writes a conversation: its templates by name."""
+
+    def __init__(self, sources: str | Mapping[str, str], special_tokens: Mapping[str, Any] | None = None):
+        self._sources = {DEFAULT: sources} if isinstance(sources, str) else dict(sources)
         self._special_tokens = dict(special_tokens or {})
-        self._knows_developers = "developer" in source
-        self.source = source
-        self.takes_tools = "tools" in source
+        self.source = self._sources.get(TOOL_USE) or self._sources.get(DEFAULT, "")
+        """The one for conversations with tools."""
+        self.takes_tools = "tools" in self.source
         """Whether it has a place for the tools that a model may call."""
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate:
-        """The template of a folder. Raises FileNotFoundError if it holds none."""
-        source, config = _source(folder)
-        if source is None:
-            raise FileNotFoundError(f"{folder}: no chat_template.jinja and no chat_template in tokenizer_config.json")
-        return cls(source, {n: config[n] for n in ("bos_token", "eos_token") if isinstance(config.get(n), str)})
+        """The templates of a folder. Raises FileNotFoundError if it holds none."""
+        sources, config = _sources(folder)
+        if not sources:
+            raise FileNotFoundError(f"{folder}: no {TEMPLATE_FILE} and no chat_template in tokenizer_config.json")
+        return cls(sources, special_tokens(config))
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """The prompt for the next turn. Raises ValueError for messages of another form or that the template cannot
-        write, and TemplateError where it refuses them."""
-        given = turns(messages)
+    def check(self) -> None:
+        """Raises TemplateError for a template that cannot be read, and where none is the default."""
+        for source in self._sources.values():
+            RENDERER.check(source)
+        self._chosen(tools=False)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        writing: Writing = NEXT_TURN,
+    ) -> str:
+        """A conversation as the prompt that the model continues. Raises ValueError for messages of another form, and
+        TemplateError where the template cannot write them or refuses them."""
+        source, given = self._chosen(bool(tools)), turns(messages)
         for turn in given:
-            if turn["role"] == "developer" and not self._knows_developers:
+            if turn["role"] == "developer" and "developer" not in source:
                 turn["role"] = "system"
-        for conversation in (given, _with_argument_texts(given)):  # most templates take values, DeepSeek's take texts
-            try:
-                return self._template.render(
-                    messages=conversation,
-                    tools=list(tools) if tools else None,
-                    add_generation_prompt=True,
-                    **self._special_tokens,
-                )
-            except TemplateError:
-                raise
-            except Exception as error:  # a template is a program: it may do anything with fields it does not expect
-                failure = type(error).__name__
-        raise ValueError(f"the chat template cannot write these messages: {failure}")
+        if writing.continue_final_message:
+            given[-1]["content"] += OPEN_END
+        values = {**self._special_tokens, **writing.variables(), "tools": list(tools) if tools else None}
+        try:
+            text = RENDERER.render(source, {**values, "messages": given})
+        except CannotWrite:
+            # Most templates take the arguments of calls as values, DeepSeek's take texts.
+            text = RENDERER.render(source, {**values, "messages": _with_argument_texts(given)})
+        return _cut(text) if writing.continue_final_message else text
+
+    def _chosen(self, tools: bool) -> str:
+        """The template of a conversation with tools, or without."""
+        if tools and TOOL_USE in self._sources:
+            return self._sources[TOOL_USE]
+        if DEFAULT not in self._sources:
+            named = ", ".join(sorted(self._sources))
+            raise TemplateError(f"the model has the chat templates {named}, none of which is the default")
+        return self._sources[DEFAULT]
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The special tokens of a `tokenizer_config.json` by the names that templates know: `bos_token` and all others that
+    end like it, and a list of those without a name."""
+    named = {name: _token_text(value) for name, value in config.items() if name.endswith("_token")}
+    tokens: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        if isinstance(extra := config.get(key), list):
+            tokens["additional_special_tokens"] = [text for text in map(_token_text, extra) if text is not None]
+        elif isinstance(extra, Mapping):
+            tokens |= {name: text for name, value in extra.items() if (text := _token_text(value)) is not None}
+    return tokens
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token's text, which files have as it is or with the token's settings."""
+    text = value.get("content") if isinstance(value, Mapping) else value
+    return text if isinstance(text, str) else None
+
+
+def _cut(text: str) -> str:
+    """A prompt up to the end of its last message."""
+    end = text.rfind(OPEN_END.rstrip())
+    if end < 0:
+        raise ValueError("continue_final_message: the chat template leaves the last message out")
+    return text[:end] if text.startswith(OPEN_END, end) else text[:end].rstrip()
 
 
 def turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -79,27 +155,28 @@ def turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_turn(message, place) for place, message in enumerate(messages)]
 
 
-def render_chat(folder: Path, messages: str | Sequence[Message]) -> str:
-    """The prompt for the next turn of a conversation, or for one user turn given as a text.
+def render_chat(folder: Path, messages: str | Sequence[Message], writing: Writing = NEXT_TURN) -> str:
+    """A conversation, or one user turn given as a text, as the prompt that the model continues.
 
     Raises FileNotFoundError if the folder holds no chat template, ValueError for messages of another form, and
-    TemplateError where the template refuses them.
+    TemplateError where the template cannot be read or refuses them.
     """
     given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    return ChatTemplate.load(folder).render(given)
+    return ChatTemplate.load(folder).render(given, writing=writing)
 
 
 def user_prompt(folder: Path, user: str) -> str:
-    """One user turn as the model continues it: by the chat template, or as it is where the folder has none."""
+    """One user turn as the model continues it: by the chat template, or as it is where the folder has none that can be
+    read."""
     try:
         return render_chat(folder, user)
-    except FileNotFoundError:
+    except (FileNotFoundError, TemplateError):
         return user
 
 
 def template_digest(folder: Path) -> str | None:
-    """sha256 of a folder's chat template; None where it has none."""
-    source, _ = _source(folder)
+    """sha256 of a folder's default chat template; None where it has none."""
+    source = _sources(folder)[0].get(DEFAULT)
     return hashlib.sha256(source.encode()).hexdigest() if source is not None else None
 
 
@@ -161,7 +238,7 @@ def _with_argument_texts(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
     def with_text(call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
-        return {**call, "function": {**function, "arguments": _to_json(function["arguments"])}}
+        return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
     return [
         {**turn, "tool_calls": [with_text(call) for call in turn["tool_calls"]]} if turn.get("tool_calls") else {**turn}
@@ -169,23 +246,16 @@ def _with_argument_texts(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     ]
 
 
-def _source(folder: Path) -> tuple[str | None, dict]:
-    """A folder's chat template, and its tokenizer's configuration."""
-    config_file, template_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+def _sources(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """A folder's chat templates by name, and its tokenizer's configuration."""
+    config_file, template_file = folder / "tokenizer_config.json", folder / TEMPLATE_FILE
     config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-    source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
-    return (source if isinstance(source, str) else None), config
-
-
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    """Plain JSON: Jinja's own filter escapes what HTML would not take."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-def _now(form: str) -> str:
-    """Today's date, as templates of Llama 3 and Mistral write it."""
-    return datetime.now().strftime(form)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
+    listed = config.get("chat_template")
+    if isinstance(listed, str):
+        listed = [{"name": DEFAULT, "template": listed}]
+    sources = {entry["name"]: entry["template"] for entry in listed or ()}
+    if template_file.is_file():
+        sources[DEFAULT] = template_file.read_text(encoding="utf-8")
+    for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja")):
+        sources[file.stem] = file.read_text(encoding="utf-8")
+    return sources, config

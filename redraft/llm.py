@@ -6,15 +6,13 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, Unpack, cast, overload
-
-from jinja2 import TemplateError
+from typing import Any, Self, Unpack, cast, overload
 
 from redraft.bundle.generation import GenerationConfig
-from redraft.chat import Message, render_chat
+from redraft.chat import Message, Writing, render_chat
 from redraft.decoding.log_probs import Alternatives
 from redraft.request import (
     AUTO_REGRESSIVE,
@@ -121,10 +119,26 @@ class LLM:
         return answers[0] if isinstance(prompts, str) else answers
 
     def chat(
-        self, messages: str | Sequence[Message], max_tokens: int | None = MAX_TOKENS, **options: Unpack[Options]
+        self,
+        messages: str | Sequence[Message],
+        max_tokens: int | None = MAX_TOKENS,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        **options: Unpack[Options],
     ) -> Answer:
-        """Answer a conversation: messages with `role` and `content`, or one user turn as a text. As `generate`."""
-        return self.generate(self.render(messages), max_tokens, **options)
+        """Answer a conversation: messages with `role` and `content`, or one user turn as a text. As `generate`; the
+        other arguments are `render`'s."""
+        prompt = self.render(
+            messages,
+            chat_template_kwargs=chat_template_kwargs,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return self.generate(prompt, max_tokens, **options)
 
     def stream(
         self, prompt: str | Sequence[Message], max_tokens: int | None = MAX_TOKENS, **options: Unpack[Options]
@@ -137,14 +151,30 @@ class LLM:
         text = prompt if isinstance(prompt, str) else self.render(prompt)
         return self._outputs(self._fitting(text, max_tokens, stream=True, **options))
 
-    def render(self, messages: str | Sequence[Message]) -> str:
-        """A conversation as the prompt that the model continues. Raises InvalidRequest where there is no chat template
-        or it refuses the messages."""
+    def render(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """A conversation as the prompt that the model continues.
+
+        `chat_template_kwargs` are the template's own options, such as `enable_thinking`. With `continue_final_message`
+        the answer continues the last message. `add_generation_prompt` False leaves the header of an answer out.
+        Raises InvalidRequest where there is no chat template or it refuses the messages.
+        """
         if self.runtime.path is None:
             raise InvalidRequest("messages: this runtime has no bundle folder, which would have the chat template")
         try:
-            return render_chat(self.runtime.path, messages)
-        except (OSError, ValueError, TemplateError) as error:
+            writing = Writing(chat_template_kwargs or {}, documents, continue_final_message, add_generation_prompt)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        try:
+            return render_chat(self.runtime.path, messages, writing)
+        except (OSError, ValueError) as error:
             raise InvalidRequest(f"messages: {error}; generate() continues a text as it is") from None
 
     def run(self, requests: Sequence[GenerateRequest], concurrency: int = 1) -> list[Answer]:

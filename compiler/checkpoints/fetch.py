@@ -26,8 +26,10 @@ from compiler.checkpoints.writer import write_weights
 from model_defs.files import StoredTensors, read_json, weight_files
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
+from redraft.chat import ChatTemplate
 from redraft.console.progress import progress, size, step
 from redraft.console.resources import require_disk, require_memory
+from redraft.templates.renderer import TemplateError
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 RECORD, TEMPLATE = "source.json", "chat_template.jinja"
@@ -135,6 +137,7 @@ def store(checkpoint: Checkpoint, out: Path, chat_template: Path | None, say: Sa
     say(f"takes {size(total)} of disk and about {size(memory)} of memory")
     with step("write the tokenizer"):
         write_tokenizer(out, tokenizer, chat_template)
+    try_template(out, say)
     with progress("fetch_model: weights", total, "bytes") as shown:
         write_weights(out, shapes, partial(finite_blocks, checkpoint), lambda count: shown.update(shown.done + count))
     checkpoint.copy_settings(out)
@@ -185,12 +188,24 @@ def write_config(folder: Path, raw: dict[str, Any], title: str) -> None:
 
 
 def write_tokenizer(folder: Path, tokenizer: Any, chat_template: Path | None) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, if there is one, chat_template.jinja. Raises FetchError."""
+    """Write tokenizer.json, tokenizer_config.json and chat templates, if there are any. Raises FetchError."""
     if chat_template:
-        tokenizer.chat_template = chat_template.read_text()
+        tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
     tokenizer.save_pretrained(folder)
     if not (folder / "tokenizer.json").exists():
         raise FetchError("the tokenizer has no fast form (tokenizer.json)")
+
+
+def try_template(folder: Path, say: Say) -> None:
+    """Warn of a chat template that cannot be read, or cannot write a conversation of one turn."""
+    try:
+        template = ChatTemplate.load(folder)
+        template.check()
+        template.render([{"role": "user", "content": "Hello"}])
+    except FileNotFoundError:
+        return
+    except TemplateError as error:
+        say(f"warning: {error}: completions are served, chats may be refused; --chat-template FILE takes another")
 
 
 def describe(folder: Path) -> str:

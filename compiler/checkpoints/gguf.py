@@ -14,6 +14,7 @@ from torch import Tensor
 
 from compiler.checkpoints import gguf_tokenizer
 from compiler.checkpoints.gguf_config import ROPE_TENSORS, TOKENIZER_FIELDS, family_of_file, hf_config
+from compiler.checkpoints.gguf_tokenizer import NAMED_TEMPLATE
 from compiler.checkpoints.source import FetchError, row_blocks
 from model_defs.files import unreadable
 from model_defs.target.config import TargetConfig
@@ -147,7 +148,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTenso
         fields = {
             name: field.contents()
             for name, field in reader.fields.items()
-            if name in TOKENIZER_FIELDS or not name.startswith("tokenizer.")
+            if name in TOKENIZER_FIELDS or not name.startswith("tokenizer.") or name.startswith(NAMED_TEMPLATE)
         }
         return fields, {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, IndexError, KeyError, OverflowError) as error:

@@ -11,11 +11,14 @@ from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from compiler.checkpoints.source import FetchError, load_tokenizer
+from redraft.chat import DEFAULT
 
 MODEL, CUT = "tokenizer.ggml.model", "tokenizer.ggml.pre"
 TEXTS, KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 ADD_FIRST, ADD_SPACE = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix"
 FIELDS = (MODEL, CUT, TEXTS, KINDS, ADD_FIRST, ADD_SPACE)
+NAMED_TEMPLATE = "tokenizer.chat_template."
+"""Before the names of chat templates besides the usual one."""
 BYTE_LEVEL, SENTENCES = "gpt2", "llama"
 """The model of vocabularies of bytes, whose texts are cut into words before anything is merged, and SentencePiece's"""
 AS_GPT2 = ("gpt-2", "mellum")
@@ -62,6 +65,10 @@ def load(path: Path, fields: Mapping[str, Any]) -> Any:
         tokenizer._tokenizer = _stripping(tokenizer.backend_tokenizer)
     elif model == SENTENCES and isinstance(tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.Metaspace):
         _set_spaces(tokenizer.backend_tokenizer, bool(fields.get(ADD_SPACE, True)))
+    prefix = NAMED_TEMPLATE
+    if named := {name.removeprefix(prefix): text for name, text in fields.items() if name.startswith(prefix)}:
+        usual = {} if tokenizer.chat_template is None else {DEFAULT: tokenizer.chat_template}
+        tokenizer.chat_template = named | usual
     return tokenizer
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from redraft.bundle.config import CONFIG, BundleConfig
 from redraft.bundle.generation import GENERATION_CONFIG, GenerationConfig
 from redraft.bundle.manifest import MANIFEST, BuiltFrom, FileEntry, Manifest, file_sha256
+from redraft.chat import TEMPLATE_FILE, TEMPLATE_FOLDER
 from redraft.errors import BundleError
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE_FILE)
 
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 """numpy reports a write that was cut short without a number."""
@@ -80,7 +81,7 @@ def finish_bundle(
 
 
 def copy_tokenizer(model: Path, folder: Path) -> None:
-    """Copy tokenizer, chat template and defaults of sampling. Raises BundleError where the model has no
+    """Copy tokenizer, chat templates and defaults of sampling. Raises BundleError where the model has no
     `tokenizer.json`, or defaults that no request may have."""
     if not (model / "tokenizer.json").is_file():
         raise BundleError(f"{model} has no tokenizer.json")
@@ -88,3 +89,5 @@ def copy_tokenizer(model: Path, folder: Path) -> None:
     for name in (*TOKENIZER_FILES, GENERATION_CONFIG):
         if (model / name).is_file():
             shutil.copy2(model / name, folder / name)
+    if (model / TEMPLATE_FOLDER).is_dir():
+        shutil.copytree(model / TEMPLATE_FOLDER, folder / TEMPLATE_FOLDER)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.generation import GenerationConfig
-from redraft.chat import ChatTemplate, TextOnly, turns
+from redraft.chat import NEXT_TURN, ChatTemplate, TextOnly, Writing, turns
 from redraft.openai.errors import ApiError, not_served, too_long
 from redraft.openai.structured.forms import FORMS, HERMES, form_of
 from redraft.openai.structured.listing import written_out
 from redraft.request import AUTO_REGRESSIVE, InvalidRequest, shown
+from redraft.templates.renderer import TemplateError
 from redraft.text import TextCodec
+
+log = logging.getLogger("redraft.openai")
 
 
 class ServedModel:
@@ -48,8 +50,11 @@ class ServedModel:
         self._limits = self.codec.limits(self.max_len)
         try:
             self._template: ChatTemplate | None = ChatTemplate.load(bundle)
+            self._template.check()
         except FileNotFoundError:
             self._template = None
+        except TemplateError as error:
+            log.warning("chats are refused, completions are served: %s", error)
         takes_tools = self._template is not None and self._template.takes_tools
         shown_form = form_of(self._template.source) if self._template and takes_tools else None
         self.tool_form = FORMS[tool_parser] if tool_parser else shown_form or HERMES
@@ -85,6 +90,7 @@ class ServedModel:
         tools: list[dict[str, Any]],
         opening: str = "",
         param: str = "messages",
+        writing: Writing = NEXT_TURN,
     ) -> list[int]:
         """Token ids of a conversation, the field `param`, and of the answer's `opening`. Raises ApiError where the
         template refuses it or it is too long."""
@@ -92,12 +98,12 @@ class ServedModel:
             raise not_served(param, "this model has no chat template; /v1/completions continues a text as it is")
         try:
             if self._lists_tools:
-                text = self._template.render(written_out(turns(messages), tools))
+                text = self._template.render(written_out(turns(messages), tools), writing=writing)
             else:
-                text = self._template.render(messages, tools)
+                text = self._template.render(messages, tools, writing)
         except TextOnly as error:
             raise not_served(param, str(error)) from None
-        except (ValueError, TemplateError) as error:
+        except ValueError as error:
             raise ApiError(400, str(error), param) from None
         return self.encode(text + opening, param)
 

@@ -10,7 +10,7 @@ from pydantic import Field, PlainValidator
 from redraft.openai.body import CHAT, RESPONSES, Body, Unserved
 from redraft.openai.errors import ApiError, not_served
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import MAX_MESSAGES, Sampled, StreamOptions
+from redraft.openai.schemas import MAX_MESSAGES, Conversation, Sampled, StreamOptions
 from redraft.openai.structured.formats import TextFormat
 from redraft.openai.structured.tools import AUTO, Choice, ResponsesTools
 from redraft.openai.structured.use import tool_use
@@ -39,7 +39,7 @@ def _text_or_items(value: Any) -> str | list[dict[str, Any]]:
     raise ValueError(f"expected a text or a list of at most {MAX_MESSAGES} items")
 
 
-class ResponsesBody(Sampled):
+class ResponsesBody(Sampled, Conversation):
     """The body, named and bounded as OpenAI's."""
 
     UNSERVED: ClassVar[Unserved] = RESPONSES
@@ -76,7 +76,7 @@ def responses_job(body: ResponsesBody, model: ServedModel) -> Job:
         messages.append({"role": "user", "content": body.input})
     else:
         messages += _messages(body.input)
-    ids = prompt_of(messages, tools, model, "input")
+    ids = prompt_of(messages, tools, model, "input", body.writing())
     return job(body, model, [Prompt(ids)], 1, body.max_output_tokens, "max_output_tokens", "input", tools=tools)
 
 

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from redraft.chat import Writing
 from redraft.openai.body import CHAT, COMPLETIONS, SAMPLED, Body, Unserved
 from redraft.openai.errors import UNSERVED
 from redraft.openai.structured.formats import ResponseFormat, Schema, StructuredOutputs, vllm_guides
@@ -180,7 +181,27 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class ChatBody(Choices):
+class Conversation(Body):
+    """How a conversation becomes a prompt, named as vLLM's fields."""
+
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _ends_once(self) -> Self:
+        self.writing()
+        return self
+
+    def writing(self) -> Writing:
+        """The same, as chat templates take it."""
+        return Writing(
+            self.chat_template_kwargs, self.documents, self.continue_final_message, self.add_generation_prompt
+        )
+
+
+class ChatBody(Choices, Conversation):
     """`POST /v1/chat/completions`."""
 
     UNSERVED: ClassVar[Unserved] = CHAT

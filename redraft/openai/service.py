@@ -18,7 +18,7 @@ from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError, internal, invalid_body, overloaded
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import Sampled
+from redraft.openai.schemas import Conversation, Sampled
 from redraft.openai.sse import ClientGone
 from redraft.openai.tracing import Tracing
 from redraft.openai.translate import Job
@@ -49,6 +49,7 @@ class Service:
         """A worker that has not answered for `silence_s` seconds is away."""
         self.model, self.client, self.metrics, self.tracing = model, client, metrics, tracing
         self._readers = ThreadPoolExecutor(READERS, "redraft-read")
+        self._chats = ThreadPoolExecutor(READERS, "redraft-chat")
         self._room = Room(MAX_BODIES_BYTES, overloaded)
         self._silence_s = silence_s
         self.status: WorkerStatus | None = None
@@ -73,9 +74,11 @@ class Service:
                 model.check_name(body.model)
                 return body, translate(body, model)
 
-            if len(data) <= INLINE_BYTES:
+            small = len(data) <= INLINE_BYTES
+            if small and not issubclass(schema, Conversation):
                 return work()
-            return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+            # A chat template may take seconds, in a process of its own.
+            return await asyncio.get_running_loop().run_in_executor(self._chats if small else self._readers, work)
 
     async def current_model(self) -> ServedModel:
         """The model, read again where the service has swapped its bundle. Requests that come meanwhile wait for it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from redraft.chat import Writing
 from redraft.openai.errors import CLIENTS_FIELDS, ApiError, invalid_request, too_long
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import MAX_CHOICES, ChatBody, CompletionBody, Sampled
@@ -66,18 +67,18 @@ def chat_job(body: ChatBody, model: ServedModel) -> Job:
     """A conversation's job. Raises ApiError."""
     tools = tool_use([tool.function for tool in body.tools], body.tool_choice, body.parallel_tool_calls, model)
     messages = [message.model_dump() for message in body.messages]
-    prompt = Prompt(prompt_of(messages, tools, model, "messages"))
+    prompt = Prompt(prompt_of(messages, tools, model, "messages", body.writing()))
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return job(body, model, [prompt], body.n, getattr(body, name), name, "messages", tools=tools)
 
 
 def prompt_of(
-    messages: Sequence[Mapping[str, Any]], tools: ToolUse | None, model: ServedModel, param: str
+    messages: Sequence[Mapping[str, Any]], tools: ToolUse | None, model: ServedModel, param: str, writing: Writing
 ) -> list[int]:
     """Token ids of a conversation, the field `param`, with the tools that it may call. Raises ApiError."""
     if tools is None:
-        return model.chat_prompt(messages, [], "", param)
-    return model.chat_prompt(messages, tools.for_template, tools.opening, param)
+        return model.chat_prompt(messages, [], "", param, writing)
+    return model.chat_prompt(messages, tools.for_template, tools.opening, param, writing)
 
 
 def completion_job(body: CompletionBody, model: ServedModel) -> Job:

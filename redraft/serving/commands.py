@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from jinja2 import TemplateError
 
 from redraft.bundle.budget import untuned_warning
 from redraft.chat import render_chat
@@ -270,7 +269,7 @@ def generate(
         prompt.encode()
     except UnicodeEncodeError:
         fail("redraft generate: the text is not valid UTF-8: set LANG to a UTF-8 locale, or write it in UTF-8")
-    except (OSError, ValueError, TemplateError) as error:
+    except (OSError, ValueError) as error:
         fail(f"redraft generate: {error}; --no-chat continues the text as it is")
     begun = False
     try:

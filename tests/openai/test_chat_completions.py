@@ -8,7 +8,7 @@ import json
 import pytest
 
 from redraft.openai.translate import derived_seed
-from tests.openai.serving import MODEL, directly
+from tests.openai.serving import MODEL, directly, front_end, toy_bundle
 from tests.toy_engine import toy_codec
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -199,3 +199,51 @@ def test_models_and_metrics(server):
     assert server.metric("redraft_generation_tokens_total") == before + 5
     assert server.metric("redraft_openai_sequences_running") == 0
     assert server.metric("redraft_worker_up") == 1
+
+
+def test_fields_of_the_conversation_reach_the_template(tmp_path):
+    """Qwen3's template has such a switch. A message is continued without its end."""
+    template = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}"
+        "{% if enable_thinking is defined and not enable_thinking %}<quiet>{% endif %}"
+        "{% if documents %}{{ documents[0].text }}{% endif %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    begun = [*HELLO, {"role": "assistant", "content": "Well"}]
+    cases = [
+        ({"messages": HELLO}, "<user>Hello.<assistant>"),
+        ({"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}}, "<user>Hello.<quiet><assistant>"),
+        ({"messages": HELLO, "documents": [{"text": "d"}]}, "<user>Hello.d<assistant>"),
+        ({"messages": HELLO, "add_generation_prompt": False}, "<user>Hello."),
+        ({"messages": begun, "continue_final_message": True}, "<user>Hello.<assistant>Well"),
+    ]
+    with front_end(tmp_path, toy_bundle(tmp_path / "bundle", template)) as running:
+        for fields, prompt in cases:
+            expected = directly(running, prompt, 16).text
+            asked = {"max_tokens": 16, "temperature": 0}
+            answer = running.post("/v1/chat/completions", fields | asked).json()
+            assert answer["choices"][0]["message"]["content"] == expected, fields
+            items = {"input": fields["messages"]} | {k: v for k, v in fields.items() if k != "messages"}
+            response = running.post("/v1/responses", items | {"max_output_tokens": 16, "temperature": 0}).json()
+            assert response["output"][0]["content"][0]["text"] == expected, fields
+        for fields, said in (
+            ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message: expected"),
+            ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs: expected tools as a field of its own"),
+        ):
+            refused = running.post("/v1/chat/completions", {"messages": HELLO} | fields)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["message"].startswith(said)
+            assert refused.json()["error"]["param"] == said.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [("{% nonsense %}", "cannot be read"), ("{{ 'a' * 3000000000 }}", "takes more than 5 s or 1 GiB")],
+)
+def test_a_template_that_cannot_be_used_leaves_completions(tmp_path, template, said):
+    with front_end(tmp_path, toy_bundle(tmp_path / "bundle", template)) as running:
+        assert ("chats are refused, completions are served" in running.log) == ("nonsense" in template)
+        refused = running.post("/v1/chat/completions", {"messages": HELLO})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+        assert said in refused.json()["error"]["message"]
+        assert running.post("/v1/completions", {"prompt": "Hello", "max_tokens": 2}).status_code == 200

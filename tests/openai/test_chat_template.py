@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from jinja2 import TemplateError
 
-from redraft.chat import ChatTemplate
+from redraft.chat import ChatTemplate, Writing, user_prompt
+from redraft.templates.renderer import TemplateError
 
 CALL = {"function": {"name": "f", "arguments": '{"a": [1]}'}}
 
@@ -138,3 +138,126 @@ def test_templates_may_ask_for_the_date_and_write_json_by_their_own_options():
     text = render(source, {"role": "user", "content": "é"})
     assert 2000 < int(text[:4]) < 3000
     assert text[5:] == '[{"role": "user", "content": "é"}]'
+
+
+USER = {"role": "user", "content": "a"}
+
+
+def test_generation_blocks_are_their_text():
+    """SmolLM3's template marks the assistant's text for training with them."""
+    source = "{% for m in messages %}{%- generation %}<{{ m.content }}>{% endgeneration -%}{% endfor %}"
+    assert render(source, USER) == "<a>"
+    inner = "{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x is defined }}"
+    assert render(inner, USER) == "1False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", '{"b": 1, "a": ["<é>"]}'),
+        ("separators=(',', ':')", '{"b":1,"a":["<é>"]}'),
+        ("sort_keys=true", '{"a": ["<é>"], "b": 1}'),
+        ("ensure_ascii=true", '{"b": 1, "a": ["<\\u00e9>"]}'),
+        ("indent=1, separators=(',', ': ')", '{\n "b": 1,\n "a": [\n  "<é>"\n ]\n}'),
+    ],
+)
+def test_json_is_written_as_templates_ask(arguments, expected):
+    source = f"{{{{ tools[0] | tojson({arguments}) }}}}"
+    assert ChatTemplate(source).render([USER], [{"b": 1, "a": ["<é>"]}]) == expected
+
+
+def test_loops_can_be_left():
+    source = (
+        "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}"
+    )
+    assert render(source + "{% endfor %}", USER) == "02"
+
+
+def folder_with(tmp_path, config=None, **templates):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config or {}))
+    for name, source in templates.items():
+        file = tmp_path / "chat_template.jinja"
+        if name != "default":
+            file = tmp_path / "additional_chat_templates" / f"{name}.jinja"
+            file.parent.mkdir(exist_ok=True)
+        file.write_text(source)
+    return tmp_path
+
+
+def test_all_special_tokens_are_in_the_scope(tmp_path):
+    config = {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "special": True},
+        "image_token": "<image>",
+        "unk_token": None,
+        "add_bos_token": True,
+        "extra_special_tokens": ["<x>", {"content": "<y>"}],
+    }
+    source = (
+        "{{ bos_token ~ eos_token ~ image_token ~ additional_special_tokens | join('') }}"
+        "{{ unk_token is defined or add_bos_token is defined }}"
+    )
+    template = ChatTemplate.load(folder_with(tmp_path, config, default=source))
+    assert template.render([USER]) == "<s></s><image><x><y>False"
+    assert template.render([USER], writing=Writing({"bos_token": "!"})).startswith("!</s>")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_template_for_tools_is_taken_with_tools(tmp_path, listed):
+    sources = {"default": "plain", "tool_use": "{{ tools | length }} tools", "rag": "{{ documents }}"}
+    if listed:
+        entries = [{"name": name, "template": source} for name, source in sources.items()]
+        folder = folder_with(tmp_path, {"chat_template": entries})
+    else:
+        folder = folder_with(tmp_path, **sources)
+    template = ChatTemplate.load(folder)
+    assert template.takes_tools
+    assert template.render([USER]) == "plain"
+    assert template.render([USER], [{"type": "function"}]) == "1 tools"
+
+
+def test_a_model_without_a_default_template_says_so(tmp_path):
+    template = ChatTemplate.load(folder_with(tmp_path, tool_use="{{ tools }}", rag="x"))
+    with pytest.raises(TemplateError, match="the chat templates rag, tool_use, none of which is the default"):
+        template.check()
+    assert template.render([USER], [{}]) == "[{}]"
+
+
+def test_a_template_that_cannot_be_read_is_found_when_it_is_asked(tmp_path):
+    template = ChatTemplate("{% if %}")
+    for ask in (template.check, lambda: template.render([USER])):
+        with pytest.raises(TemplateError, match="the chat template cannot be read: line 1"):
+            ask()
+    assert user_prompt(folder_with(tmp_path, default="{% if %}"), "as it is") == "as it is"
+
+
+def test_options_reach_the_template():
+    source = "{{ enable_thinking }} {{ documents }} {{ add_generation_prompt }}"
+    assert ChatTemplate(source).render([USER]) == " None True"
+    writing = Writing({"enable_thinking": False}, [{"title": "t"}], add_generation_prompt=False)
+    assert ChatTemplate(source).render([USER], writing=writing) == "False [{'title': 't'}] False"
+    with pytest.raises(ValueError, match="chat_template_kwargs: expected messages as a field of its own"):
+        Writing({"messages": []})
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "expected"),
+    [
+        ("{{ messages[-1].content }}<end>{% if add_generation_prompt %}<next>{% endif %}", "Well, ", "Well, "),
+        ("{{ messages[-1].content | trim }}<end>", "Well, ", "Well,"),
+        ("{{ messages[-1].content.split('</think>')[-1] }}<end>", "<think>x</think>\ny", "\ny"),
+        ("{{ messages[-1].content }}<end>", "", ""),
+    ],
+)
+def test_the_last_message_is_continued(source, content, expected):
+    said = [USER, {"role": "assistant", "content": content}]
+    assert ChatTemplate("{{ messages[0].content }}" + source).render(
+        said, writing=Writing(continue_final_message=True)
+    ) == ("a" + expected if expected else "a")
+
+
+def test_a_message_that_is_left_out_cannot_be_continued():
+    with pytest.raises(ValueError, match="continue_final_message: the chat template leaves the last message out"):
+        ChatTemplate("x").render([USER], writing=Writing(continue_final_message=True))
+    with pytest.raises(ValueError, match="continue_final_message: expected add_generation_prompt false"):
+        Writing(continue_final_message=True, add_generation_prompt=True)

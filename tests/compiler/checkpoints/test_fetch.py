@@ -26,6 +26,8 @@ from compiler.checkpoints import shipped, source, writer
 from compiler.checkpoints.fetch import describe
 from compiler.checkpoints.source import FetchError
 from model_defs.files import INDEX, StoredTensors, weight_files
+from redraft.bundle.writer import copy_tokenizer
+from redraft.chat import ChatTemplate
 from tests.compiler.checkpoints.tiny_llama import (
     TEMPLATE,
     TOKENS,
@@ -112,6 +114,41 @@ def test_a_tokenizer_stays_what_its_file_says(checkpoint, tmp_path):
     found = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert str(found.pre_tokenizer) == str(own.pre_tokenizer)
     assert (folder / "chat_template.jinja").read_text() == TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% nonsense %}", "warning: the chat template cannot be read: line 1: Encountered unknown tag 'nonsense'"),
+        ("{{ raise_exception('no') }}", "warning: no: completions are served, chats may be refused; --chat-template"),
+        ("{{ 'a' * 3000000000 }}", "warning: the chat template takes more than"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_said(checkpoint, tmp_path, capsys, template, said):
+    (tmp_path / "template.jinja").write_text(template)
+    folder = fetch(checkpoint, tmp_path, template=tmp_path / "template.jinja")
+    assert said in capsys.readouterr().out
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_templates_by_name_come_with_the_model(checkpoint, tmp_path, capsys):
+    sources = {"default": "plain", "tool_use": "{{ tools }}"}
+    old = tmp_path / "old"
+    shutil.copytree(checkpoint, old)
+    (old / "chat_template.jinja").unlink()
+    settings = json.loads((old / "tokenizer_config.json").read_text())
+    settings["chat_template"] = [{"name": name, "template": source} for name, source in sources.items()]
+    (old / "tokenizer_config.json").write_text(json.dumps(settings))
+    folder = fetch(old, tmp_path)
+    assert (folder / "chat_template.jinja").read_text() == "plain"
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
+    (tmp_path / "bundle").mkdir()
+    copy_tokenizer(folder, tmp_path / "bundle")
+    for made in (folder, tmp_path / "bundle", fetch(folder, tmp_path, name="again")):
+        template = ChatTemplate.load(made)
+        assert template.render([{"role": "user", "content": "a"}]) == "plain"
+        assert template.takes_tools
+    assert "warning" not in capsys.readouterr().out
 
 
 def test_another_source_under_the_same_name_needs_force(checkpoint, gguf_file, tmp_path):

@@ -13,6 +13,7 @@ from compiler.checkpoints.gguf import GgufCheckpoint
 from compiler.checkpoints.source import FetchError
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
+from redraft.chat import ChatTemplate
 from tests.compiler.checkpoints.tiny_llama import assert_complete, assert_same_model, fetch, write_gguf
 
 
@@ -27,6 +28,17 @@ def test_gguf_with_llama3_rope(gguf_file, reference, tmp_path):
     assert_complete(folder, "tiny, dequantized")
     assert TargetConfig.load(folder).rope == TargetConfig.from_hf(reference.config.to_dict()).rope
     assert_same_model(folder, reference)
+
+
+def test_gguf_templates_by_name(reference, tmp_path, monkeypatch):
+    sources = {"default": "plain", "tool_use": "{{ tools }}"}
+    named = [{"name": name, "template": source} for name, source in sources.items()]
+    add = gguf.GGUFWriter.add_chat_template
+    monkeypatch.setattr(gguf.GGUFWriter, "add_chat_template", lambda self, _: add(self, named))
+    write_gguf(tmp_path / "named.gguf", reference)
+    template = ChatTemplate.load(fetch(tmp_path / "named.gguf", tmp_path))
+    assert template.render([{"role": "user", "content": "a"}]) == "plain"
+    assert template.source == sources["tool_use"]
 
 
 def test_truncated_gguf_and_other_architectures(gguf_file, reference, tmp_path):
