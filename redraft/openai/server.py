@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model-name", help="the model's name in the API (default: the bundle's)")
     parser.add_argument("--tool-parser", choices=FORMS, help="the form of its tool calls (default: its template's)")
     parser.add_argument(
-        "--generation-config", choices=Defaults, default=Defaults.auto, help="vllm: not the model's own"
+        "--generation-config", choices=[*Defaults], default=Defaults.auto, help="vllm: not the model's own"
     )
     parser.add_argument("--silence-s", type=float, default=30.0, help="a worker silent for longer is away")
     parser.add_argument("--log", type=Path, help="the file that the output goes to, which this process keeps short")
