@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +22,16 @@ from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.registry import SUPPORTED
 from model_defs.target.model import weight_names
+from redraft.bundle.generation import GENERATION_CONFIG
 
 MAGIC = b"GGUF"
 EXPERT = re.compile(r"(model\.layers\.\d+)\..*\.experts\.(\d+)\.(\w+)\.weight")
 EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+SAMPLING = {
+    **{name: name for name in ("top_k", "top_p", "min_p")},
+    **{"temp": "temperature", "penalty_repeat": "repetition_penalty"},
+}
+"""Fields of advised sampling, below `general.sampling`, and their names in `generation_config.json`."""
 
 
 class Stored(NamedTuple):
@@ -96,7 +103,15 @@ class GgufCheckpoint:
         return gguf_tokenizer.load(self.path, self._fields)
 
     def copy_settings(self, folder: Path) -> None:
-        """Nothing: a GGUF file has no generation settings."""
+        """Write the sampling that the file advises as `generation_config.json`, if it advises one."""
+        # As text a float32 is the decimal that was written: 0.7, not 0.699999988.
+        advised = {
+            name: float(str(np.float32(value))) if isinstance(value, float) else value
+            for field, name in SAMPLING.items()
+            if (value := self._fields.get(f"general.sampling.{field}")) is not None
+        }
+        if advised:
+            (folder / GENERATION_CONFIG).write_text(json.dumps(advised, indent=2) + "\n")
 
     def _row_order(self, name: str, rows: int) -> np.ndarray:
         """The stored row of each row, int64 [rows]."""

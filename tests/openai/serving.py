@@ -90,6 +90,7 @@ class FrontEnd:
         self.delay, self.key = delay, key
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "redraft.openai.server", "--bundle", bundle, "--socket", self.socket]
+        command += ["--generation-config", "auto"]  # as the supervisor says it
         with self.log_file.open("w") as log:
             self.process = subprocess.Popen(
                 [*map(str, command), "--port", str(self.port), *arguments],

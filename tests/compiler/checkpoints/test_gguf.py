@@ -13,6 +13,8 @@ from compiler.checkpoints.gguf import GgufCheckpoint
 from compiler.checkpoints.source import FetchError
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
+from redraft.bundle.generation import GenerationConfig
+from redraft.bundle.writer import copy_tokenizer
 from redraft.chat import ChatTemplate
 from tests.compiler.checkpoints.tiny_llama import assert_complete, assert_same_model, fetch, write_gguf
 
@@ -39,6 +41,24 @@ def test_gguf_templates_by_name(reference, tmp_path, monkeypatch):
     template = ChatTemplate.load(fetch(tmp_path / "named.gguf", tmp_path))
     assert template.render([{"role": "user", "content": "a"}]) == "plain"
     assert template.source == sources["tool_use"]
+
+
+def test_the_sampling_that_a_file_advises_is_taken_along(reference, tmp_path, monkeypatch):
+    add = gguf.GGUFWriter.add_block_count
+
+    def advising(self, count):
+        self.add_float32("general.sampling.temp", 0.7)
+        self.add_float32("general.sampling.min_p", 0.05)
+        self.add_int32("general.sampling.top_k", 20)
+        add(self, count)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_block_count", advising)
+    write_gguf(tmp_path / "advising.gguf", reference)
+    folder = fetch(tmp_path / "advising.gguf", tmp_path)
+    assert GenerationConfig.read(folder) == GenerationConfig(temperature=0.7, min_p=0.05, top_k=20)
+    (bundle := tmp_path / "bundle").mkdir()
+    copy_tokenizer(folder, bundle)
+    assert GenerationConfig.read(bundle) == GenerationConfig.read(folder)
 
 
 def test_truncated_gguf_and_other_architectures(gguf_file, reference, tmp_path):
