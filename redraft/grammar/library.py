@@ -85,10 +85,22 @@ def library_grammar(guide: Guide) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(_with_ascii_classes(guide.text))
         case "choice":
-            texts = (json.dumps(text, ensure_ascii=False) for text in guide.choices)
+            texts = (json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f") for text in guide.choices)
             return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
         case "grammar":
-            return LLMatcher.grammar_from_lark(any_to_lark(guide.text))
+            return LLMatcher.grammar_from_lark(_lark(guide.text))
+
+
+def _lark(text: str) -> str:
+    """A grammar of Lark's or GBNF's form in Lark's."""
+    try:
+        return any_to_lark(text)
+    except IndexError:
+        raise ValueError("it ends within an escape") from None
+    except RecursionError:
+        raise
+    except Exception as error:  # the library raises these of no kind of their own
+        raise ValueError(f"it is no GBNF: {error}") from None
 
 
 def _with_ascii_classes(regex: str) -> str:
@@ -103,7 +115,9 @@ def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
     probe = matcher.deep_copy()
     first = np.frombuffer(b"" if probe.is_error() else probe.compute_bitmask(), np.uint8)
     if probe.is_error():
-        raise ValueError(probe.get_error())
+        reason = probe.get_error().removesuffix("\n<non-verbose/>")
+        nothing = "no text meets it, or none that the model's tokens can spell"
+        raise ValueError(nothing if reason == "NoExtensionBias" else reason)
     if not np.unpackbits(first, count=tokens.vocab_size - 1, bitorder="little").any():
         raise ValueError("no text but the empty one meets it")
     return matcher

@@ -43,6 +43,56 @@ REFUSED = {
     "rules in a long chain": ("grammar", "\n".join(CHAIN)),
 }  # fmt: skip
 
+WRONG = {
+    "an unknown rule": ("grammar", 'root ::= "a" other', "'other' not found"),
+    "an open parenthesis": ("grammar", 'root ::= ("a"', r"Expected '\)'"),
+    "a parenthesis that closes nothing": ("grammar", 'root ::= "a")', "Expected name at line 1"),
+    "an open string": ("grammar", 'root ::= "a', "end of input"),
+    "an open class": ("grammar", "root ::= [a-z", "end of input"),
+    "an escape that is cut": ("grammar", 'root ::= "a\\', "ends within an escape"),
+    "an escape that is none": ("grammar", r'root ::= "\q"', "Invalid escape"),
+    "no root": ("grammar", 'other ::= "a"', "No 'root' rule"),
+    "two rules of one name": ("grammar", 'root ::= a-b a_b\na-b ::= "a"\na_b ::= "b"', "already exists"),
+    "no number of times": ("grammar", 'root ::= "a"{x}', "Expected integer"),
+    "times the wrong way round": ("grammar", 'root ::= "a"{5,2}', "range end must be"),
+    "a star after nothing": ("grammar", 'root ::= * "a"', "no GBNF"),
+    "no grammar of either form": ("grammar", "\0\1", "no GBNF"),
+    "left recursion without an end": ("grammar", 'root ::= root "a"', "no text meets it"),
+    "a rule of nothing but itself": ("grammar", "root ::= a\na ::= root", "no text meets it"),
+    "left recursion without an end, Lark": ("grammar", 'start: start "a"', "no text meets it"),
+    "an unknown rule, Lark": ("grammar", "start: other", 'unknown name: "other"'),
+    "an open parenthesis, Lark": ("grammar", 'start: ("a"', r"Expected token '\)'"),
+    "a terminal of itself": ("grammar", 'start: A\nA: "a" A | "b"', "circular reference"),
+    "a schema of nothing but itself": ("json_schema", '{"$ref": "#"}', "no text meets it"),
+    "a reference to nothing": ("json_schema", '{"$ref": "#/$defs/a"}', "does not exist"),
+    "a wrong pattern": ("json_schema", '{"type": "string", "pattern": "("}', "unclosed group"),
+    "an open group": ("regex", "(a", "unclosed group"),
+    "a reference back": ("regex", r"(a)\1", "backreferences are not supported"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_and_ends_no_process(name):
+    kind, text, said = WRONG[name]
+    GRAMMARS.compile(Guide(kind="choice", text=json.dumps([name])))
+    process = GRAMMARS._trial._process
+    with pytest.raises(InvalidRequest, match=said) as refusal:
+        GRAMMARS.compile(Guide(kind=kind, text=text))
+    assert GRAMMARS._trial._process is process
+    assert process.poll() is None
+    assert "non-verbose" not in str(refusal.value)
+
+
+def test_recursion_and_repetition_that_have_an_end_are_served():
+    for text in (
+        'root ::= root "a" | "b"',
+        'root ::= "a"{1,100000000}',
+        'start: start "a" | "b"',
+        'start: "a"{1,1000000}',
+    ):
+        assert GRAMMARS.compile(Guide(kind="grammar", text=text)).start().mask().any()
+    assert GRAMMARS.compile(Guide(kind="choice", text=json.dumps(["a\x7f"]))).start().mask().any()
+
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_used_is_refused_soon(name, monkeypatch):
