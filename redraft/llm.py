@@ -226,11 +226,18 @@ class LLM:
         self._require_open()
         if max_tokens is None:
             wanted = request(prompt, 1, stream=stream, **options)
-            length = len(self.runtime.sequence(None, wanted).prompt)
+            length = self._prompt_tokens(wanted)
             return wanted.model_copy(update={"max_tokens": self.runtime.limits.max_len - length})
         wanted = request(prompt, max_tokens, stream=stream, **options)
-        self.runtime.sequence(None, wanted)
+        self._prompt_tokens(wanted)
         return wanted
+
+    def _prompt_tokens(self, wanted: GenerateRequest) -> int:
+        """How many a request that fits has. Raises InvalidRequest, with the options' names, for one that does not."""
+        try:
+            return len(self.runtime.sequence(None, wanted).prompt)
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error).removeprefix("sampling.")) from None
 
     def _outputs(self, wanted: GenerateRequest) -> Generator[Output, None, None]:
         with self._lock:

@@ -19,7 +19,14 @@ from redraft.decoding.origins import Source
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape, pack_draws
 from redraft.decoding.retrieval import NGRAM_TRIE, Retrieval, RetrievalText, retrieved_trees
 from redraft.decoding.sampling import Sampler
-from redraft.decoding.token_tree import TokenTree, join_trees, merge_trees, prune_tree, shared_budgets
+from redraft.decoding.token_tree import (
+    TokenTree,
+    join_trees,
+    merge_trees,
+    prune_tree,
+    shared_budgets,
+    without_tokens,
+)
 from redraft.decoding.verification import VERIFIERS, check_pairing, walk
 from redraft.engines.api import DraftEngine, DrawingEngine, ResamplingEngine
 from redraft.engines.features import join
@@ -108,9 +115,10 @@ class Method:
         max_tree: int,
         bigrams: np.ndarray | None = None,
         served: Collection[Iterable[int]] = (),
+        unknown_tokens: frozenset[int] = frozenset(),
     ):
         """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`; `served`: texts to retrieve from
-        before any was served. No plan: no drafts.
+        before any was served; `unknown_tokens` are never sampled. No plan: no drafts.
 
         Raises ValueError where the plan asks of the drafter what it cannot do.
         """
@@ -121,6 +129,7 @@ class Method:
         self._plan = plan
         self._drafter = drafter
         self._most = max_tree - 1
+        self._unknown_tokens = unknown_tokens
         self._bigrams = bigrams
         self._retrieval = Retrieval.of(served) if plan and plan.retrieves else None
         self.verify = VERIFIERS[plan.verification if plan else "greedy"].verify
@@ -152,7 +161,10 @@ class Method:
         """
         budgets = self._budgets(sequences, running)
         given = [budget for budget in budgets if budget.nodes]
-        return _spread_over(sequences, [budget.nodes > 0 for budget in budgets], lambda some: self._trees(some, given))
+        tree = _spread_over(sequences, [budget.nodes > 0 for budget in budgets], lambda some: self._trees(some, given))
+        # Of draws that are verified by rejection none may be left out: the others would be of another law.
+        drops = self._unknown_tokens and self._plan is not None and VERIFIERS[self._plan.verification].merges
+        return without_tokens(tree, self._unknown_tokens) if drops else tree
 
     def _budgets(self, sequences: list[Sequence], running: int) -> list[Budget]:
         if self._plan is None or self._plan.budget is None:

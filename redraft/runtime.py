@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,9 @@ class Runtime:
         stream_interval_s: float = 0.0,
         path: Path | None = None,
         prefix_reuse: bool = True,
+        unknown_tokens: frozenset[int] = frozenset(),
     ):
-        """`prefix_reuse`: see `Scheduler`."""
+        """`prefix_reuse` and `unknown_tokens`: see `Scheduler`."""
         self.engine = engine
         self.codec = codec
         self.limits = limits
@@ -67,7 +69,8 @@ class Runtime:
         self.prefix_reuse = prefix_reuse
         if prefix_reuse and (reason := engine.reuse_refusal):
             log.info("no prompt is reused: %s", reason)
-        self.scheduler = Scheduler(engine, limits, self.plans, bigrams, prefix_reuse=prefix_reuse)
+        self._unknown_tokens = unknown_tokens
+        self.scheduler = self._scheduler(self.plans)
 
     @classmethod
     def load(
@@ -98,6 +101,7 @@ class Runtime:
             stream_interval_s=stream_interval_s,
             path=Path(path),
             prefix_reuse=prefix_reuse,
+            unknown_tokens=frozenset(chain.from_iterable(range(*ids) for ids in config.target.unknown_tokens)),
         )
 
     @property
@@ -115,7 +119,17 @@ class Runtime:
         `served` are as in `Scheduler`. Raises RuntimeError while a request is running."""
         if not self.scheduler.idle:
             raise RuntimeError("the plans can change only while no request is running")
-        self.scheduler = Scheduler(self.engine, self.limits, plans, self.bigrams, observe, served, self.prefix_reuse)
+        self.scheduler = self._scheduler(plans, observe, served)
+
+    def _scheduler(
+        self,
+        plans: Mapping[str, MethodPlan],
+        observe: Callable[[TokenTree, int, Verdict], None] | None = None,
+        served: Collection[Iterable[int]] = (),
+    ) -> Scheduler:
+        return Scheduler(
+            self.engine, self.limits, plans, self.bigrams, observe, served, self.prefix_reuse, self._unknown_tokens
+        )
 
     def check(self, request: GenerateRequest) -> None:
         """Raises InvalidRequest where a request does not fit the bundle, as far as can be told without encoding it."""

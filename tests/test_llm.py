@@ -180,6 +180,8 @@ def test_no_limit_of_tokens_is_what_the_context_has_left(llm):
         ("hello", {"temperature": -1.0}, "temperature.*-1"),
         ("hello", {"temprature": 1.0}, "temprature: unknown field"),
         ("hello", {"max_tokens": 0}, "max_tokens"),
+        ("hello", {"logit_bias": {999: 1.0}}, "^logit_bias: expected token ids below 111"),
+        ("hello", {"stop_token_ids": [999]}, "^stop_token_ids: expected token ids below 111"),
         ("hello", {"max_tokens": 255}, "expected at most 251 after a prompt of 5 tokens"),
         ("a" * 300, {}, "expected at most 255"),
         ("a" * 300, {"max_tokens": None}, "expected at most 255"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -225,6 +226,23 @@ def prune_tree(
     if tree.draws is not None:
         result.draws = [draws if kept else {} for draws, kept in zip(tree.draws, same, strict=True)]
     return result
+
+
+def without_tokens(tree: TokenTree, tokens: AbstractSet[int]) -> TokenTree:
+    """The trees without drafted nodes of these tokens, and without what is below them. Draws are forgotten, so only
+    `greedy` and `sampled_walk` are lossless on the result."""
+    if all(not any(token in tokens for token, _, _ in nodes[1:]) for nodes in tree.nodes):
+        return tree
+    return TokenTree.from_nodes([_nodes_without(nodes, tokens) for nodes in tree.nodes])
+
+
+def _nodes_without(nodes: list[Node], tokens: AbstractSet[int]) -> list[Node]:
+    place, kept = {0: 0}, nodes[:1]
+    for node, (token, parent, score) in enumerate(nodes[1:], 1):
+        if parent in place and token not in tokens:
+            place[node] = len(kept)
+            kept.append((token, place[parent], score))
+    return kept
 
 
 def shared_budgets(tree: TokenTree, total: int) -> list[int]:

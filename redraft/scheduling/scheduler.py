@@ -87,9 +87,11 @@ class Scheduler:
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
         served: Collection[Iterable[int]] = (),
         prefix_reuse: bool = True,
+        unknown_tokens: frozenset[int] = frozenset(),
     ):
         """`plans` by method, the first of which serves requests that name none; `observe` is shown every step's tree,
         place in it and verdict of each sequence; `served` are the tokens of texts that count as served before.
+        `unknown_tokens` are not drafted, since the engine never gives them.
         With `prefix_reuse` requests begin after the rows of an earlier one with the same first tokens: see `Slots`.
 
         Raises ValueError where a plan asks of the engine's drafter what it cannot do.
@@ -101,7 +103,7 @@ class Scheduler:
         self.clock = EngineClock()
         self._engine = TimedEngine(engine, self.clock)
         self._sources = {AUTO_REGRESSIVE: Method(None, None, limits.max_tree)} | {
-            name: Method(plan, self._engine.drafters.get(name), limits.max_tree, bigrams, served)
+            name: Method(plan, self._engine.drafters.get(name), limits.max_tree, bigrams, served, unknown_tokens)
             for name, plan in plans.items()
         }
         self._default = next(iter(plans), AUTO_REGRESSIVE)

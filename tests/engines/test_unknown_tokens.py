@@ -35,7 +35,14 @@ def engine_of(bundle, unknown):
 
 def answers(engine, plan: MethodPlan | None) -> list[list[int]]:
     limits = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16)
-    scheduler = Scheduler(engine, limits, {METHOD: plan} if plan else {})
+    unknown = frozenset(range(VOCAB)) - KNOWN
+    drafted: set[int] = set()
+
+    def observe(tree, place, _):
+        drafted.update(token for token, _, _ in tree.nodes[place][1:])
+
+    plans = {METHOD: plan} if plan else {}
+    scheduler = Scheduler(engine, limits, plans, observe=observe, unknown_tokens=unknown)
     tokens: dict[int, list[int]] = {}
     for key in range(8):
         sampling = SAMPLINGS[key % len(SAMPLINGS)] | {"seed": key}
@@ -45,6 +52,8 @@ def answers(engine, plan: MethodPlan | None) -> list[list[int]]:
     while not scheduler.idle:
         for output in scheduler.step():
             tokens[output.key] += output.token_ids
+    assert drafted <= KNOWN
+    assert bool(drafted) == bool(plan)
     return list(tokens.values())
 
 
