@@ -64,9 +64,13 @@ class TextCodec:
         """The tokenizer as the text of a `tokenizer.json`."""
         return self._tokenizer.to_str()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, with the tokenizer's own special tokens unless the text has them already."""
-        (ids,) = self._encode([text])
+        # A batch lets other Python threads run meanwhile, as Tokenizer.encode does not.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids = encoding.ids
+        if not add_special_tokens:
+            return ids
         return ids[1:] if len(ids) > 1 and ids[0] == ids[1] and ids[0] in self._special_ids else ids
 
     def encode_part(self, text: str) -> list[int]:
@@ -78,10 +82,6 @@ class TextCodec:
         """The token sequences that stand for words, each once: where a word follows other text, and after a space."""
         variants = [variant for word in words for variant in ([word] if word[0].isspace() else [word, f" {word}"])]
         return [list(ids) for ids in dict.fromkeys(map(tuple, self._encode_parts(variants))) if ids]
-
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text. Other Python threads run meanwhile, as they do not with Tokenizer.encode."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
 
     def _encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
@@ -111,6 +111,10 @@ class TextCodec:
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of token ids, special tokens skipped or not."""
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
+
+    def token_string(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; empty for an unknown id."""
+        return self._tokenizer.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, in UTF-8, which may end within a character; a special token's own text. Empty

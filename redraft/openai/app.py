@@ -22,10 +22,14 @@ from redraft.openai.responses import ResponsesBody, responses_job
 from redraft.openai.schemas import ChatBody, CompletionBody
 from redraft.openai.service import Service, ending_with_errors
 from redraft.openai.sse import ClientGone, EventStream, attended, json_response
+from redraft.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from redraft.openai.translate import Job, chat_job, completion_job
 from redraft.request import clipped
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/health", "/metrics", "/")
+PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
+    *("/health", "/metrics", "/"),
+)
 CLIENT_CLOSED = 499
 """Status, for the log only, of a request whose client went away."""
 
@@ -74,6 +78,16 @@ def create_app(service: Service) -> FastAPI:
     async def responses(request: Request) -> Response:
         body, job = await service.accept(request, ResponsesBody, responses_job)
         return await _answer(service, request, job, ResponsesAnswer(body, job, service.model), body.stream)
+
+    @app.post("/tokenize")
+    async def to_tokens(request: Request) -> Response:
+        _, answer = await service.accept(request, TokenizeBody, tokenize)
+        return json_response(answer)
+
+    @app.post("/detokenize")
+    async def to_text(request: Request) -> Response:
+        _, answer = await service.accept(request, DetokenizeBody, detokenize)
+        return json_response(answer)
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -84,16 +84,16 @@ class ServedModel:
                 "model_not_found",
             )
 
-    def chat_prompt(
+    def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: list[dict[str, Any]],
         opening: str = "",
         param: str = "messages",
         writing: Writing = NEXT_TURN,
-    ) -> list[int]:
-        """Token ids of a conversation, the field `param`, and of the answer's `opening`. Raises ApiError where the
-        template refuses it or it is too long."""
+    ) -> str:
+        """The prompt of a conversation, the field `param`, and of the answer's `opening`. Raises ApiError where the
+        template refuses it."""
         if self._template is None:
             raise not_served(param, "this model has no chat template; /v1/completions continues a text as it is")
         try:
@@ -105,14 +105,20 @@ class ServedModel:
             raise not_served(param, str(error)) from None
         except ValueError as error:
             raise ApiError(400, str(error), param) from None
-        return self.encode(text + opening, param)
+        return text + opening
+
+    def check_unicode(self, text: str, param: str) -> None:
+        """Raises ApiError for a text that no tokenizer takes."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ApiError(400, f"{param}: expected Unicode text, got a lone surrogate", param) from None
 
     def encode(self, text: str, param: str) -> list[int]:
         """Token ids of a text. Raises ApiError where it is empty, is no Unicode, or cannot fit the context."""
+        self.check_unicode(text, param)
         try:
             self._limits.check_text(len(text.encode()))
-        except UnicodeEncodeError:
-            raise ApiError(400, f"{param}: expected Unicode text, got a lone surrogate", param) from None
         except InvalidRequest as error:
             raise too_long(param, str(error).replace("text:", f"{param}:", 1)) from None
         return self.check_ids(self.codec.encode(text), param)

@@ -71,7 +71,13 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class Sampled(Body):
+class Named(Body):
+    """A request to the model."""
+
+    model: str | None = None
+
+
+class Sampled(Named):
     """The fields that every endpoint which generates text has, named and bounded as OpenAI's and vLLM's. Of samplings
     that are absent, `ServedModel.sampling` has the default."""
 
@@ -84,7 +90,6 @@ class Sampled(Body):
     )
     UNSERVED: ClassVar[Unserved] = SAMPLED
 
-    model: str | None = None
     temperature: FiniteFloat | None = Field(default=None, ge=0)
     top_p: FiniteFloat | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX)
@@ -181,7 +186,7 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class Conversation(Body):
+class Conversation(Named):
     """How a conversation becomes a prompt, named as vLLM's fields."""
 
     chat_template_kwargs: dict[str, Any] = Field(default={})

@@ -18,7 +18,7 @@ from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError, internal, invalid_body, overloaded
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import Conversation, Sampled
+from redraft.openai.schemas import Conversation, Named
 from redraft.openai.sse import ClientGone
 from redraft.openai.tracing import Tracing
 from redraft.openai.translate import Job
@@ -37,7 +37,8 @@ BODY_S = 30.0
 HEALTH_S = 2.0
 JSON_TYPE = "application/json"
 
-B = TypeVar("B", bound=Sampled)
+B = TypeVar("B", bound=Named)
+T = TypeVar("T")
 
 log = logging.getLogger("redraft.openai")
 
@@ -58,15 +59,13 @@ class Service:
         self._question: asyncio.Future[bool] | None = None
         self._reading: asyncio.Future[ServedModel] | None = None
 
-    async def accept(
-        self, request: Request, schema: type[B], translate: Callable[[B, ServedModel], Job]
-    ) -> tuple[B, Job]:
+    async def accept(self, request: Request, schema: type[B], translate: Callable[[B, ServedModel], T]) -> tuple[B, T]:
         """Read a request: its body, and what it asks of the worker. Raises ApiError."""
         with self._room.body() as take:
             data = await _read(request, take)
             model = await self.current_model()
 
-            def work() -> tuple[B, Job]:
+            def work() -> tuple[B, T]:
                 try:
                     body = schema.model_validate_json(data)
                 except ValidationError as error:

@@ -76,9 +76,16 @@ def prompt_of(
     messages: Sequence[Mapping[str, Any]], tools: ToolUse | None, model: ServedModel, param: str, writing: Writing
 ) -> list[int]:
     """Token ids of a conversation, the field `param`, with the tools that it may call. Raises ApiError."""
+    return model.encode(prompt_text(messages, tools, model, param, writing), param)
+
+
+def prompt_text(
+    messages: Sequence[Mapping[str, Any]], tools: ToolUse | None, model: ServedModel, param: str, writing: Writing
+) -> str:
+    """The same before it is encoded."""
     if tools is None:
-        return model.chat_prompt(messages, [], "", param, writing)
-    return model.chat_prompt(messages, tools.for_template, tools.opening, param, writing)
+        return model.chat_text(messages, [], "", param, writing)
+    return model.chat_text(messages, tools.for_template, tools.opening, param, writing)
 
 
 def completion_job(body: CompletionBody, model: ServedModel) -> Job:

@@ -84,7 +84,7 @@ def test_the_template_gets_numbers_that_json_has(tmp_path):
 
 
 def prompt(served: ServedModel, messages: list[dict], tools: list[dict], opening: str = "") -> str:
-    return served.codec.decode(served.chat_prompt(messages, tools, opening))
+    return served.codec.decode(served.encode(served.chat_text(messages, tools, opening), "messages"))
 
 
 def test_a_template_without_a_place_for_tools_lists_them(tmp_path):
