@@ -121,10 +121,8 @@ def test_what_is_no_request_is_a_400(server, body):
 
 
 def test_a_message_that_the_template_cannot_write(server):
-    calls = ([1], *([{"function": {"name": "f", "arguments": text}}] for text in ("{", '{"a": "\\ud800"}')))
-    for value in ({"tool_calls": one} for one in calls):
-        answer = server.post(CHAT, {"messages": [{"role": "assistant", "content": "x"} | value]})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    answer = server.post(CHAT, {"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
 
 
 def test_a_body_that_is_too_large(server):
