@@ -14,9 +14,10 @@ import typer
 from compiler.checkpoints.fetch import Request, fetch
 
 
-def say(text: str) -> None:
-    """Print a line with the command's name."""
-    typer.echo(f"fetch_model: {text}")
+def say(text: object, err: bool = False) -> None:
+    """Print a line with the command's name. Names in a checkpoint may hold what would control a terminal."""
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
+    typer.echo(f"fetch_model: {line}", err=err)
 
 
 def main(
@@ -38,10 +39,10 @@ def main(
     try:
         folder = fetch(Request(source, output, cache, name, revision, chat_template, force), say)
     except (ValueError, OSError) as error:
-        typer.echo(f"fetch_model: {error}", err=True)
+        say(error, err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        typer.echo("fetch_model: interrupted; no model was written", err=True)
+        say("interrupted; no model was written", err=True)
         raise typer.Exit(130) from None
     model = "" if source == "default" else f" MODEL={folder}"
     train = "" if source == "default" else f"; make drafter{model} HOURS=1 trains a drafter for it"

@@ -20,6 +20,8 @@ PICKLED, PICKLED_INDEX = "pytorch_model*.bin", "pytorch_model.bin.index.json"
 """Weights in torch's format, in one file or in shards."""
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of weights that are not quantized."""
+MOST_JSON = 1 << 27
+"""Bytes of a JSON file: an index of a model with a million tensors has fewer."""
 POINTER = b"version https://git-lfs"
 """The beginning of what git leaves of a large file where git-lfs did not fetch it."""
 
@@ -27,11 +29,16 @@ POINTER = b"version https://git-lfs"
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object. Raises FileNotFoundError, or ValueError for anything else."""
     try:
+        size = file.stat().st_size
+        if not file.is_file() or size > MOST_JSON:  # a device or a pipe could be read for ever
+            raise ValueError(f"{file}: expected a file of at most {MOST_JSON} bytes")
         value = json.loads(file.read_text())
     except FileNotFoundError:
         raise FileNotFoundError(f"{file} does not exist") from None
     except NotADirectoryError:
         raise ValueError(f"{file.parent} is a file, expected a folder with {file.name}") from None
+    except RecursionError:
+        raise ValueError(f"{file}: not JSON that is read here (it is nested too deeply)") from None
     except ValueError as error:
         raise ValueError(f"{file}: not JSON ({error})") from None
     if not isinstance(value, dict):
@@ -57,7 +64,7 @@ def weight_files(folder: Path) -> list[Path]:
         if files := sorted(folder.glob("*.safetensors")):
             return files
         raise FileNotFoundError(f"{folder}: no .safetensors file" if folder.is_dir() else f"{folder} does not exist")
-    return _shards(folder / INDEX)
+    return _shard_files(folder / INDEX)
 
 
 def pickled_files(folder: Path) -> list[Path]:
@@ -65,18 +72,31 @@ def pickled_files(folder: Path) -> list[Path]:
 
     Raises FileNotFoundError where a shard is missing, ValueError for a damaged index.
     """
-    return _shards(folder / PICKLED_INDEX) if (folder / PICKLED_INDEX).exists() else sorted(folder.glob(PICKLED))
+    return _shard_files(folder / PICKLED_INDEX) if (folder / PICKLED_INDEX).exists() else sorted(folder.glob(PICKLED))
 
 
-def _shards(index: Path) -> list[Path]:
-    """The files that an index names. Raises as `weight_files`."""
+def shards(index: Path) -> list[str]:
+    """The files that an index names, as it does. Raises ValueError."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index}: expected a `weight_map` from tensors to files")
-    files = sorted({index.parent / str(name) for name in weight_map.values()})
+    return sorted({_inside(index, name) for name in weight_map.values()})
+
+
+def _shard_files(index: Path) -> list[Path]:
+    """The files that an index names. Raises as `weight_files`."""
+    files = [index.parent / name for name in shards(index)]
     if missing := [file for file in files if not file.is_file()]:
         raise FileNotFoundError(f"{missing[0]} is missing; {index.name} names it")
     return files
+
+
+def _inside(index: Path, name: object) -> str:
+    """A file's name in an index. Raises ValueError for one that leads out of the folder; links in the folder may, as
+    they do in the hub's cache."""
+    if not isinstance(name, str) or not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{index} names {name!r}, expected a file in its folder")
+    return name
 
 
 def require_finite(tensor: Tensor, name: str, file: Path) -> None:

@@ -39,7 +39,12 @@ class FolderCheckpoint:
             raise FetchError(f"{folder} is not a model folder: it has no config.json")
         self.folder, self.title = folder, title
         self.config = read_config(folder)
-        self._quantization = quantization_of(self.config)
+        try:
+            self._quantization = quantization_of(self.config)
+        except (TypeError, AttributeError, LookupError) as error:
+            raise FetchError(
+                f"{folder / 'config.json'}: quantization_config is not one that is read ({error})"
+            ) from None
         self._files: dict[str, tuple[Path, str]] = {}
         self._stored: dict[str, Tensor] = {}
         self._pickled: dict[Path, dict[str, Tensor]] = {}

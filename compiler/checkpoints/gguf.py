@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compiler.checkpoints import gguf_tokenizer
+from compiler.checkpoints import gguf_header, gguf_tokenizer
 from compiler.checkpoints.gguf_config import ROPE_TENSORS, TOKENIZER_FIELDS, family_of_file, hf_config
 from compiler.checkpoints.gguf_tokenizer import NAMED_TEMPLATE
 from compiler.checkpoints.source import FetchError, row_blocks
@@ -24,7 +24,6 @@ from model_defs.target.families.registry import SUPPORTED
 from model_defs.target.model import weight_names
 from redraft.bundle.generation import GENERATION_CONFIG
 
-MAGIC = b"GGUF"
 EXPERT = re.compile(r"(model\.layers\.\d+)\..*\.experts\.(\d+)\.(\w+)\.weight")
 EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 SAMPLING = {
@@ -53,8 +52,10 @@ class GgufCheckpoint:
         family = family_of_file(fields.get("general.architecture"), fields)
         assert family.gguf
         self._family = family.gguf
-        if (parts := fields.get("split.count", 1)) > 1:
+        if (parts := fields.get("split.count", 1)) not in (0, 1):
             raise FetchError(f"{path} is one of {parts} parts: join them with llama.cpp's llama-gguf-split --merge")
+        if (kind := fields.get("general.type", "model")) != "model":
+            raise FetchError(f"{path} holds {kind!r}, as its general.type says, expected 'model'")
         gguf_tokenizer.check(path, fields)
         self._fields = fields
         self.precision = _precision(fields)
@@ -69,6 +70,8 @@ class GgufCheckpoint:
             raise FetchError(f"{path}: the field or tensor {missing} is missing") from None
         except UnsupportedModelError as refusal:
             raise UnsupportedModelError(refusal.found, SUPPORTED) from None
+        except ValueError as error:
+            raise FetchError(f"{path}: {error}") from None
         self._heads = {"q_proj": self.config["num_attention_heads"], "k_proj": self.config["num_key_value_heads"]}
         self._names = self._hugging_face_names(target)
         self.memory = int(max(tensor.n_bytes for tensor in self._tensors.values()))
@@ -159,6 +162,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTenso
     """The file's fields, of the tokenizer's only those of TOKENIZER_FIELDS, and its tensors by name. Raises FetchError
     for a corrupt file."""
     try:
+        gguf_header.check(path)
         reader = gguf.GGUFReader(path)
         fields = {
             name: field.contents()
@@ -166,18 +170,19 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTenso
             if name in TOKENIZER_FIELDS or not name.startswith("tokenizer.") or name.startswith(NAMED_TEMPLATE)
         }
         return fields, {tensor.name: tensor for tensor in reader.tensors}
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise FetchError(_unreadable(path)) from error
+    except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
+        raise FetchError(_unreadable(path, error)) from error
 
 
-def _unreadable(path: Path) -> str:
+def _unreadable(path: Path, error: Exception) -> str:
     """Why a file could not be read as far as its header says."""
+    magic = gguf_header.MAGIC
     with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            return unreadable(path, f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
+        if file.read(len(magic)) != magic:
+            return unreadable(path, f"{path} is not a GGUF file: it does not begin with {magic.decode()}")
     return (
         f"{path} is cut or damaged, or of an unknown version: its {path.stat().st_size} bytes do not hold what its "
-        "header says; fetch the file again"
+        f"header says ({error}); fetch the file again"
     )
 
 

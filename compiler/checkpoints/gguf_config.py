@@ -11,6 +11,7 @@ from torch import Tensor
 from compiler.checkpoints import gguf_tokenizer
 from compiler.checkpoints.gguf_tokenizer import TEXTS
 from compiler.checkpoints.source import FetchError
+from model_defs.target.bounds import shown
 from model_defs.target.families.base import Family, GgufField, HFConfig
 from model_defs.target.families.registry import FAMILIES, SUPPORTED
 from model_defs.target.rope import RopeConfig
@@ -29,6 +30,19 @@ END_TEXTS = (
     "<end_of_turn>",
 )
 """What tokens that end a text, a turn or a message are called in the vocabularies of our families."""
+
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_length"), (0,)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "expert_shared_count"), (0,)),
+    **dict.fromkeys(("leading_dense_block_count", "rope.scaling.yarn_log_multiplier", "expert_group_count"), (0, 1)),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), (0, 1)),
+    "attention.scale": (0,),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+    "expert_gating_func": (0, 1),
+}
+"""Fields by which models compute otherwise, without the architecture, and the values that change nothing"""
 
 
 def token_field(kind: str) -> str:
@@ -61,11 +75,22 @@ def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, T
     assert family.gguf
     architecture = family.gguf.architecture
 
+    asked: set[str] = set()
+
     def field(name: str) -> Any:
-        return fields.get(f"{architecture}.{name}")
+        asked.add(name)
+        whole = f"{architecture}.{name}"
+        expected, kind = ("a text", str) if name == "rope.scaling.type" else ("a number", (int, float))
+        if (value := fields.get(whole)) is not None and not isinstance(value, kind):
+            raise FetchError(f"unsupported model: {whole} is {shown(value)}, expected {expected}")
+        return value
 
     def needed(name: str) -> Any:
-        return fields[f"{architecture}.{name}"]
+        if (value := field(name)) is None:
+            raise KeyError(f"{architecture}.{name}")
+        if not value > 0:
+            raise FetchError(f"unsupported model: {architecture}.{name} is {value}, expected more than 0")
+        return value
 
     heads = needed("attention.head_count")
     config = {
@@ -84,10 +109,20 @@ def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, T
         "tie_word_embeddings": "output.weight" not in tensors,
         "sliding_window": field("attention.sliding_window"),
         **_share(field, needed("embedding_length") // heads),
-        **{key: fields[name] for key, kind in TOKENS.items() if (name := token_field(kind)) in fields},
+        **{key: token for key, kind in TOKENS.items() if (token := token_of(fields, kind)) is not None},
         "eos_token_id": end_ids(fields) or None,
     }
+    if (size := field("attention.value_length")) not in (None, config["head_dim"]):
+        raise FetchError(f"unsupported model: values of size {size} beside keys of size {config['head_dim']}")
+    asked.clear()
     own = family.gguf.own_config(field)
+    for name, neutral in NEUTRAL.items():
+        if name in asked:
+            continue
+        if (value := fields.get(f"{architecture}.{name}")) is not None and value not in neutral:
+            raise FetchError(
+                f"unsupported model: {architecture}.{name} is {shown(value)}, expected {' or '.join(map(str, neutral))}"
+            )
     if config["sliding_window"] and "sliding_window" not in own and config["sliding_window"] < needed("context_length"):
         raise FetchError(
             f"unsupported model: an active sliding window of {config['sliding_window']} tokens in a GGUF file of "
@@ -103,6 +138,14 @@ def _share(field: GgufField, size: int) -> dict[str, float]:
     return {} if rotated == size else {"partial_rotary_factor": rotated / size}
 
 
+def token_of(fields: Mapping[str, Any], kind: str) -> int | None:
+    """The id of the token of a kind, if the file names one. Raises FetchError."""
+    token = fields.get(token_field(kind))
+    if token is not None and type(token) is not int:
+        raise FetchError(f"unsupported model: {token_field(kind)} is {shown(token)}, expected a token's id")
+    return token
+
+
 def end_ids(fields: Mapping[str, Any]) -> list[int]:
     """The tokens that end an answer, the file's own end token first.
 
@@ -110,8 +153,8 @@ def end_ids(fields: Mapping[str, Any]) -> list[int]:
     tokens are ends by their text too, as they are for llama.cpp. What the file calls its unknown token is none: SmolLM2
     has `<|endoftext|>` as that.
     """
-    named = [fields[name] for name in map(token_field, ENDS) if name in fields]
-    unknown = fields.get(token_field("unknown"))
+    named = [token for kind in ENDS if (token := token_of(fields, kind)) is not None]
+    unknown = token_of(fields, "unknown")
     called = [token for token, text in enumerate(fields.get(TEXTS, ())) if text in END_TEXTS and token != unknown]
     return list(dict.fromkeys(named + called))
 

@@ -11,6 +11,7 @@ from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from compiler.checkpoints.source import FetchError, load_tokenizer
+from model_defs.target.bounds import shown
 from redraft.chat import DEFAULT
 
 MODEL, CUT = "tokenizer.ggml.model", "tokenizer.ggml.pre"
@@ -38,7 +39,13 @@ KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def check(path: Path, fields: Mapping[str, Any]) -> None:
-    """Raise FetchError for a file that cuts texts into words in a way that is not known."""
+    """Raise FetchError for a file that cuts texts into words in a way that is not known, or has fields of other types
+    than a tokenizer's."""
+    for name, kind in ((MODEL, str), (CUT, str), (TEXTS, list), (KINDS, list)):
+        if name in fields and not isinstance(fields[name], kind):
+            raise FetchError(f"{path}: {name} is {shown(fields[name])}, expected a {kind.__name__}")
+    if not all(isinstance(text, str) for text in fields.get(TEXTS, ())):
+        raise FetchError(f"{path}: {TEXTS} holds something else than texts")
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     known = {*GGUF_PRE_TOKENIZER_SPLITS, *AS_GPT2, *DIGITS_APART}

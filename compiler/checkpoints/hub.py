@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compiler.checkpoints.source import FetchError
 from compiler.checkpoints.wrapped import read_config
-from model_defs.files import INDEX, PICKLED, SINGLE, read_json
+from model_defs.files import INDEX, PICKLED, SINGLE, shards
 from model_defs.target.config import TargetConfig
 from redraft.console.progress import size
 from redraft.console.resources import require_disk
@@ -60,5 +60,5 @@ def _weights(names: list[str], folder: Path) -> list[str]:
     if SINGLE in names:
         return [SINGLE]
     if (folder / INDEX).is_file():
-        return sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()) & set(names))
+        return [name for name in shards(folder / INDEX) if name in names]
     return [name for name in names if fnmatch(name, "*.safetensors")] or [n for n in names if fnmatch(n, PICKLED)]

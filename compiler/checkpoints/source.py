@@ -66,11 +66,13 @@ def load_tokenizer(source: Path) -> Any:
             # By its own class transformers rebuilds a tokenizer from the vocabulary, with the class's rules for cutting
             # texts into words, whatever `tokenizer.json` says of them.
             kind = PreTrainedTokenizerFast if (source / TOKENIZER).is_file() else AutoTokenizer
-            return kind.from_pretrained(source)
+            return kind.from_pretrained(source, trust_remote_code=False)
         # In a folder of its own, as a `tokenizer.json` beside the file would be read instead. AutoTokenizer reads the
         # model's configuration too, and refuses architectures that it does not know.
         with TemporaryDirectory() as folder:
             (Path(folder) / source.name).symlink_to(source.resolve())
             return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=source.name)
-    except Exception as error:  # tokenizers raises no narrower one for a file that it cannot read
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # tokenizers raises no narrower one, and of a panic in Rust none of Exception's
         raise FetchError(f"{source}: no usable tokenizer ({str(error).partition(chr(10))[0]})") from error

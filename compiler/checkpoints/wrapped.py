@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from compiler.checkpoints.source import FetchError
 from model_defs.files import read_json
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.registry import FAMILIES, SUPPORTED
@@ -30,7 +31,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    text = CONFIG_MAPPING[wrapper](text_config=raw.get("text_config")).get_text_config().to_dict()
+    try:
+        text = CONFIG_MAPPING[wrapper](text_config=raw.get("text_config")).get_text_config().to_dict()
+    except Exception as error:  # transformers raises what it likes for fields of a wrong type
+        raise FetchError(f"{folder / 'config.json'}: text_config: {' '.join(str(error).split())}") from None
     if (kind := text["model_type"]) not in FAMILIES:
         raise UnsupportedModelError(f"a language model of model_type {kind!r} within {wrapper!r}", SUPPORTED)
     said = {name: raw[name] for name in OUTSIDE if raw.get(name) is not None}

@@ -42,7 +42,7 @@ class LayerShape:
         if kind == WITH_HEAD_NORMS:
             usual["head_dim"] = 128
         given = {name: value for name, value in raw.items() if value is not None}
-        ignored = ("sliding_window", "attention_bias", "mlp_bias", "quantization_config")
+        ignored = ("sliding_window", "layer_types", "attention_bias", "mlp_bias", "quantization_config")
         kinds, window = set(raw.get("layer_types") or ()), None
         if windows and kinds == {"sliding_attention"}:
             window = given["sliding_window"]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from model_defs.files import read_json
+from model_defs.target.bounds import check_fields, end_ids, refuse_unread, without_nulls
 from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.base import Attention, Experts
+from model_defs.target.families.base import Attention, Experts, Family
 from model_defs.target.families.registry import SUPPORTED, family_of
 from model_defs.target.rope import NONE, RopeConfig
 
@@ -98,7 +99,7 @@ class TargetConfig:
         folder.
 
         Raises UnsupportedModelError with the families that there are, FileNotFoundError when there is no `config.json`,
-        or ValueError when it is not JSON or lacks a field.
+        or ValueError when it is not JSON, lacks a field or has one that no model has.
         """
         raw = dict(raw) if raw is not None else read_json(folder / "config.json")
         generation = folder / "generation_config.json"
@@ -111,12 +112,26 @@ class TargetConfig:
             raise ValueError(f"{folder / 'config.json'}: field {missing} is missing") from None
         except UnsupportedModelError as refusal:
             raise UnsupportedModelError(refusal.found, SUPPORTED) from None
+        except ValueError as error:
+            raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> TargetConfig:
-        """Translate a Hugging Face configuration. Raises UnsupportedModelError, or KeyError (a missing field)."""
+        """Translate a Hugging Face configuration. Raises UnsupportedModelError, KeyError (a missing field) or
+        ValueError."""
         family = family_of(raw.get("model_type"))
+        try:
+            return cls._of_family(family, raw)
+        except (TypeError, AttributeError, IndexError, ArithmeticError) as error:
+            raise ValueError(f"a field has another type or size than models have ({error})") from error
+
+    @classmethod
+    def _of_family(cls, family: Family, raw: dict[str, Any]) -> TargetConfig:
+        raw = without_nulls(raw)
+        check_fields(raw)
+        refuse_unread(raw, family.reads)
         raw = family.usual_terms(raw)
+        check_fields(raw)
         rope = RopeConfig.from_hf(raw)
         original = {"original_max_position_embeddings": rope.original_max_position} if rope.type == "yarn" else {}
         raw = {**raw, **original, "max_position_embeddings": rope.reach(raw["max_position_embeddings"])}
@@ -125,7 +140,6 @@ class TargetConfig:
         if num_heads % num_kv_heads:
             raise UnsupportedModelError(f"{num_heads} heads, which {num_kv_heads} KV heads cannot share evenly")
         head_size = raw.get("head_dim") or raw["hidden_size"] // num_heads
-        eos = raw.get("eos_token_id")
         shared = {
             "vocab_size": raw["vocab_size"],
             "hidden_size": raw["hidden_size"],
@@ -138,7 +152,7 @@ class TargetConfig:
             "rope": rope,
             "max_position": raw["max_position_embeddings"],
             "tie_embeddings": raw.get("tie_word_embeddings", False),
-            "eos_token_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+            "eos_token_ids": end_ids(raw.get("eos_token_id")),
             "family": family.model_type,
         }
         config = cls(**shared | family.own_fields(raw))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model_defs.target.bounds import ROPE_FIELDS, require_number
 from model_defs.target.errors import UnsupportedModelError
 
 TYPE, NONE = "rope_type", "none"
@@ -111,6 +112,8 @@ class RopeConfig:
         if scaling and any(scaling.get(TYPE if name == "type" else name) != value for name, value in older.items()):
             raise UnsupportedModelError("rope_scaling beside other rope_parameters, expected one of them")
         scaling = scaling or older
+        if unknown := sorted({*scaling, *older} - ROPE_FIELDS):
+            raise UnsupportedModelError(f"RoPE parameter {unknown[0]!r}, which is not read")
         kind = scaling.get(TYPE) or scaling.get("type") or "default"
         if kind not in TYPES:
             raise UnsupportedModelError(f"RoPE type {kind!r}, expected {', '.join(TYPES)}")
@@ -126,7 +129,21 @@ class RopeConfig:
             original_max_position=longest if kind == "dynamic" else original or longest,
             share=None if share == 1.0 else share,
         )
-        return replace(common, **variant_fields(common, scaling))
+        rope = replace(common, **variant_fields(common, scaling))
+        rope.check()
+        return rope
+
+    def check(self) -> None:
+        """Raise ValueError, which names it, for a parameter that no model has."""
+        require_number("rope_theta", self.theta, 1, 1e12)
+        require_number("RoPE's partial_rotary_factor", 1 if self.share is None else self.share, 0, 1)
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position"):
+            require_number(f"RoPE's {name}", getattr(self, name), 1e-3, 1e9)
+        for name in ("attention_factor", "beta_fast", "beta_slow"):
+            if (value := getattr(self, name)) is not None:
+                require_number(f"RoPE's {name}", value, 1e-6, 1e6)
+        for divisor in (*(self.short_divisors or ()), *(self.long_divisors or ())):
+            require_number("a divisor of LongRoPE", divisor, 1e-6, 1e9)
 
     def reach(self, longest: int) -> int:
         """Positions that it serves, of a model whose `max_position_embeddings` is `longest`: YaRN's factor often stands

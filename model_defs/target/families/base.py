@@ -153,6 +153,8 @@ class Family:
     """The configuration in the terms that most families use."""
     gguf: Gguf | None = None
     """None where GGUF files of the family are not read"""
+    reads: tuple[str, ...] = ()
+    """The fields of `bounds.NEUTRAL`, and `layer_types`, that it reads"""
     partial_rope: bool = False
     """Whether it reads `partial_rotary_factor`; other families rotate whole heads"""
 

@@ -52,13 +52,20 @@ def own_fields(raw: HFConfig) -> dict[str, Any]:
 
 def usual_terms(raw: HFConfig) -> HFConfig:
     """RoPE parameters by kind of layer, of which the older form has the local base only."""
-    usual: HFConfig = {"head_dim": 256, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
+    usual: HFConfig = {
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    }
     raw = usual | raw
     if not raw.get("layer_types"):
         pattern = raw.get("sliding_window_pattern") or 6
         kinds = ("full_attention", *["sliding_attention"] * (pattern - 1))
         raw["layer_types"] = [kinds[(i + 1) % pattern] for i in range(raw["num_hidden_layers"])]
     rope = raw.get("rope_parameters") or {}
+    if unknown := sorted(rope.keys() - {"full_attention", "sliding_attention"}):
+        raise UnsupportedModelError(f"rope_parameters of {unknown[0]!r}, expected of full_attention, sliding_attention")
     everywhere = (raw.get("rope_scaling") or {}) | {"rope_theta": raw.get("rope_theta", 1_000_000.0)}
     local = {"rope_theta": raw.get("rope_local_base_freq", 10_000.0)}
     return raw | {
@@ -101,4 +108,8 @@ def gguf_config(field: GgufField) -> HFConfig:
 
 
 GGUF = Gguf("gemma3", norm_offset=1.0, own_config=gguf_config)
-GEMMA3 = Family("gemma3_text", "Gemma 3 (text)", own_fields, weights, usual_terms, GGUF)
+READS = (
+    *("layer_types", "sliding_window_pattern", "query_pre_attn_scalar", "hidden_activation"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+)
+GEMMA3 = Family("gemma3_text", "Gemma 3 (text)", own_fields, weights, usual_terms, GGUF, READS)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from model_defs.target.config import TargetConfig
 
 
+MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+
+
 def own_fields(raw: HFConfig) -> dict[str, Any]:
     expect_silu(raw)
     refuse_biases(raw)
@@ -44,8 +47,7 @@ def own_fields(raw: HFConfig) -> dict[str, Any]:
 
 
 def usual_terms(raw: HFConfig) -> HFConfig:
-    multipliers = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-    return dict.fromkeys(multipliers, 1.0) | raw
+    return dict.fromkeys(MULTIPLIERS, 1.0) | raw
 
 
 def weights(config: TargetConfig) -> Weights:
@@ -81,4 +83,4 @@ def gguf_config(field: GgufField) -> HFConfig:
 
 
 GGUF = Gguf("granite", turned=True, own_config=gguf_config)
-GRANITE = Family("granite", "Granite 3", own_fields, weights, usual_terms, GGUF)
+GRANITE = Family("granite", "Granite 3", own_fields, weights, usual_terms, GGUF, reads=MULTIPLIERS)

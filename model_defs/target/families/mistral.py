@@ -13,4 +13,8 @@ def own_fields(raw: HFConfig) -> dict[str, Any]:
     return {"qkv_bias": False, "window": active_window(raw)}
 
 
-MISTRAL = Family("mistral", "Mistral", own_fields)
+def usual_terms(raw: HFConfig) -> HFConfig:
+    return {"sliding_window": 4096} | raw
+
+
+MISTRAL = Family("mistral", "Mistral", own_fields, usual_terms=usual_terms)

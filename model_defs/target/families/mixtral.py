@@ -44,4 +44,4 @@ def gguf_config(field: GgufField) -> HFConfig:
 
 
 GGUF = Gguf("llama", turned=True, own_config=gguf_config)
-MIXTRAL = Family("mixtral", "Mixtral", own_fields, weights, usual_terms, GGUF)
+MIXTRAL = Family("mixtral", "Mixtral", own_fields, weights, usual_terms, GGUF, reads=("num_local_experts",))

@@ -68,4 +68,4 @@ def weights(config: TargetConfig) -> Weights:
     return read
 
 
-OPT = Family("opt", "OPT", own_fields, weights, usual_terms)
+OPT = Family("opt", "OPT", own_fields, weights, usual_terms, reads=("activation_function",))

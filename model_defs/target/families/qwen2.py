@@ -39,4 +39,4 @@ def sliding_layers(raw: HFConfig) -> Attention | None:
     return Attention(RopeConfig.from_hf(raw), window, layers) if layers else None
 
 
-QWEN2 = Family("qwen2", "Qwen2, Qwen2.5", own_fields, gguf=Gguf("qwen2"))
+QWEN2 = Family("qwen2", "Qwen2, Qwen2.5", own_fields, gguf=Gguf("qwen2"), reads=("layer_types",))

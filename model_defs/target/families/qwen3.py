@@ -18,4 +18,4 @@ def usual_terms(raw: HFConfig) -> HFConfig:
     return {"head_dim": 128} | raw
 
 
-QWEN3 = Family("qwen3", "Qwen3", own_fields, usual_terms=usual_terms, gguf=Gguf("qwen3"))
+QWEN3 = Family("qwen3", "Qwen3", own_fields, usual_terms=usual_terms, gguf=Gguf("qwen3"), reads=("layer_types",))

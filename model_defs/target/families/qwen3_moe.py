@@ -53,4 +53,5 @@ def gguf_config(field: GgufField) -> HFConfig:
 
 
 GGUF = Gguf("qwen3moe", own_config=gguf_config)
-QWEN3_MOE = Family("qwen3_moe", "Qwen3-MoE", own_fields, weights, gguf=GGUF)
+READS = ("num_experts", "num_local_experts")
+QWEN3_MOE = Family("qwen3_moe", "Qwen3-MoE", own_fields, weights, gguf=GGUF, reads=READS)

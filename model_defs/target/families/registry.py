@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from model_defs.target.bounds import shown
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import Family
 from model_defs.target.families.gemma3 import GEMMA3
@@ -26,6 +27,6 @@ SUPPORTED = ", ".join(f"{family.title} (model_type {family.model_type})" for fam
 
 def family_of(model_type: str | None) -> Family:
     """The family of a configuration's `model_type`. Raises UnsupportedModelError that lists the known ones."""
-    if model_type not in FAMILIES:
-        raise UnsupportedModelError(f"model_type {model_type!r}", SUPPORTED)
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise UnsupportedModelError(f"model_type {shown(model_type)}", SUPPORTED)
     return FAMILIES[model_type]

@@ -39,4 +39,5 @@ def gguf_config(field: GgufField) -> HFConfig:
 
 
 GGUF = Gguf("smollm3", turned=True, own_config=gguf_config)
-SMOLLM3 = Family("smollm3", "SmolLM3", own_fields, usual_terms=usual_terms, gguf=GGUF)
+READS = ("no_rope_layer_interval",)
+SMOLLM3 = Family("smollm3", "SmolLM3", own_fields, usual_terms=usual_terms, gguf=GGUF, reads=READS)

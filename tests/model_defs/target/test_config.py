@@ -6,9 +6,11 @@ import json
 import re
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
+from model_defs.target.families.opt import EXPECTED
 from model_defs.target.families.registry import SUPPORTED
 from model_defs.target.fingerprint import described
 
@@ -207,3 +209,83 @@ def test_a_folder_that_is_refused_is_told_the_families_once(tmp_path, change):
     with pytest.raises(UnsupportedModelError) as refusal:
         TargetConfig.load(tmp_path)
     assert re.fullmatch(rf"unsupported model: [^.]+\. {re.escape(f'Supported: {SUPPORTED}.')}", str(refusal.value))
+
+
+NOTHING_COMPUTED = {
+    *("output_hidden_states", "return_dict", "dtype", "chunk_size_feed_forward", "is_encoder_decoder", "problem_type"),
+    *("initializer_range", "init_std", "use_cache", "pad_token_id", "bos_token_id", "pretraining_tp", "architectures"),
+    *("attention_dropout", "resid_pdrop", "embd_pdrop", "dropout", "layerdrop", "output_attentions", "id2label"),
+    *("label2id", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "transformers_version"),
+    *("_name_or_path", "_sliding_window_pattern"),
+}
+"""Fields of transformers' configurations that change no logits, and one that `layer_types` spells out"""
+READ = {
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "eos_token_id"),
+    *("tie_word_embeddings", "rope_parameters", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window"),
+    *("max_window_layers", "layer_types", "no_rope_layers", "no_rope_layer_interval", "num_experts_per_tok"),
+    *("moe_intermediate_size", "num_local_experts", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
+    *("original_max_position_embeddings", "query_pre_attn_scalar", "hidden_activation", "final_logit_softcapping"),
+    *("attn_logit_softcapping", "use_bidirectional_attention", "ffn_dim", "word_embed_proj_dim"),
+    *("activation_function", *EXPECTED),
+}
+"""Fields that some family reads or refuses"""
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "gemma3_text"]
+)
+def test_what_a_file_leaves_out_is_what_transformers_takes(family):
+    """And a field that transformers computes with is read or refused."""
+    usual = CONFIG_MAPPING[family]().to_dict()
+    assert usual.keys() <= READ | NOTHING_COMPUTED
+    layers = usual["num_hidden_layers"]
+    for name in (
+        "sliding_window",
+        "tie_word_embeddings",
+        "head_dim",
+        "rope_parameters",
+        "layer_types",
+        "norm_topk_prob",
+    ):
+        left_out = {key: value for key, value in usual.items() if key != name}
+        found, whole = TargetConfig.from_hf(left_out), TargetConfig.from_hf(usual)
+        assert found == whole, name
+        assert [found.window_of(layer) for layer in range(layers)] == [
+            whole.window_of(layer) for layer in range(layers)
+        ]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "phi3", "mixtral"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logit_scale", 0.0625),
+        ("logits_scaling", 8.0),
+        ("embedding_multiplier", 12.0),
+        ("residual_multiplier", 0.2),
+        ("final_logit_softcapping", 30.0),
+        ("clip_qkv", 8.0),
+        ("qk_layernorm", True),
+        ("use_parallel_residual", True),
+        ("n_routed_experts", 64),
+        ("sliding_window_pattern", 6),
+        ("no_rope_layer_interval", 4),
+        ("attention_chunk_size", 8192),
+        ("hidden_activation", "gelu_pytorch_tanh"),
+        ("rope_interleaved", True),
+    ],
+)
+def test_a_field_of_another_familys_computation_is_refused_by_name(family, field, value):
+    raw = {**LLAMA, "model_type": family, "num_local_experts": 2 if family == "mixtral" else None}
+    raw |= {"num_experts_per_tok": 1}
+    with pytest.raises(UnsupportedModelError, match=field):
+        TargetConfig.from_hf({**raw, field: value})
+    TargetConfig.from_hf({**raw, field: None})
+
+
+@pytest.mark.parametrize("field", ["long_mscale", "llama_4_scaling_beta", "alpha"])
+def test_an_unknown_rope_parameter_is_refused_by_name(field):
+    for name in ("rope_parameters", "rope_scaling"):
+        with pytest.raises(UnsupportedModelError, match=f"RoPE parameter '{field}', which is not read"):
+            TargetConfig.from_hf({**LLAMA, name: {"rope_type": "linear", "factor": 2.0, field: 1.2}})
