@@ -10,6 +10,7 @@ from transformers import CONFIG_MAPPING
 
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
+from model_defs.target.families.granite import MULTIPLIERS
 from model_defs.target.families.opt import EXPECTED
 from model_defs.target.families.registry import SUPPORTED
 from model_defs.target.fingerprint import described
@@ -227,13 +228,13 @@ READ = {
     *("moe_intermediate_size", "num_local_experts", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
     *("original_max_position_embeddings", "query_pre_attn_scalar", "hidden_activation", "final_logit_softcapping"),
     *("attn_logit_softcapping", "use_bidirectional_attention", "ffn_dim", "word_embed_proj_dim"),
-    *("activation_function", *EXPECTED),
+    *("activation_function", *EXPECTED, *MULTIPLIERS),
 }
 """Fields that some family reads or refuses"""
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "gemma3_text"]
+    "family", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "smollm3", "gemma3_text", "granite"]
 )
 def test_what_a_file_leaves_out_is_what_transformers_takes(family):
     """And a field that transformers computes with is read or refused."""
