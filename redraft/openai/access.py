@@ -129,7 +129,7 @@ class Gate:
                 status = message["status"]
                 MutableHeaders(scope=message).update(own | ({"connection": "close"} if unread else {}))
             elif unread and not message.get("more_body"):
-                await send(message | {"more_body": True})
+                await send({**message, "more_body": True})
                 await _drop_body(receive_on)
                 message = {"type": "http.response.body"}
             await send(message)

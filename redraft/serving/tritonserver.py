@@ -149,7 +149,7 @@ def prepare(installation: TritonInstallation, run_dir: RunDir, settings: Setting
         (folder / "1" / "__pycache__").touch()  # a file: bytecode written there would pass for a change of the model
         config = (source / "config.pbtxt").read_text()
         config = config.replace("decoupled: true", f"decoupled: {str(settings.decoupled).lower()}")
-        config = config.replace('"${tokenizer_dir}"', json.dumps(str(run_dir.bundle)))
+        config = config.replace('"${tokenizer_dir}"', json.dumps(run_dir.bundle.name))
         (folder / "config.pbtxt").write_text(config)
     whole = (REPOSITORY / STAND_IN / "config.pbtxt").read_text()
     for name, config in ((WHOLE, whole), (BROKEN, f'backend: "{BROKEN}"')):
@@ -194,18 +194,22 @@ def server(installation: TritonInstallation, run_dir: RunDir) -> Child:
 
 
 def command(installation: TritonInstallation, run_dir: RunDir) -> list[str]:
-    """Command line of the server: it listens on sockets in the run directory, and models come from there."""
-    grpc_name, _, grpc_port = str(run_dir.grpc_socket).rpartition(":")
+    """Command line of the server: it runs in the run directory, listens on sockets there, and loads models from there.
+
+    All paths are relative to it. Triton starts a model's process through a shell, which would run what the run
+    directory's own path says.
+    """
+    grpc_name, _, grpc_port = run_dir.grpc_socket.name.rpartition(":")
     return [
         str(installation.server),
-        f"--model-repository={run_dir.models}",
-        f"--backend-directory={run_dir.backends}",
+        f"--model-repository={run_dir.models.name}",
+        f"--backend-directory={run_dir.backends.name}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in MODELS),
-        f"--http-address=unix:{run_dir.http_socket}",
+        f"--http-address=unix:{run_dir.http_socket.name}",
         f"--grpc-address=unix:{grpc_name}",
         f"--grpc-port={grpc_port}",
-        f"--metrics-address=unix:{run_dir.metrics_socket}",
+        f"--metrics-address=unix:{run_dir.metrics_socket.name}",
         f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(run_dir.path)}",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         "--grpc-infer-allocation-pool-size=0",
@@ -230,7 +234,7 @@ def environment(installation: TritonInstallation, run_dir: RunDir) -> dict[str, 
             "LD_LIBRARY_PATH": installation.library_path,
             "PATH": f"{binaries}:{os.environ.get('PATH', os.defpath)}",
             "REDRAFT_HOME": str(HOME),
-            "REDRAFT_WORKER_SOCKET": str(run_dir.socket),
+            "REDRAFT_WORKER_SOCKET": run_dir.socket.name,  # relative: the models' Python takes paths for ASCII
         }
     )
 

@@ -62,7 +62,7 @@ def test_a_server_in_ngcs_layout(container, tmp_path):
     command = tritonserver.command(found, run_dir)
     assert command[0] == str(container / "bin" / "tritonserver")
     sockets = {"http": run_dir.http_socket, "metrics": run_dir.metrics_socket}
-    assert {f"--{name}-address=unix:{path}" for name, path in sockets.items()} < set(command)
+    assert {f"--{name}-address=unix:{path.name}" for name, path in sockets.items()} < set(command)
     assert tritonserver.environment(found, run_dir)["PATH"].startswith(f"{found.environment}/bin:")
 
 

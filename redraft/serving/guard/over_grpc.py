@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 from google.protobuf.message import Message
@@ -236,7 +237,7 @@ def _closed(name: str) -> Handler:
 @contextlib.asynccontextmanager
 async def listening(address: str, port: int, socket: Path, room: Room) -> AsyncIterator[None]:
     """Pass calls on to Triton's socket within the context."""
-    async with aio.insecure_channel(f"unix:{socket}", options=_TO_TRITON) as triton:
+    async with aio.insecure_channel(f"unix:{quote(str(socket))}", options=_TO_TRITON) as triton:
         server = aio.server(options=_FROM_CLIENTS)
         server.add_generic_rpc_handlers((GrpcGuard(triton, socket, room),))
         server.add_insecure_port(f"{address}:{port}")

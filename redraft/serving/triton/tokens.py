@@ -25,7 +25,9 @@ from redraft.worker import protocol
 
 def _read(bundle: Path) -> tuple[TextCodec, dict[str, Any]]:
     """A bundle's tokenizer and configuration."""
-    return TextCodec.load(bundle / "tokenizer.json"), json.loads((bundle / "config.json").read_text())
+    # By their bytes: this Python takes paths for ASCII, and the tokenizer's reader wants UTF-8.
+    tokenizer = (bundle / "tokenizer.json").read_bytes().decode()
+    return TextCodec.of_json(tokenizer), json.loads((bundle / "config.json").read_bytes())
 
 
 class TokenModel:

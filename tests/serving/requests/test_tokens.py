@@ -18,11 +18,15 @@ from tests.worker.toy_worker import LIMITS
 
 TOY_WORKER = [sys.executable, "-m", "tests.serving.requests.toy_engine_worker"]
 PROMPT = "What is ä?"
+NAME = "x;touch PWNED;y ü $(touch PWNED) 'q\" %41#?"
+"""Of the bundle's folder and of the run directory. Triton starts its models' processes through a shell, and with a
+Python that takes paths for ASCII."""
 
 
 @pytest.fixture(scope="module")
 def toy_bundle(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
+    folder = tmp_path_factory.mktemp("toy") / NAME
+    folder.mkdir()
     toy_tokenizer().save(str(folder / "tokenizer.json"))
     config = {"limits": {"max_len": LIMITS.max_len}, "target": {"vocab_size": 111, "eos_token_ids": [0]}}
     (folder / "config.json").write_text(json.dumps(config))
@@ -31,7 +35,9 @@ def toy_bundle(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def service(run_folder, toy_bundle):
-    return start(run_folder, toy_bundle, worker_command=TOY_WORKER, decoupled=False)
+    folder = run_folder / NAME
+    yield start(folder, toy_bundle, worker_command=TOY_WORKER, decoupled=False)
+    launcher.stop(folder)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +65,11 @@ def step_by_step(client, prompt: str, max_tokens: int, **lists: np.ndarray) -> b
     decoded = client.infer("postprocessing", grpc_inputs(TOKENS_BATCH=tokens, SEQUENCE_LENGTH=length))
     (text,) = decoded.as_numpy("OUTPUT").tolist()
     return text
+
+
+def test_names_of_folders_are_no_commands(service, run_folder, toy_bundle):
+    assert service.ready()
+    assert not [*run_folder.rglob("PWNED"), *toy_bundle.parent.rglob("PWNED")]
 
 
 def at_once(client, prompt: str, max_tokens: int, **lists: np.ndarray) -> bytes:
