@@ -212,7 +212,8 @@ $(PAIRS)/manifest.json: always benchmarks/methods/lossless.toml $(CALIBRATED) | 
 	$(COMPILE) --methods benchmarks/methods/lossless.toml --slots 8 --output $(PAIRS)
 
 quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
-	$(PY) -m benchmarks.load.quickstart --baseline $(BASELINE) --bundle $(BUNDLE)
+	$(PY) -m benchmarks.load.quickstart --baseline $(BASELINE) --bundle $(BUNDLE) \
+	  --ports $(HTTP_PORT) $(GRPC_PORT) $(METRICS_PORT) $(OPENAI_PORT)
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 test: | $(SETUP) ## the tests that a change needs while it is made, in under 5 minutes on 2 cores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,22 @@ from redraft.console.output import err, fail, out
 from redraft.errors import BundleError
 from redraft.request import INT32_MAX, Guide, Options, request
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Speculative decoding, here or served under Triton.")
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"redraft {metadata.version('redraft')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Speculative decoding, here or served under Triton."""
 
 
 @app.command()

@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 
 from redraft.bundle.backends import OPENVINO
-from redraft.bundle.budget import BudgetFile, BudgetTable, machine_name
+from redraft.bundle.budget import BudgetFile, BudgetTable, how_to_tune, machine_name
 from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Manifest, cpu_features
 from redraft.chat import render_chat, template_digest
 from redraft.console.resources import cpu_quota
-from redraft.errors import IN_CLONE, how_to_tune
+from redraft.errors import IN_CLONE
 from redraft.llm import LLM
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE

@@ -21,11 +21,6 @@ def how_to_rebuild(command: str = "") -> str:
     return f"rebuild it{IN_CLONE} with: {command or f'python {BUILD}'}"
 
 
-def how_to_tune(bundle: Path) -> str:
-    """The command that measures a bundle's budgets."""
-    return f"run `python build/tune.py --bundle {bundle} --prompts benchmarks/prompts.jsonl`{IN_CLONE}"
-
-
 def place(location: tuple[int | str, ...]) -> str:
     """A field's place in a request as OpenAI writes it, such as `messages[0].content`; empty for the whole."""
     parts = (part for part in location if part != "[key]")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,9 @@ from rich.console import Console
 from redraft.console.interrupt import interruptible
 
 RUN_DIR = Path("artifacts/quickstart")
-PORT, BASELINE_PORT = 8000, 8010
+PORTS = (8000, 8001, 8002, 8003)
+BASELINE_OFFSET = 10
+"""Between the ports of the two servers."""
 console = Console()
 
 
@@ -31,12 +33,11 @@ def run(*arguments: str | Path) -> None:
 
 
 @contextmanager
-def served(bundle: Path, first_port: int) -> Iterator[None]:
+def served(bundle: Path, ports: Sequence[int]) -> Iterator[None]:
     """A Triton server of the bundle on four ports (HTTP, gRPC, metrics, /v1); stopped at the end."""
     console.rule(f"serve {bundle}")
-    run_dir = RUN_DIR / f"run-{first_port}"
-    options = ("--http-port", "--grpc-port", "--metrics-port", "--openai-port")
-    ports = zip(options, range(first_port, first_port + len(options)), strict=True)
+    run_dir = RUN_DIR / f"run-{ports[0]}"
+    options = zip(("--http-port", "--grpc-port", "--metrics-port", "--openai-port"), ports, strict=True)
     try:
         run(
             "redraft.cli",
@@ -45,7 +46,7 @@ def served(bundle: Path, first_port: int) -> Iterator[None]:
             bundle,
             "--run-dir",
             run_dir,
-            *(str(word) for pair in ports for word in pair),
+            *(str(word) for pair in options for word in pair),
         )
         yield
     finally:
@@ -59,14 +60,20 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path, required=True, help="bundle with drafter")
     parser.add_argument("--request-rate", nargs="+", default=["0.5", "1", "2"], help="requests per second")
     parser.add_argument("--num-prompts", type=int, default=16, help="requests per rate")
+    parser.add_argument(
+        "--ports", nargs=4, type=int, default=PORTS, metavar=("HTTP", "GRPC", "METRICS", "OPENAI"),
+        help=f"of the server with drafter; the other's are higher by {BASELINE_OFFSET}",
+    )  # fmt: skip
     arguments = parser.parse_args()
+    _, grpc_port, metrics_port, _ = ports = arguments.ports
+    baseline_ports = [port + BASELINE_OFFSET for port in ports]
     baseline, speculative = RUN_DIR / "auto-regressive", RUN_DIR / "speculative"
-    with served(arguments.baseline, BASELINE_PORT), served(arguments.bundle, PORT):
+    with served(arguments.baseline, baseline_ports), served(arguments.bundle, ports):
         console.rule(f"load test at {', '.join(arguments.request_rate)} requests/s, the servers in turn")
         run(
             "benchmarks.load.loadtest", "--tokenizer", arguments.bundle, "--label", "speculative",
-            "--url", f"127.0.0.1:{PORT + 1}", "--metrics-url", f"http://127.0.0.1:{PORT + 2}/metrics",
-            "--baseline-url", f"127.0.0.1:{BASELINE_PORT + 1}", "--baseline", baseline, "--result-dir", speculative,
+            "--url", f"127.0.0.1:{grpc_port}", "--metrics-url", f"http://127.0.0.1:{metrics_port}/metrics",
+            "--baseline-url", f"127.0.0.1:{baseline_ports[1]}", "--baseline", baseline, "--result-dir", speculative,
             "--num-prompts", str(arguments.num_prompts), "--max-tokens", "64",
             "--seconds", "0", "--ramp", "2", "--runs", "1",
             "--request-rate", *arguments.request_rate,

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.speed.inprocess import Clock
+from redraft.bundle.config import bundle_ranks
 from redraft.llm import Answer
 from redraft.request import GenerateRequest
-from redraft.serving.ranks import bundle_ranks, launch_command
+from redraft.serving.ranks import launch_command
 from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import DRAIN_S
 

@@ -33,9 +33,9 @@ from benchmarks.figures.tables import Table
 from benchmarks.load.clients.base import Client, Generation, GenerationError
 from benchmarks.robustness import service
 from benchmarks.robustness.malformed import Overloaded, grpc_stream
+from redraft.bundle.config import bundle_ranks
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError, is_alive, owned_processes
-from redraft.serving.ranks import bundle_ranks
 from redraft.serving.rundir import RunDir, Settings, State
 from redraft.serving.watched import ANSWER_S
 
@@ -247,7 +247,7 @@ class Trial:
             moments.setdefault(said, time.monotonic())
 
         launcher.serve(self.settings, self.run_dir.path, note)
-        self.load_s = min(self.load_s, moments.get("starting the Triton server", time.monotonic()) - begun)
+        self.load_s = min(self.load_s, moments.get("loading Triton's models", time.monotonic()) - begun)
 
     def limit_s(self, process: str, stopped: bool) -> float:
         """How long a process may be away."""

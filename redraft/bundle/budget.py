@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from redraft.bundle.config import BundleConfig
+from redraft.bundle.config import BundleConfig, bundle_ranks
 from redraft.bundle.manifest import MANIFEST, file_sha256
-from redraft.errors import BundleError, how_to_tune
+from redraft.errors import IN_CLONE, BundleError
 
 FILE_NAME = "budget.json"
 AtTemperature = TypeVar("AtTemperature", "BudgetEntry", "Scores")
@@ -168,6 +169,14 @@ def machine_name() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
+
+
+def how_to_tune(bundle: Path) -> str:
+    """The command that measures a bundle's budgets, with as many ranks as it needs."""
+    ranks = bundle_ranks(bundle)
+    command = ["python", "build/tune.py", "--bundle", str(bundle), "--prompts", "benchmarks/prompts.jsonl"]
+    launcher = ["mpiexec", "-n", str(ranks)] if ranks > 1 else []
+    return f"run `{shlex.join([*launcher, *command])}`{IN_CLONE}"
 
 
 def untuned_warning(methods: Iterable[str], bundle: Path) -> str:

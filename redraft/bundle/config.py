@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Self
@@ -182,6 +183,14 @@ class BundleConfig(Section):
 def target_folder(bundle: Path, rank: int, ranks: int) -> Path:
     """Where the networks and weights of a rank's part of the target are."""
     return bundle / f"rank{rank}" if ranks > 1 else bundle
+
+
+def bundle_ranks(bundle: Path) -> int:
+    """How many ranks a bundle needs; 1 where its configuration does not say, which the worker then judges."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        count = json.loads((bundle / CONFIG).read_bytes()).get("tensor_parallel", 1)
+        return count if type(count) is int and count > 0 else 1
+    return 1
 
 
 def read_json_object(path: Path) -> dict:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from redraft.bundle.budget import untuned_warning
 from redraft.chat import render_chat
@@ -171,7 +172,7 @@ def serve(
     except KeyboardInterrupt:
         fail("redraft serve: interrupted, nothing is left running", code=130)
     mode = "streaming (decoupled)" if decoupled else "one response per request"
-    out.print(f"serving {state.settings.bundle.name}, {mode}")
+    out.print(f"serving {state.settings.bundle.name}, {mode}", markup=False)
     out.print(f"  bundle   {state.settings.bundle}", markup=False)
     out.print(f"  HTTP     http://{address.value}:{http_port}/v2/models/ensemble/generate")
     out.print(f"  gRPC     {address.value}:{grpc_port}")
@@ -179,7 +180,7 @@ def serve(
     if openai_port:
         out.print(f"  OpenAI   http://{address.value}:{openai_port}/v1")
         out.print(f"  page     http://{address.value}:{openai_port}/")
-    out.print(f"  logs     {RunDir(run_dir).path}")
+    out.print(f"  logs     {RunDir(run_dir).path}", markup=False)
     _warn_of_untuned(state)
     if foreground and (reason := stay(run_dir, lambda text: out.print(text, end="", markup=False))):
         fail(f"redraft serve: {reason}")
@@ -201,7 +202,7 @@ def swap(
         fail(f"redraft swap: {error}")
     except KeyboardInterrupt:
         fail("redraft swap: interrupted, the swap goes on: `redraft status` says how it is", code=130)
-    out.print(f"serving {state.settings.bundle.name}")
+    out.print(f"serving {state.settings.bundle.name}", markup=False)
     _warn_of_untuned(state)
 
 
@@ -228,7 +229,7 @@ def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
         if state and state.error:
             out.print(state.error, markup=False)
         raise typer.Exit(1)
-    out.print(f"{state.phase} {state.detail}".rstrip(), markup=False)
+    out.print(f"{state.phase}: {state.detail}" if state.detail else state.phase, markup=False)
     out.print(f"  bundle   {state.settings.bundle}", markup=False)
     if state.swap and state.swap.phase != "done":
         out.print(
@@ -314,7 +315,7 @@ def _activities() -> Iterator[Callable[[str], None]]:
     """Shows what a start is doing: in a terminal beside a spinner, in a log as it begins and while it goes on."""
     if err.is_terminal:
         with err.status("starting") as status:
-            yield status.update
+            yield lambda activity: status.update(escape(activity))
         return
     doing = "starting"
 

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+from redraft.bundle.config import bundle_ranks
 from redraft.request import GenerateRequest
 from redraft.serving import ranks
 from redraft.serving.child import Child
@@ -48,7 +49,7 @@ def engine_worker(run_dir: RunDir, settings: Settings, number: int = 0) -> Child
         run_dir,
         f"{WORKER_PART}{number}",
         "the engine worker",
-        ranks.launch_command(command, ranks.bundle_ranks(settings.bundle), settings.hostfile),
+        ranks.launch_command(command, bundle_ranks(settings.bundle), settings.hostfile),
         run_dir.worker_log,
         dict(os.environ),
         REPOSITORY,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from redraft.bundle.config import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
 from redraft.errors import IN_CLONE
@@ -29,7 +30,7 @@ from redraft.serving.processes import (
     owned_processes,
     remove_shared_memory,
 )
-from redraft.serving.ranks import bundle_ranks, launch_command
+from redraft.serving.ranks import launch_command
 from redraft.serving.rundir import RunDir, Settings, State, SwapOrder, cannot_write, tail
 from redraft.serving.tritonserver import TritonInstallation, check_shared_memory
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -23,14 +22,6 @@ ASCII = "ascii:backslashreplace"
 
 _ENDS = re.compile(r"^\[\d+\](\d+):Return code = (\d+)(?:, signaled with (.+))?$", re.MULTILINE)
 _BAD_END = re.compile(r"^=\s+PID (\d+) RUNNING AT (\S+)\n=\s+EXIT CODE: (\d+)$", re.MULTILINE)
-
-
-def bundle_ranks(bundle: Path) -> int:
-    """How many ranks a bundle needs; 1 where its configuration does not say, which the worker then judges."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        count = json.loads((bundle / "config.json").read_bytes()).get("tensor_parallel", 1)
-        return count if type(count) is int and count > 0 else 1
-    return 1
 
 
 def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) -> list[str]:

@@ -85,7 +85,7 @@ class Supervisor:
             listener.start()
         self._wait(self._worker, self._settings.start_timeout_s, self._worker_pulse)
         self._set_worker_up(True)
-        self._say("starting", "starting the Triton server")
+        self._say("starting", "loading Triton's models")
         self._start_triton()
         self._wait(self._triton, TRITON_START_S, self._triton_pulse)
         self._set_triton_up()

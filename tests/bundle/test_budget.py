@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -105,3 +106,14 @@ def test_methods_that_are_not_tuned_are_named(bundle, tmp_path, capsys):
     assert budget.main(tmp_path / "nowhere") == 1
     (bundle / "manifest.json").unlink()
     assert budget.main(bundle) == 1
+
+
+def test_the_command_that_tunes_starts_as_many_ranks_as_the_bundle_needs(tmp_path):
+    """And may be pasted into a shell, whatever the bundle is called."""
+    bundle = tmp_path / "my bundle; $(touch x)"
+    bundle.mkdir()
+    for config, launcher in (("{}", []), ('{"tensor_parallel": 2}', ["mpiexec", "-n", "2"])):
+        (bundle / "config.json").write_text(config)
+        command = budget.how_to_tune(bundle).partition("`")[2].rpartition("`")[0]
+        tune = ["python", "build/tune.py", "--bundle", str(bundle), "--prompts", "benchmarks/prompts.jsonl"]
+        assert shlex.split(command) == [*launcher, *tune]

@@ -13,7 +13,7 @@ import pytest
 
 import redraft.bundle.manifest as bundle_module
 from redraft import errors
-from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
+from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo, bundle_ranks
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.writer import finish_bundle, new_bundle
 from redraft.errors import BundleError
@@ -145,3 +145,12 @@ def test_a_build_replaces_the_old_bundle(path):
         finish_bundle(folder, CONFIG, {}, "4567", "again")
     assert Bundle.load(path).manifest.command == "again"
     assert not (path / "target.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [('{"tensor_parallel": 3}', 3), ("{}", 1), ('{"tensor_parallel": 0}', 1), ("[]", 1), ("no JSON", 1)],
+)
+def test_ranks_of_a_bundle(tmp_path, config, count):
+    (tmp_path / "config.json").write_text(config)
+    assert bundle_ranks(tmp_path) == count

@@ -8,16 +8,18 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from redraft import cli
 from redraft.console import progress
-from redraft.serving import launcher
+from redraft.serving import commands, launcher
 from redraft.serving.processes import ServingError
-from redraft.serving.rundir import RunDir, Settings
+from redraft.serving.rundir import RunDir, Settings, State
 from tests.conftest import wait_until
 from tests.serving.client_side import free_ports
 from tests.serving.lifecycle.starting import ensure_running, redraft
@@ -36,6 +38,21 @@ def test_the_command_line(tmp_path, fake_bundle):
 
 
 @pytest.mark.slow
+def test_the_version():
+    assert redraft("--version").communicate()[0] == f"redraft {metadata.version('redraft')}\n"
+
+
+def test_a_status_says_a_word_once(tmp_path, fake_bundle, capsys, monkeypatch):
+    """Whatever the run directory is called."""
+    run_dir = RunDir(tmp_path / "[/red]")
+    run_dir.create()
+    run_dir.write_state(State(detail="loading Triton's models", settings=Settings(bundle=fake_bundle)))
+    monkeypatch.setattr(launcher, "is_running", lambda _: True)
+    with pytest.raises(typer.Exit):
+        commands.status(run_dir.path)
+    assert capsys.readouterr().out.startswith("starting: loading Triton's models\n")
+
+
 def test_a_start_that_takes_long_is_seen_in_a_log(tmp_path, fake_bundle, monkeypatch):
     write, lines = progress.write, []
 

@@ -241,15 +241,6 @@ def split(folder: Path, count: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("config", "count"),
-    [('{"tensor_parallel": 3}', 3), ("{}", 1), ('{"tensor_parallel": 0}', 1), ("[]", 1), ("no JSON", 1)],
-)
-def test_ranks_of_a_bundle(tmp_path, config, count):
-    (tmp_path / "config.json").write_text(config)
-    assert ranks.bundle_ranks(tmp_path) == count
-
-
 def test_without_mpi(tmp_path, monkeypatch):
     wanted = Settings(bundle=split(tmp_path / "bundle", 2))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
