@@ -45,6 +45,8 @@ class Writing:
     """Whether the prompt ends within the last message, which the answer continues."""
     add_generation_prompt: bool | None = None
     """Whether the prompt ends with the beginning of an answer; None: unless a message is continued."""
+    sanitize_control_tokens: bool | None = None
+    """Whether control tokens that messages spell stay text when the prompt is encoded; None: the server's choice."""
 
     def __post_init__(self) -> None:
         if self.continue_final_message and self.add_generation_prompt:
@@ -81,6 +83,10 @@ class ChatTemplate:
         if not sources:
             raise FileNotFoundError(f"{folder}: no {TEMPLATE_FILE} and no chat_template in tokenizer_config.json")
         return cls(sources, special_tokens(config))
+
+    def writes(self, text: str) -> bool:
+        """Whether one of the templates spells a text."""
+        return any(text in source for source in self._sources.values())
 
     def check(self) -> None:
         """Raises TemplateError for a template that cannot be read, and where none is the default."""

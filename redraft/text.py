@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,27 @@ class TextCodec:
 
     def _encode_parts(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
+
+    @property
+    def added_tokens(self) -> dict[str, bool]:
+        """The texts that are one token wherever they stand, and whether that is a special one."""
+        return {token.content: token.special for token in self._tokenizer.get_added_tokens_decoder().values()}
+
+    def respelled(self, texts: Mapping[str, str]) -> TextCodec:
+        """A codec whose added tokens have other texts, by the old ones, and the same ids."""
+        state = json.loads(self._tokenizer.to_str())
+        for token in state["added_tokens"]:
+            token["content"] = texts.get(token["content"], token["content"])
+        model = state["model"]
+        if isinstance(vocabulary := model["vocab"], dict):
+            model["vocab"] = {texts.get(text, text): token for text, token in vocabulary.items()}
+        else:
+            model["vocab"] = [[texts.get(text, text), score] for text, score in vocabulary]
+        if model.get("unk_token") is not None:
+            model["unk_token"] = texts.get(model["unk_token"], model["unk_token"])
+        if "merges" in model:
+            model["merges"] = [merge for merge in model["merges"] if not texts.keys() & {*merge, "".join(merge)}]
+        return TextCodec.of_json(json.dumps(state))
 
     def special_id(self, word: str) -> int | None:
         """The id of a special token given by its text, None for any other text."""

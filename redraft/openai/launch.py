@@ -70,5 +70,6 @@ def command(run_dir: RunDir, settings: Settings) -> list[str]:
         *(["--model-name", settings.model_name] if settings.model_name else []),
         *(["--tool-parser", settings.tool_parser] if settings.tool_parser else []),
         *("--generation-config", settings.generation_config),
+        *(["--sanitize-control-tokens"] if settings.sanitize_control_tokens else []),
         *(argument for name in settings.allowed_hosts for argument in ("--allow-host", name)),
     ]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.generation import GenerationConfig
 from redraft.chat import NEXT_TURN, ChatTemplate, TextOnly, Writing, turns
+from redraft.control_tokens import ControlTokens
 from redraft.openai.errors import ApiError, not_served, too_long
 from redraft.openai.structured.forms import FORMS, HERMES, form_of
 from redraft.openai.structured.listing import written_out
@@ -33,11 +36,13 @@ class ServedModel:
         tool_parser: str | None = None,
         former: frozenset[str] = frozenset(),
         own_defaults: bool = True,
+        sanitizes: bool = False,
     ):
         """`tool_parser` names the form of its tool calls, one of `FORMS`; None: what the chat template shows.
-        `own_defaults`: whether requests are sampled as its `generation_config.json` says, where they say nothing."""
+        `own_defaults`: whether requests are sampled as its `generation_config.json` says, where they say nothing.
+        `sanitizes`: whether control tokens that messages spell stay text, where requests say nothing."""
         self._link, self._given_name, self._tool_parser, self._former = bundle, name, tool_parser, former
-        self._own_defaults = own_defaults
+        self._own_defaults, self._sanitizes = own_defaults, sanitizes
         self._folder = bundle = bundle.resolve()
         config = BundleConfig.read(bundle)
         self.name = name or config.name
@@ -71,7 +76,7 @@ class ServedModel:
     def successor(self) -> ServedModel:
         """The model of the bundle to which the link leads now."""
         former = self._former | {self.name}
-        return ServedModel(self._link, self._given_name, self._tool_parser, former, self._own_defaults)
+        return ServedModel(self._link, self._given_name, self._tool_parser, former, self._own_defaults, self._sanitizes)
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not this one; None is this one."""
@@ -96,6 +101,10 @@ class ServedModel:
         template refuses it."""
         if self._template is None:
             raise not_served(param, "this model has no chat template; /v1/completions continues a text as it is")
+        if self._sanitized(writing):
+            mark = self._control_tokens.mark
+            messages, tools = mark(messages), mark(tools)
+            writing = replace(writing, options=mark(writing.options), documents=mark(writing.documents))
         try:
             if self._lists_tools:
                 text = self._template.render(written_out(turns(messages), tools), writing=writing)
@@ -114,14 +123,27 @@ class ServedModel:
         except UnicodeEncodeError:
             raise ApiError(400, f"{param}: expected Unicode text, got a lone surrogate", param) from None
 
-    def encode(self, text: str, param: str) -> list[int]:
+    def encoder(self, writing: Writing) -> TextCodec | ControlTokens:
+        """What encodes the text of `chat_text`."""
+        return self._control_tokens if self._sanitized(writing) else self.codec
+
+    def _sanitized(self, writing: Writing) -> bool:
+        wanted = writing.sanitize_control_tokens
+        return self._template is not None and (self._sanitizes if wanted is None else wanted)
+
+    @cached_property
+    def _control_tokens(self) -> ControlTokens:
+        assert self._template is not None
+        return ControlTokens(self.codec, self._template)
+
+    def encode(self, text: str, param: str, encoder: TextCodec | ControlTokens | None = None) -> list[int]:
         """Token ids of a text. Raises ApiError where it is empty, is no Unicode, or cannot fit the context."""
         self.check_unicode(text, param)
         try:
             self._limits.check_text(len(text.encode()))
         except InvalidRequest as error:
             raise too_long(param, str(error).replace("text:", f"{param}:", 1)) from None
-        return self.check_ids(self.codec.encode(text), param)
+        return self.check_ids((encoder or self.codec).encode(text), param)
 
     def check_ids(self, ids: list[int], param: str) -> list[int]:
         """The token ids of a prompt, as they are. Raises ApiError where they cannot be a prompt of this model."""

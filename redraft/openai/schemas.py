@@ -193,6 +193,7 @@ class Conversation(Named):
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    sanitize_control_tokens: bool | None = None
 
     @model_validator(mode="after")
     def _ends_once(self) -> Self:
@@ -202,7 +203,11 @@ class Conversation(Named):
     def writing(self) -> Writing:
         """The same, as chat templates take it."""
         return Writing(
-            self.chat_template_kwargs, self.documents, self.continue_final_message, self.add_generation_prompt
+            self.chat_template_kwargs,
+            self.documents,
+            self.continue_final_message,
+            self.add_generation_prompt,
+            self.sanitize_control_tokens,
         )
 
 

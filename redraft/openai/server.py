@@ -59,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--generation-config", choices=[*Defaults], default=Defaults.auto, help="vllm: not the model's own"
     )
+    parser.add_argument("--sanitize-control-tokens", action="store_true", help="those that messages spell stay text")
     parser.add_argument("--silence-s", type=float, default=30.0, help="a worker silent for longer is away")
     parser.add_argument("--log", type=Path, help="the file that the output goes to, which this process keeps short")
     options = parser.parse_args(argv)
@@ -66,7 +67,13 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure(handlers=handlers)
     try:
         own_defaults = options.generation_config == Defaults.auto
-        model = ServedModel(options.bundle, options.model_name, options.tool_parser, own_defaults=own_defaults)
+        model = ServedModel(
+            options.bundle,
+            options.model_name,
+            options.tool_parser,
+            own_defaults=own_defaults,
+            sanitizes=options.sanitize_control_tokens,
+        )
         tracing = Tracing(exporting(), model.name)
     except (OSError, ValueError, RuntimeError) as error:
         log.error("redraft /v1: %s", error)

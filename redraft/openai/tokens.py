@@ -46,7 +46,8 @@ def tokenize(body: TokenizeBody, model: ServedModel) -> dict[str, Any]:
         messages = [message.model_dump() for message in body.messages]
         text, param = prompt_text(messages, tools, model, "messages", body.writing()), "messages"
     model.check_unicode(text, param)
-    ids = model.codec.encode(text, body.add_special_tokens)
+    encoder = model.codec if body.messages is None else model.encoder(body.writing())
+    ids = encoder.encode(text, body.add_special_tokens)
     texts = [model.codec.token_string(token) for token in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": model.max_len, "tokens": ids, "token_strs": texts}
 

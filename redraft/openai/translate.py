@@ -76,7 +76,7 @@ def prompt_of(
     messages: Sequence[Mapping[str, Any]], tools: ToolUse | None, model: ServedModel, param: str, writing: Writing
 ) -> list[int]:
     """Token ids of a conversation, the field `param`, with the tools that it may call. Raises ApiError."""
-    return model.encode(prompt_text(messages, tools, model, param, writing), param)
+    return model.encode(prompt_text(messages, tools, model, param, writing), param, model.encoder(writing))
 
 
 def prompt_text(

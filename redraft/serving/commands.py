@@ -78,6 +78,13 @@ def serve(
             "says; vllm, at temperature 1."
         ),
     ] = Defaults.auto,
+    sanitize_control_tokens: Annotated[
+        bool,
+        typer.Option(
+            help="Keep control tokens that messages of /v1 spell, such as <|im_start|>, as text. Those of the chat "
+            "template stay tokens."
+        ),
+    ] = False,
     decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
     threads: Annotated[
         int | None,
@@ -150,6 +157,7 @@ def serve(
         model_name=model_name,
         tool_parser=tool_parser,
         generation_config=generation_config.value,
+        sanitize_control_tokens=sanitize_control_tokens,
         allowed_hosts=allow_host or [],
         decoupled=decoupled,
         threads=threads,
