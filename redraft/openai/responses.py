@@ -19,6 +19,17 @@ from redraft.request import INT32_MAX, MOST_ALTERNATIVES, Guide, clipped, shown
 
 LOG_PROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
+Included = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""The values of `include`. Those after the first are of items that no answer has."""
 ROLES = ("system", "developer", "user", "assistant")
 """Those that messages have. What a tool said is another kind of item."""
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -47,7 +58,7 @@ class ResponsesBody(Sampled, Conversation):
     input: Annotated[str | list[dict[str, Any]], PlainValidator(_text_or_items)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
-    include: list[Literal["message.output_text.logprobs"]] = Field(default=[])
+    include: list[Included] = Field(default=[])
     top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     text: TextOptions = TextOptions()
     stream_options: StreamOptions | None = None

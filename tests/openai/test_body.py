@@ -66,6 +66,13 @@ def test_neutral_values_of_served_fields_are_taken(body, model):
     assert JOBS[body](body.model_validate(NEEDED[body] | known | {"seed": 1}), model).requests == plain
 
 
+def test_what_no_answer_has_may_be_included():
+    body = ResponsesBody.model_validate({"input": "Hi", "include": ["reasoning.encrypted_content"]})
+    assert not body.log_probs
+    with pytest.raises(ValidationError, match="include"):
+        ResponsesBody.model_validate({"input": "Hi", "include": ["surprise"]})
+
+
 @pytest.mark.parametrize(
     ("body", "field"), [(body, field) for body in NEEDED for field in body.model_fields if field != "model"]
 )
