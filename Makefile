@@ -20,7 +20,7 @@ ENGINES   ?= artifacts/engines
 BACKEND   ?= openvino
 PRECISION ?= bf16
 SHAPE     ?= --beam-width 4
-METHODS   ?= $(and $(filter tensorrt%,$(BACKEND)),$(filter $(DEFAULT),$(NAME)),build/drafters.toml)
+METHODS   ?=
 TP        ?= 1
 UCX_TLS   ?= posix,self
 SPLIT     := $(addprefix -,$(filter-out openvino,$(BACKEND)))$(if $(filter-out 1,$(TP)),-tp$(TP))
@@ -82,6 +82,8 @@ help: ## this list
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
 $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt $(wildcard requirements/*.txt)
 	@command -v g++ >/dev/null || { echo "setup: g++ is missing (Debian: apt-get install g++)"; exit 1; }
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info[:2] != (3, 11))" 2>/dev/null || { echo "setup: needs Python 3.11, got" \
+	  "$(PYTHON) ($$($(PYTHON) --version 2>&1 | tail -1)). Set PYTHON to it (Debian: apt-get install python3.11-venv)"; exit 1; }
 	@$(PYTHON) -m venv .venv || \
 	  { echo "setup: needs Python 3.11 with venv (Debian: apt-get install python3.11-venv), or PYTHON=path"; exit 1; }
 	@.venv/bin/python -c "import ctypes; ctypes.CDLL('libpython3.11.so.1.0')" 2>/dev/null || { echo "setup: libpython3.11," \

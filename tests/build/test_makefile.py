@@ -56,7 +56,7 @@ def dry_run(*arguments: str) -> str:
     return done.stdout
 
 
-def test_every_shipped_drafter_is_a_method_of_the_default_bundle():
+def test_every_shipped_drafter_is_a_method_of_the_file_that_names_them():
     drafters = [method.drafter for method in read_methods(ROOT / "build" / "drafters.toml").values()]
     assert {ROOT / drafter for drafter in drafters} == {*(ROOT / "drafters").iterdir()}
 
@@ -240,6 +240,35 @@ def test_several_ranks_without_mpi_are_told_what_serving_says(tmp_path, monkeypa
     launcher.touch(0o755)
     for arguments in ((), ("TP=2",)):
         assert subprocess.run([*command, "mpi", *arguments]).returncode == 0
+
+
+@pytest.mark.parametrize("python", ["Python 3.12.1", ""])
+def test_another_python_is_refused_before_anything_is_installed(tmp_path, python):
+    """Or one that is not there, not the index of torch."""
+    for name in ("requirements.txt", "requirements-gpu.txt", "requirements-triton.txt"):
+        (tmp_path / name).touch()
+    other = tmp_path / "python3.12"
+    if python:
+        other.write_text(f'#!/bin/sh\n[ "$1" != --version ] || echo {python}\n[ "$1" = --version ]\n')
+        other.chmod(0o755)
+    command = ["make", "-C", str(tmp_path), "-f", str(ROOT / "Makefile"), "setup", f"PYTHON={other}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"setup: needs Python 3.11, got {other} ({python}" in done.stdout, done.stdout + done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_engines_for_tensorrt_have_the_default_drafter_only():
+    """All five that ship take METHODS=build/drafters.toml."""
+    for backend in ("tensorrt", "tensorrt_rtx"):
+        commands = dry_run("engines", f"BACKEND={backend}").replace("\\\n", "")
+        assert "--methods" not in commands
+        assert "--drafter drafters/SmolLM2-135M-Instruct " in commands
+
+
+def test_quickstart_takes_the_ports():
+    commands = dry_run("quickstart", "HTTP_PORT=1", "GRPC_PORT=2", "METRICS_PORT=3", "OPENAI_PORT=4")
+    assert "--ports 1 2 3 4" in " ".join(commands.replace("\\\n", "").split())
 
 
 def test_every_result_in_the_docs_is_written_by_a_part_of_bench():
