@@ -32,7 +32,8 @@ from redraft.batch import TargetBatch
 from redraft.decoding.token_tree import Node, TokenTree, mask_words
 from redraft.engines.cuda.masks import row_masks
 from redraft.grammar.compiler import Grammars
-from redraft.grammar.library import JSON_FORM, compiled, grammar_tokens, library_grammar
+from redraft.grammar.json_schema.rules import ONE_LINE
+from redraft.grammar.library import compiled, grammar_tokens, library_grammar
 from redraft.grammar.state import Grammar, GrammarState
 from redraft.request import Guide
 from redraft.text import TextCodec
@@ -81,7 +82,7 @@ class XGrammar:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(self, schema: str) -> Matcher:
-        form = {"any_whitespace": False, "separators": (JSON_FORM["item_separator"], JSON_FORM["key_separator"])}
+        form = {"any_whitespace": False, "separators": (ONE_LINE["item_separator"], ONE_LINE["key_separator"])}
         grammar = self._compiler.compile_json_schema(schema, **form)
         matcher = self._library.GrammarMatcher(grammar, max_rollback_tokens=64)
         bits = self._library.allocate_token_bitmask(1, self._vocab_size)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
+from redraft.grammar.json_schema import enforced_schema, parsed_schema, schema_rules
 from redraft.request import Guide
 from redraft.text import TextCodec
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON on one line: nothing but the content is left to choose, and no answer is lost in white space. A schema may have
-another form in its key `x-guidance`."""
+_OF_A_SCHEMA = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: ")
+_EXCERPT = re.compile(r" *\d+ \| | *\^ *$")
 ASCII_CLASSES = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 """Classes of a regex, of ASCII's digits and letters as in the `pattern` of a schema. The library means Unicode's."""
 MOST_FORCED = 1000
@@ -79,9 +75,9 @@ def library_grammar(guide: Guide) -> str:
     """A guide in the library's terms. Raises ValueError, or RecursionError for one that is nested too deeply."""
     match guide.kind:
         case "json":
-            return LLMatcher.grammar_from_json_schema('{"type": "object"}', defaults=JSON_FORM)
+            return LLMatcher.grammar_from_lark(schema_rules("start", {"type": "object"}))
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(guide.text, defaults=JSON_FORM)
+            return LLMatcher.grammar_from_lark(schema_rules("start", enforced_schema(parsed_schema(guide.text))))
         case "regex":
             return LLMatcher.grammar_from_regex(_with_ascii_classes(guide.text))
         case "choice":
@@ -115,9 +111,17 @@ def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
     probe = matcher.deep_copy()
     first = np.frombuffer(b"" if probe.is_error() else probe.compute_bitmask(), np.uint8)
     if probe.is_error():
-        reason = probe.get_error().removesuffix("\n<non-verbose/>")
+        reason = _reason(probe.get_error().removesuffix("\n<non-verbose/>"))
         nothing = "no text meets it, or none that the model's tokens can spell"
         raise ValueError(nothing if reason == "NoExtensionBias" else reason)
     if not np.unpackbits(first, count=tokens.vocab_size - 1, bitorder="little").any():
         raise ValueError("no text but the empty one meets it")
     return matcher
+
+
+def _reason(error: str) -> str:
+    """What is wrong with a schema, without the rule of the grammar that it was made into; other errors as they are."""
+    if (schema_error := _OF_A_SCHEMA.match(error)) is None:
+        return error
+    lines = error[schema_error.end() :].splitlines()
+    return "\n".join(line for line in lines if not _EXCERPT.match(line))

@@ -17,7 +17,6 @@ from redraft.openai.schemas import MAX_CHOICES, ChatBody, CompletionBody, Sample
 from redraft.openai.structured.formats import only_guide
 from redraft.openai.structured.use import ToolUse, tool_use
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, SamplingConfig, describe
-from redraft.text import TextCodec
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """What OpenAI and vLLM sample with where neither the client nor the model says otherwise."""
@@ -120,7 +119,7 @@ def job(
         raise ApiError(400, f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
     base = body.seed if body.seed is not None else secrets.randbits(63)
     seeds = [derived_seed(base, choice) for choice in range(n)] if body.seed is not None or n > 1 else [None]
-    guided_by, guide = _guide(body, tools, model.codec)
+    guided_by, guide = _guide(body, tools)
     asked = {"text": prompt_name, "input_ids": prompt_name, "max_tokens": max_tokens_name}
     fields = {**CLIENTS_FIELDS, **asked, "guide": guided_by, "guide.text": guided_by}
     result = Job(prompts, n, tools, fields)
@@ -168,10 +167,10 @@ def job(
     return result
 
 
-def _guide(body: Sampled, tools: ToolUse | None, codec: TextCodec) -> tuple[str, Guide | None]:
+def _guide(body: Sampled, tools: ToolUse | None) -> tuple[str, Guide | None]:
     """The field that asks for a guide, and the guide. Raises ApiError where fields do not go together."""
     field, wanted = only_guide(dict(body.guides())) or ("", None)
-    return (field, wanted) if tools is None else ("tools", tools.guide(field, wanted, codec))
+    return (field, wanted) if tools is None else ("tools", tools.guide(field, wanted))
 
 
 def sampling(body: Sampled, model: ServedModel) -> dict[str, float]:

@@ -26,7 +26,7 @@ REFUSED = {
     "no schema": ("json_schema", "[1]"),
     "a schema that nothing meets": ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 2}'),
     "false": ("json_schema", "false"),
-    "a keyword that is not known how to meet": ("json_schema", '{"not": {"type": "string"}}'),
+    "a keyword that is not known how to meet": ("json_schema", '{"not": {"pattern": "x"}}'),
     "no regex": ("regex", "("),
     "a regex of the empty text": ("regex", "()"),
     "no grammar": ("grammar", "start: rest"),

@@ -207,7 +207,7 @@ def _named_calls(
     for index, function in enumerate(functions):
         head = [terminal(part, codec) for part in (*before, function.name, *after)]
         calls.append(" ".join([*head, f"object_{index}", *(terminal(part, codec) for part in end)]))
-        objects.append(json_rule(f"object_{index}", parameters_schema(function)))
+        objects.append(json_rule(f"object_{index}", parameters_schema(function, len(functions) == 1)))
     return "\n".join((f"{rule}: {' | '.join(calls)}", *objects))
 
 

@@ -7,18 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from redraft.grammar.json_schema import (
+    MOST_REASONS,
+    SchemaError,
+    enforced_schema,
+    loosened_schema,
+    parsed_schema,
+    schema_rules,
+)
 from redraft.openai.errors import ApiError
 from redraft.openai.structured.formats import guide_for
 from redraft.openai.structured.tools import Function
-from redraft.request import Guide, shown
+from redraft.request import Guide
 from redraft.text import TextCodec
 
 ANY_OBJECT = '{"type": "object"}'
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How a guide writes JSON, which a grammar's own default is not."""
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-_VALUES = ("const", "enum", "default", "examples")
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs")
+_VALUES = ("const", "enum")
 """Keywords of a schema whose values are no schemas."""
 
 
@@ -38,11 +44,9 @@ class CallGrammar:
     def or_json(self, field: str, wanted: Guide, codec: TextCodec) -> Guide:
         """Calls, or the JSON that a field wants. Raises ApiError where the grammar is too long, or the schema none."""
         try:
-            schema = json.loads(wanted.text or ANY_OBJECT)
-        except (ValueError, RecursionError):
-            schema = None
-        if not isinstance(schema, dict):
-            raise ApiError(400, f"{field}: expected a JSON schema, got {shown(wanted.text)}", field)
+            schema = enforced_schema(parsed_schema(wanted.text or ANY_OBJECT))
+        except SchemaError as error:
+            raise ApiError(400, f"{field}: the json_schema cannot be used: {error}", field) from None
         opening = " ".join(terminal(part, codec) for part in self.opening)
         start = f"start: json | {opening} calls"
         return guide_for("tools", "grammar", "\n".join((start, json_rule("json", schema), self.rules)))
@@ -55,19 +59,32 @@ def terminal(text: str, codec: TextCodec) -> str:
 
 
 def json_rule(name: str, schema: dict[str, Any]) -> str:
-    """A rule of Lark: JSON that a schema describes, on one line unless the schema itself says otherwise."""
-    return f"{name}: %json {json.dumps({'x-guidance': ONE_LINE} | schema)}"
+    """Rules of Lark: JSON that a schema describes, on one line unless the schema itself says otherwise. Raises ApiError
+    where they have no place for a large integer of it."""
+    try:
+        return schema_rules(name, schema)
+    except SchemaError as error:
+        raise ApiError(400, f"tools: the grammar cannot be used: {error}", "tools") from None
 
 
-def parameters_schema(function: Function) -> dict[str, Any]:
-    """The schema of a function's arguments."""
-    given = {name: value for name, value in (function.parameters or {}).items() if name not in ("$schema", "$id")}
-    return {"type": "object"} | given if given else NO_PARAMETERS
+def parameters_schema(function: Function, only: bool) -> dict[str, Any]:
+    """The schema of a function's arguments, as far as a grammar can enforce it. Raises ApiError for what it cannot if
+    the function is the `only` one that may be called, or is strict."""
+    try:
+        schema, problems = loosened_schema(function.parameters or {})
+    except SchemaError as error:
+        schema, problems = {"additionalProperties": True}, [str(error)]
+    if problems and (only or function.strict):
+        reasons = "; ".join(problems[:MOST_REASONS])
+        raise ApiError(400, f"tools: the parameters of {function.name!r} cannot be enforced: {reasons}", "tools")
+    schema = {"type": "object"} | {name: value for name, value in schema.items() if name not in ("type", "x-guidance")}
+    return schema if schema.get("properties") or schema.keys() - {"type", "properties"} else NO_PARAMETERS
 
 
 def call_schema(functions: Sequence[Function], arguments: str) -> dict[str, Any]:
     """The schema of one call: an object with the `name` of one of the functions, and its arguments under the name that
     is given. Each function's parameters are a definition of their own, as they may refer to themselves."""
+    only = len(functions) == 1
     return {
         "anyOf": [
             {
@@ -79,7 +96,8 @@ def call_schema(functions: Sequence[Function], arguments: str) -> dict[str, Any]
             for function in functions
         ],
         "$defs": {
-            function.name: _moved(parameters_schema(function), f"#/$defs/{function.name}") for function in functions
+            function.name: _moved(parameters_schema(function, only), f"#/$defs/{function.name}")
+            for function in functions
         },
     }
 

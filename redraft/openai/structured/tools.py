@@ -28,8 +28,9 @@ class Function(BaseModel):
     @field_validator("parameters")
     @classmethod
     def _of_an_object(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
-        if schema and schema.get("type", "object") != "object":
-            raise ValueError(f"expected a schema of type object, got {shown(schema['type'])}")
+        types = (schema or {}).get("type") or "object"
+        if "object" not in (types if isinstance(types, list) else [types]):
+            raise ValueError(f"expected a schema of type object, got {shown(types)}")
         return schema
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from redraft.loose_json import finite
@@ -25,13 +26,24 @@ class ToolUse:
     """What an answer may call."""
 
     functions: Sequence[Function]
+    called: Sequence[Function]
+    """Those that it may call."""
     form: ToolForm
-    grammar: CallGrammar
     forced: bool
     """Whether it must call."""
     several: bool
-    special: bool
-    """Whether special tokens mark the calls, which the text must have then."""
+    codec: TextCodec
+
+    @cached_property
+    def grammar(self) -> CallGrammar:
+        """The grammar of the calls. Raises ApiError where arguments cannot be kept to their schema: calls that the
+        model chooses freely need none."""
+        return self.form.grammar(self.called, self.several, self.codec)
+
+    @property
+    def special(self) -> bool:
+        """Whether special tokens mark the calls, which the text must have then."""
+        return any(self.codec.special_id(mark) is not None for mark in self.form.marks)
 
     @property
     def for_template(self) -> list[dict[str, Any]]:
@@ -53,7 +65,7 @@ class ToolUse:
         """What the answer begins with, which the prompt ends with."""
         return "".join(self.grammar.opening) if self.forced else ""
 
-    def guide(self, field: str, wanted: Guide | None, codec: TextCodec) -> Guide | None:
+    def guide(self, field: str, wanted: Guide | None) -> Guide | None:
         """The guide of the answer, where the request's field wants a format of an answer without calls. Raises ApiError
         where the two do not go together. OpenAI's fields are about an answer's text; a forced call has none."""
         if wanted is None or (self.forced and field in OPENAI_FORMATS):
@@ -63,7 +75,7 @@ class ToolUse:
             raise ApiError(400, text, "tool_choice")
         if wanted.kind not in ("json", "json_schema"):
             raise ApiError(400, f"tools and {field}: expected JSON as the format beside tools", "tools")
-        return self.grammar.or_json(field, wanted, codec)
+        return self.grammar.or_json(field, wanted, self.codec)
 
     def reader(self) -> CallReader:
         """The reader of one answer."""
@@ -87,7 +99,4 @@ def tool_use(functions: Sequence[Function], choice: ToolChoice, several: bool, m
         return None
     several = several and choice.name is None
     called = [function for function in functions if choice.name in (None, function.name)]
-    form = model.tool_form
-    grammar = form.grammar(called, several, model.codec)
-    special = any(model.codec.special_id(mark) is not None for mark in form.marks)
-    return ToolUse(functions, form, grammar, choice.forced, several, special)
+    return ToolUse(functions, called, model.tool_form, choice.forced, several, model.codec)

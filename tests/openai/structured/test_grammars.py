@@ -7,6 +7,7 @@ import json
 import pytest
 
 from redraft.grammar.library import compiled, grammar_tokens, library_grammar
+from redraft.openai.errors import ApiError
 from redraft.openai.structured.forms import (
     DEEPSEEK_CALL,
     DEEPSEEK_CALL_END,
@@ -134,9 +135,80 @@ def test_one_function_may_be_the_only_one():
 def test_references_follow_their_schema():
     """Within properties called like keywords too, and not within values."""
     words = codec(())
-    odd = MOVE.model_copy(update={"parameters": MOVE.parameters | {"examples": [{"$ref": "#/x"}], "$schema": "s"}})
+    named = {"type": "object", "properties": {"$ref": {"const": {"$ref": "#/x"}}, "at": {"$ref": "#spot"}}}
+    odd = MOVE.model_copy(
+        update={
+            "parameters": MOVE.parameters
+            | {"$schema": "s", "$defs": {"point": POINT, "named": named | {"additionalProperties": False}}}
+            | {"properties": MOVE.parameters["properties"] | {"named": {"$ref": "#/$defs/named"}}}
+        }
+    )
+    odd.parameters["$defs"]["spot"] = {"$anchor": "spot"} | POINT
     grammar = FORMS["llama3"].grammar([odd], True, words)
     forced = Admitted(grammar.after_opening(), words, 257)
-    assert '{"name": "move", "parameters": {"to": {"x": 1}, "const": {"x": 2}}}' in forced
-    assert '{"name": "move", "parameters": {"to": {"x": 1}, "const": {"x": "2"}}}' not in forced
-    assert '"$ref": "#/x"' in grammar.rules
+    call = '{"name": "move", "parameters": {"to": {"x": 1}, "const": {"x": 2}, "named": %s}}'
+    assert call % '{"$ref": {"$ref": "#/x"}, "at": {"x": 1}}' in forced
+    assert call % '{"$ref": {"$ref": "#/x"}, "at": {"x": "1"}}' not in forced
+    assert call % '{"$ref": {"$ref": "#/y"}}' not in forced
+    assert call.replace('"x": 2', '"x": "2"') % "{}" not in forced
+
+
+def arguments_of(parameters: dict | None, **options) -> Admitted:
+    """The calls of a function `f` by its parameters."""
+    words = codec(())
+    functions = [Function(name="f", parameters=parameters, **options), STOP]
+    return Admitted(FORMS["llama3"].grammar(functions, False, words).after_opening(), words, 257)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"type": "object"}, {"type": "object", "properties": {}}, {"type": ["object"], "title": "None"},
+     {"type": "object", "properties": {}, "required": []} | {"$schema": "http://json-schema.org/draft-07/schema#"}],
+)  # fmt: skip
+def test_a_function_without_parameters_gets_none(parameters):
+    calls = arguments_of(parameters)
+    assert '{"name": "f", "parameters": {}}' in calls
+    assert '{"name": "f", "parameters": {"x": 1}}' not in calls
+
+
+def test_a_function_that_takes_any_arguments_gets_them():
+    for parameters in ({"type": "object", "additionalProperties": True}, {"additionalProperties": {"type": "integer"}}):
+        assert '{"name": "f", "parameters": {"x": 1}}' in arguments_of(parameters)
+
+
+def test_arguments_are_an_object_whatever_else_the_type_allows():
+    calls = arguments_of({"type": ["object", "null"], "properties": {"x": {"type": "integer"}}})
+    assert '{"name": "f", "parameters": {"x": 1}}' in calls
+    assert '{"name": "f", "parameters": null}' not in calls
+
+
+TAGS = {
+    "type": "object",
+    "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+    "additionalProperties": False,
+}
+
+
+def test_one_of_several_functions_is_kept_to_as_much_of_its_schema_as_can_be():
+    calls = arguments_of(TAGS)
+    assert '{"name": "f", "parameters": {"tags": ["a", "b"]}}' in calls
+    assert '{"name": "f", "parameters": {"tags": [1]}}' not in calls
+    assert '{"name": "stop.now", "parameters": {}}' in calls
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_only_function_and_a_strict_one_are_refused_by_the_keyword(form):
+    words, only = codec(()), Function(name="f", parameters=TAGS)
+    for functions in ([only], [only.model_copy(update={"strict": True}), STOP]):
+        with pytest.raises(ApiError, match=r"parameters of 'f' .*: properties\.tags\.uniqueItems: ") as refused:
+            FORMS[form].grammar(functions, False, words)
+        assert (refused.value.status, refused.value.param) == (400, "tools")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_large_integers_of_arguments_are_written_as_they_are(form):
+    words, number = codec(()), 1234567890123456789
+    function = Function(name="f", parameters={"type": "object", "properties": {"id": {"enum": [number, 5]}}})
+    grammar = FORMS[form].grammar([function, STOP], False, words)
+    assert f'"{number}"' in grammar.rules
+    compiled(grammar_tokens(words, 257), library_grammar(grammar.after_opening()))

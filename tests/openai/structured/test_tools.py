@@ -224,10 +224,10 @@ REFUSED = [
     ({"tool_choice": "required"}, "tool_choice", "expected tools beside it, got required without any"),
     ({"tool_choice": named("add")}, "tool_choice", "got the function 'add' without any"),
     ({"tools": [ADD], "guided_choice": ["a"]}, "tools", "tools and guided_choice: expected JSON"),
-    ({"tools": [ADD], "guided_json": "{"}, "guided_json", "guided_json: expected a JSON schema, got '{'"),
+    ({"tools": [ADD], "guided_json": "{"}, "guided_json", "expected a JSON schema, got '{'"),
     ({"tools": [ADD], "tool_choice": "required", "guided_regex": "a"}, "tool_choice", "tool_choice and guided_regex"),
     ({**function(name="f", parameters={"properties": {"a": {"$ref": "#/nowhere"}}}), "tool_choice": "required"},
-     "tools", "tools: the grammar cannot be used"),
+     "tools", "tools: the parameters of 'f' cannot be enforced: properties.a.$ref"),
 ]  # fmt: skip
 
 
