@@ -11,7 +11,10 @@ from pydantic_core import PydanticCustomError
 from redraft.openai.errors import UNSERVED
 
 TEXT_ONLY = "this model reads and writes text only"
-NO_BEAMS = "no beam search is served"
+OF_CHATS = "chat completions and responses have it"
+ALL_CHOICES = "no choices are dropped: expected n"
+LOG_PROBS = "message.output_text.logprobs"
+"""The value of a response's `include` that asks for log-probabilities."""
 NO_TRANSFER = "no caches are sent to other servers"
 NO_IDS = "token ids are not returned"
 
@@ -23,11 +26,9 @@ EMPTY: tuple[Any, ...] = (False, "", [], {})
 
 SAMPLED: Unserved = {
     "allowed_token_ids": ((), "logit_bias with positive numbers favours tokens"),
-    "early_stopping": ((), NO_BEAMS),
     "ec_transfer_params": ((), NO_TRANSFER),
     "guided_whitespace_pattern": ((), "the grammar says where white space may stand"),
     "kv_transfer_params": ((), NO_TRANSFER),
-    "length_penalty": ((1,), NO_BEAMS),
     "logits_processors": ((), "no code of clients is run"),
     "logprob_token_ids": ((), "log-probabilities are those of the most likely tokens: expected top_logprobs"),
     "mm_processor_kwargs": ((), TEXT_ONLY),
@@ -40,7 +41,7 @@ SAMPLED: Unserved = {
     "structural_tag": ((), "expected structured_outputs or response_format"),
     "thinking_token_budget": ((-1,), "no budget of thoughts is kept"),
     "truncate_prompt_tokens": ((), "no prompt is cut"),
-    "use_beam_search": ((), NO_BEAMS),
+    "use_beam_search": ((), "no beam search is served"),
     "vllm_xargs": ((), "there are no extensions"),
     "watermarking": ((), "no watermark is written"),
 }
@@ -48,6 +49,7 @@ SAMPLED: Unserved = {
 CHAT: Unserved = {
     "add_special_tokens": ((), "the chat template writes the special tokens"),
     "audio": ((), TEXT_ONLY),
+    "best_of": ((1,), ALL_CHOICES),
     "chat_template": ((), "the bundle's template is used: expected chat_template_kwargs"),
     "echo": ((), "completions have it"),
     "function_call": (("none", "auto"), "expected tools and tool_choice"),
@@ -62,24 +64,35 @@ CHAT: Unserved = {
     "web_search_options": ((), "no hosted tools are served"),
 }
 COMPLETIONS: Unserved = {
-    "add_special_tokens": ((True,), "a prompt without special tokens is one of token ids"),
+    "modalities": ((["text"],), TEXT_ONLY),
+    "parallel_tool_calls": ((True,), OF_CHATS),
     "prompt_embeds": ((), "expected a prompt of text or token ids"),
+    "store": ((), "nothing is stored"),
     "suffix": ((), "no text is put between two others: expected prompt only"),
+    "tool_choice": (("none", "auto"), OF_CHATS),
+    "tools": ((), OF_CHATS),
+    "top_logprobs": ((0,), "expected the number as logprobs"),
 }
 STATELESS = "nothing is stored: send what was said before as input"
 RESPONSES: Unserved = {
     "access_programs": ((), STATELESS),
     "background": ((), STATELESS),
     "background_options": ((), STATELESS),
+    "best_of": ((1,), ALL_CHOICES),
     "context_management": ((), "no context is compacted"),
     "conversation": ((), STATELESS),
     "draft_trees": ((), "completions and chat completions have them"),
     "image": ((), TEXT_ONLY),
+    "logprobs": ((), f"expected include of {LOG_PROBS}"),
     "max_tool_calls": ((0,), "no hosted tools are served"),
     "moderation": ((), "no moderation is served"),
+    "modalities": ((["text"],), TEXT_ONLY),
+    "n": ((1,), "a response has one answer"),
     "previous_response_id": ((), STATELESS),
     "prompt": ((), "no prompts are stored: expected input"),
+    "prompt_logprobs": ((), "completions and chat completions have them"),
     "reasoning": (({"effort": "none"},), "this model has no reasoning to set"),
+    "response_format": (({"type": "text"},), "expected text.format"),
     "store": ((), STATELESS),
     "truncation": (("disabled",), "no input is cut: expected disabled"),
 }

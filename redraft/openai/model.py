@@ -136,14 +136,20 @@ class ServedModel:
         assert self._template is not None
         return ControlTokens(self.codec, self._template)
 
-    def encode(self, text: str, param: str, encoder: TextCodec | ControlTokens | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        param: str,
+        encoder: TextCodec | ControlTokens | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
         """Token ids of a text. Raises ApiError where it is empty, is no Unicode, or cannot fit the context."""
         self.check_unicode(text, param)
         try:
             self._limits.check_text(len(text.encode()))
         except InvalidRequest as error:
             raise too_long(param, str(error).replace("text:", f"{param}:", 1)) from None
-        return self.check_ids((encoder or self.codec).encode(text), param)
+        return self.check_ids((encoder or self.codec).encode(text, add_special_tokens), param)
 
     def check_ids(self, ids: list[int], param: str) -> list[int]:
         """The token ids of a prompt, as they are. Raises ApiError where they cannot be a prompt of this model."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator
 
-from redraft.openai.body import CHAT, RESPONSES, Body, Unserved
+from redraft.openai.body import CHAT, LOG_PROBS, RESPONSES, Body, Unserved
 from redraft.openai.errors import ApiError, not_served
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import MAX_MESSAGES, Conversation, Sampled, StreamOptions
@@ -17,8 +17,6 @@ from redraft.openai.structured.use import tool_use
 from redraft.openai.translate import Job, Prompt, job, prompt_of
 from redraft.request import INT32_MAX, MOST_ALTERNATIVES, Guide, clipped, shown
 
-LOG_PROBS = "message.output_text.logprobs"
-"""The value of `include` that asks for log-probabilities."""
 Included = Literal[
     "message.output_text.logprobs",
     "code_interpreter_call.outputs",

@@ -86,6 +86,7 @@ class Sampled(Named):
             *("metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
             *("service_tier", "user", "guided_decoding_backend", "include_reasoning", "request_id", "session_id"),
             *("spaces_between_special_tokens", "stream_interval", "truncation_side"),
+            *("early_stopping", "length_penalty"),  # of beam search, which is refused
         }
     )
     UNSERVED: ClassVar[Unserved] = SAMPLED
@@ -269,6 +270,7 @@ class CompletionBody(Choices):
     max_tokens: int = Field(default=16, ge=0, le=INT32_MAX)
     best_of: int | None = None
     echo: bool = False
+    add_special_tokens: bool = True
     logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
 
     @model_validator(mode="after")

@@ -92,7 +92,7 @@ def completion_job(body: CompletionBody, model: ServedModel) -> Job:
     prompts = []
     for given in body.prompt:
         if isinstance(given, str):
-            prompts.append(Prompt(model.encode(given, "prompt"), given))
+            prompts.append(Prompt(model.encode(given, "prompt", add_special_tokens=body.add_special_tokens), given))
         else:
             ids = model.check_ids(given, "prompt")
             prompts.append(Prompt(ids, model.codec.decode(ids, body.skip_special_tokens) if body.echo else ""))

@@ -6,6 +6,8 @@ import json
 
 import pytest
 from pydantic import ValidationError
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from redraft.bundle.generation import GENERATION_CONFIG
 from redraft.errors import BundleError
@@ -59,11 +61,26 @@ def test_neutral_values_of_served_fields_are_taken(body, model):
         **{"guided_json": None, "guided_choice": None, "structured_outputs": {}, "response_format": {"type": "text"}},
         **{"stream_options": {"include_usage": False}, "prompt_logprobs": None, "tools": [], "tool_choice": "none"},
         **{"metadata": {"a": "b"}, "user": "me", "service_tier": "auto", "spaces_between_special_tokens": True},
+        **{"length_penalty": 0.5, "early_stopping": True, "add_special_tokens": body is CompletionBody},
         **{"parallel_tool_calls": True, "include_stop_str_in_output": False, "guided_decoding_backend": "auto"},
     }
-    known = {name: value for name, value in harmless.items() if value is None or name in body.model_fields}
+    taken = {*body.model_fields, *body.WITHOUT_EFFECT, *UNSERVED[body]}
+    known = {name: value for name, value in harmless.items() if value is None or name in taken}
     plain = JOBS[body](body.model_validate(NEEDED[body] | {"seed": 1}), model).requests
     assert JOBS[body](body.model_validate(NEEDED[body] | known | {"seed": 1}), model).requests == plain
+
+
+def test_a_text_with_and_without_the_tokenizers_special_tokens(tmp_path):
+    bundle = toy_bundle(tmp_path)
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    tokenizer.save(str(bundle / "tokenizer.json"))
+    served = ServedModel(bundle)
+    (whole,), (bare,) = (
+        completion_job(CompletionBody(prompt="Hi", add_special_tokens=special), served).requests
+        for special in (True, False)
+    )
+    assert whole.input_ids == [0, *bare.input_ids]
 
 
 def test_what_no_answer_has_may_be_included():

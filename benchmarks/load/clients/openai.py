@@ -58,7 +58,7 @@ class OpenAIServer:
         body |= {"model": self.model, "max_tokens": generation.max_tokens}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         if generation.bad_words:
-            raise GenerationError("/v1 takes no bad words")
+            body["bad_words"] = list(generation.bad_words)
         if generation.method:
             body["drafting_method"] = generation.method
         if generation.messages:

@@ -99,9 +99,9 @@ def test_chat_completions(monkeypatch):
 
 def test_texts_go_to_completions():
     server = StandIn([{"choices": [{"text": "a"}], "usage": None}, "[DONE]"])
-    assert [piece.text for piece in server.talk("openai", Generation("hi", 9), "mine")] == ["a"]
+    assert [piece.text for piece in server.talk("openai", Generation("hi", 9, bad_words=("no",)), "mine")] == ["a"]
     path, body, _ = server.asked[0]
-    assert (path, body["prompt"], body["model"]) == ("/v1/completions", "hi", "mine")
+    assert (path, body["prompt"], body["model"], body["bad_words"]) == ("/v1/completions", "hi", "mine", ["no"])
     assert "drafting_method" not in body, "which other servers do not know"
 
 
