@@ -88,7 +88,7 @@ class MethodSettings(BaseModel):
     read_as: str | None = Field(
         None,
         description="What a drafter's folder from the hub leaves open, name=value with commas between several; the "
-        "build asks for it.",
+        "build asks for it. ignore=NAME takes a field or a file as absent.",
     )
     hot_vocabulary: Path | None = Field(
         None, description="Trained drafter whose hot vocabulary a model as draft LM drafts from; default: all tokens."

@@ -143,16 +143,22 @@ class StoredTensors:
 def load_pickled(file: Path, device: str = "cpu", mmap: bool = False) -> dict[str, Tensor]:
     """The tensors of a file in torch's format, of which no code is run; with `mmap` they are mapped, unless the file is
     of the format before torch 1.6, which cannot be. Raises ValueError for anything else in it."""
+    found = load_pickled_object(file, device, mmap)
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise ValueError(f"{file}: expected tensors by name")
+    return found
+
+
+def load_pickled_object(file: Path, device: str = "cpu", mmap: bool = False) -> Any:
+    """What a file in torch's format holds: tensors, texts, numbers, and lists and mappings of them. Raises as
+    `load_pickled`."""
     try:
-        found = torch.load(file, map_location=device, weights_only=True, mmap=mmap and zipfile.is_zipfile(file))
+        return torch.load(file, map_location=device, weights_only=True, mmap=mmap and zipfile.is_zipfile(file))
     except pickle.UnpicklingError:
         why = f"{file} holds more than tensors, and reading it would run its code: convert it to safetensors elsewhere"
         raise ValueError(unreadable(file, why)) from None
     except (RuntimeError, EOFError, ValueError) as error:
         raise ValueError(unreadable(file, f"{file}: truncated or corrupted ({str(error).splitlines()[0]})")) from None
-    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-        raise ValueError(f"{file}: expected tensors by name")
-    return found
 
 
 def count_numbers(folder: Path) -> int:

@@ -31,8 +31,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    whole: Any = CONFIG_MAPPING[wrapper]
     try:
-        text = CONFIG_MAPPING[wrapper](text_config=raw.get("text_config")).get_text_config().to_dict()
+        text = whole(text_config=raw.get("text_config")).get_text_config().to_dict()
     except Exception as error:  # transformers raises what it likes for fields of a wrong type
         raise FetchError(f"{folder / 'config.json'}: text_config: {' '.join(str(error).split())}") from None
     if (kind := text["model_type"]) not in FAMILIES:

@@ -241,7 +241,7 @@ class Drafter(nn.Module):
     ) -> Self:
         """A drafter of float32 weights, by our names; `embedding` [V, H] is its own where it is not the target's.
 
-        Raises ValueError where the drafter does not fit the target, RuntimeError for a missing weight or another shape.
+        Raises ValueError where the drafter does not fit the target, or a weight is missing or of another shape.
         """
         drafter = cls(config, target, hot_ids)
         if embedding is not None:
@@ -250,6 +250,12 @@ class Drafter(nn.Module):
                 raise ValueError(f"the drafter's embedding has shape {shapes}")
             drafter.owns_embedding = not is_same(embedding, drafter.embedding)
             drafter.embedding = embedding if drafter.owns_embedding else drafter.embedding
+        for name, own in drafter.state_dict().items():
+            if name not in weights:
+                raise ValueError(f"the weight {name} is missing")
+            if weights[name].shape != own.shape:
+                shapes = f"{tuple(weights[name].shape)}, expected {tuple(own.shape)}"
+                raise ValueError(f"the weight {name} has shape {shapes}")
         drafter.load_state_dict(weights)
         return drafter.eval()
 

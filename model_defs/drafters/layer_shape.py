@@ -10,6 +10,19 @@ from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import active_window
 from model_defs.target.rope import RopeConfig
 
+FIELDS = (
+    *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "hidden_act"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings", "partial_rotary_factor"),
+    *("layer_types", "use_sliding_window", "sliding_window", "rope_dim", "rotary_dim"),
+)
+"""The fields of `config.json` that say a layer's shape"""
+REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+ROPE_FIELDS = (
+    *("type", "rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),
+    *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    *("truncate", "short_factor", "long_factor"),
+)
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` whose layers are Llama's, but for biases, of which the tensors tell, and norms of heads."""
 WITH_HEAD_NORMS = "qwen3"
@@ -35,6 +48,10 @@ class LayerShape:
     def from_hf(cls, raw: dict[str, Any], qkv_bias: bool = False, windows: bool = False) -> Self:
         """Read the layers' `config.json`, where the form has them with `windows`, if it is one for all. Raises
         UnsupportedModelError for layers that are not Llama's, or KeyError."""
+        raw = {name: raw[name] for name in FIELDS if name in raw or name in REQUIRED}
+        for rope in ("rope_scaling", "rope_parameters"):
+            if raw.get(rope):
+                raw[rope] = {name: raw[rope][name] for name in ROPE_FIELDS if name in raw[rope]}
         kind = raw.get("model_type", LLAMA_LIKE[0])
         if kind not in LLAMA_LIKE:
             raise UnsupportedModelError(f"its layers are of model_type {kind!r}, read are {', '.join(LLAMA_LIKE)}")
@@ -42,18 +59,22 @@ class LayerShape:
         if kind == WITH_HEAD_NORMS:
             usual["head_dim"] = 128
         given = {name: value for name, value in raw.items() if value is not None}
-        ignored = ("sliding_window", "layer_types", "attention_bias", "mlp_bias", "quantization_config")
         kinds, window = set(raw.get("layer_types") or ()), None
         if windows and kinds == {"sliding_attention"}:
-            window = given["sliding_window"]
+            window = given.get("sliding_window")
+            if not window:
+                raise UnsupportedModelError("its layers attend to a sliding window, and sliding_window does not say it")
         elif "sliding_attention" in kinds and windows:
             raise UnsupportedModelError("some of its layers attend to a sliding window; read are those where all do")
         elif "sliding_attention" in kinds or raw.get("use_sliding_window") or _is_windowed_mistral(usual | given):
             raise UnsupportedModelError("its layers attend to a sliding window, which is not read in this form")
         if (activation := raw.get("hidden_act") or "silu") != "silu":
             raise UnsupportedModelError(f"its layers have hidden_act {activation!r}, expected 'silu'")
-        kept = {name: value for name, value in given.items() if name not in ignored}
+        kept = {name: value for name, value in given.items() if name not in ("sliding_window", "layer_types")}
         config = TargetConfig.from_hf(usual | kept | {"model_type": LLAMA_LIKE[0]})
+        for name in ("rope_dim", "rotary_dim"):
+            if given.get(name, config.head_size) != config.head_size:
+                raise UnsupportedModelError(f"{name} {given[name]}, expected {config.head_size}, all of a head")
         shape = replace(cls.of(config), rope=config.rope)
         return replace(shape, qkv_bias=qkv_bias, qk_norm=has_head_norms(raw), window=window)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ from model_defs.drafters.windows import Windows
 from model_defs.loops.operators import Operators
 from model_defs.loops.paths import Children
 from model_defs.target.model import Target
+
+if TYPE_CHECKING:
+    from model_defs.drafters.hub.folder import HubTensors
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,9 @@ class RecurrentDrafter(Drafter):
             self.own_head.weight.copy_(self.head_rows.float() @ output)
 
 
-def from_apple(raw: dict[str, Any], weights: dict[str, Tensor]) -> tuple[RecurrentConfig, dict[str, Tensor]]:
+def from_apple(
+    raw: dict[str, Any], weights: Mapping[str, Tensor] | HubTensors
+) -> tuple[RecurrentConfig, dict[str, Tensor]]:
     """Translate Apple's ReDrafter checkpoint: its head input is [h, s] where the paper's is [s, h], its
     state starts from zero, and without `input_proj` the input is the identity."""
     if not raw.get("rnn", False):
@@ -174,7 +179,10 @@ def from_apple(raw: dict[str, Any], weights: dict[str, Tensor]) -> tuple[Recurre
     elif exit_dim == 2 * hidden:
         projection, bias = torch.eye(exit_dim), torch.zeros(exit_dim)
     else:
-        raise KeyError("input_proj.weight")
+        raise ValueError(
+            f"the tensor input_proj.weight is missing, which is needed where exit_dim, {exit_dim}, is not twice "
+            f"hidden_size, {hidden}"
+        )
     out = {
         "rnn_u.weight": weights["rnn_u.weight"],
         "rnn_w.weight": weights["rnn_w.weight"],
@@ -188,6 +196,6 @@ def from_apple(raw: dict[str, Any], weights: dict[str, Tensor]) -> tuple[Recurre
         out[f"blocks.{i}.linear.weight"] = weights[f"lm_head.{i}.linear.weight"]
         out[f"blocks.{i}.linear.bias"] = weights[f"lm_head.{i}.linear.bias"]
     config = RecurrentConfig(
-        hidden, raw["vocab_size"], exit_dim, blocks, "zero", "own", None, rnn_bias="rnn_u.bias" in weights
+        hidden, raw["vocab_size"], exit_dim, blocks, "zero", "own", None, rnn_bias="rnn_u.bias" in out
     )
     return config, out

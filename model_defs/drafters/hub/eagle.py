@@ -12,7 +12,14 @@ import torch
 
 from model_defs.drafters.eagle import EagleConfig, EagleDrafter
 from model_defs.drafters.hub.eagle3 import settled
-from model_defs.drafters.hub.folder import HubFolder, Reader, Reading, llama_layer, refuse_scaled_embeddings
+from model_defs.drafters.hub.folder import (
+    HubFolder,
+    Reader,
+    Reading,
+    expect_shapes,
+    llama_layer,
+    refuse_scaled_embeddings,
+)
 from model_defs.drafters.layer_shape import LayerShape, has_head_norms
 from model_defs.target.config import TargetConfig
 
@@ -28,9 +35,10 @@ def holds(folder: HubFolder) -> bool:
 
 def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
     tensors, raw = folder.tensors(), folder.config
-    layers, size = raw.get("num_hidden_layers", 1), raw["hidden_size"]
-    if layers != 1:
-        raise ValueError(f"{folder.path}: num_hidden_layers is {layers}, expected 1")
+    size, vocabulary = raw["hidden_size"], raw["vocab_size"]
+    if raw["num_hidden_layers"] != 1:
+        raise ValueError(f"{folder.path}: num_hidden_layers is {raw['num_hidden_layers']}, expected 1")
+    raw.get("tie_word_embeddings")  # says nothing: the head is the target's, or asked about
     fc = tensors.take("fc.weight")
     if fc.shape != (size, 2 * size):
         raise ValueError(f"{folder.path}: fc.weight has shape {tuple(fc.shape)}, expected {(size, 2 * size)}")
@@ -52,19 +60,21 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
         head = None
     elif owns_head and head is None:
         raise ValueError(f"{folder.path}: lm_head.weight is missing; expected it with --read-as {OWN_HEAD}=true")
-    if head is not None and head.shape != (raw["vocab_size"], size):
-        found, expected = tuple(head.shape), (raw["vocab_size"], size)
+    if head is not None and head.shape != (vocabulary, size):
+        found, expected = tuple(head.shape), (vocabulary, size)
         raise ValueError(f"{folder.path}: lm_head.weight has shape {found}, expected {expected}; {WITHOUT_HEAD}")
     if head is not None and owns_head:
         weights["own_head.weight"], head = head, None
+    shape = LayerShape.from_hf(raw, qkv_bias="layer.qkv.bias" in weights)
+    expect_shapes(folder.path, weights, "layer", shape, size, size)
     config = EagleConfig(
         size,
-        raw["vocab_size"],
+        vocabulary,
         fuse_bias="fuse.bias" in weights,
         input_norm="layer.attention_norm.weight" in weights,
         output_norm="norm.weight" in weights,
         head="own" if owns_head else "target",
-        layer=LayerShape.from_hf(raw, qkv_bias="layer.qkv.bias" in weights),
+        layer=shape,
     )
     return Reading(config, weights, embedding=embedding, head=head)
 

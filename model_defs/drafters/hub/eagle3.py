@@ -23,12 +23,17 @@ from model_defs.drafters.eagle3 import (
     parse_layers,
     usual_layers,
 )
-from model_defs.drafters.hub.folder import HubFolder, HubTensors, Reader, Reading, llama_layer
+from model_defs.drafters.hub.folder import HubFolder, HubTensors, Reader, Reading, expect_shapes, llama_layer
 from model_defs.drafters.layer_shape import LayerShape, has_head_norms
 from model_defs.target.config import TargetConfig
 
 OUTPUTS = "eagle_aux_hidden_state_layer_ids"
 """Layer ids: in speculators' form those whose inputs are read, in `eagle_config` those whose outputs are."""
+TARGET_LAYERS, LAYER_IDS = "target_layer_ids", "layer_ids"
+"""Layer ids as vLLM reads them: those whose outputs are read, which DeepSpec writes, and those in `eagle_config` whose
+inputs are"""
+OWN = "eagle_config"
+"""The object of `config.json` where ModelOpt and TensorRT-LLM say what is EAGLE-3's"""
 RESIDUAL, FEEDBACK, LAYERS = "norm_before_residual", "norm_output", "target_layers"
 """What --read-as answers; `target_layers` are the layers whose inputs are read, with + between them."""
 IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
@@ -60,44 +65,34 @@ def read_speculators(folder: HubFolder, target: TargetConfig, answers: Mapping[s
             f"false; give --read-as {RESIDUAL}=true or --read-as {RESIDUAL}=false"
         )
     count, given = target.num_layers, settled(answers, target.num_layers)
-    layers = given.get(LAYERS) or raw.get(OUTPUTS) or usual_layers(count)
+    named = raw.get(OUTPUTS)
+    layers = given.get(LAYERS) or named or usual_layers(count)
     if LAYERS not in given and count >= LEAST_LAYERS and tuple(layers) == outputs_of(usual_layers(count)):
         raise ValueError(
             f"{folder.path}: {OUTPUTS} is {list(layers)}, the numbers by which other projects count outputs of layers, "
             f"and this form counts inputs; {either(layers)}"
         )
-    norm = "all" if raw.get("norm_before_fc") else "each" if raw.get("fc_norm") else "none"
-    settings = {RESIDUAL: bool(residual), FEEDBACK: bool(raw.get("norm_output")), "fuse_norm": norm, LAYERS: layers}
+    settings = {RESIDUAL: bool(residual), FEEDBACK: feeds_back(folder), "fuse_norm": fuse_norm(folder), LAYERS: layers}
     return read(folder, raw["transformer_layer_config"], target, settings | given)
 
 
 def read_modelopt(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
-    own = folder.config.get("eagle_config") or {}
-    if own.get("use_aux_hidden_state") is False or "fc.weight" not in folder.names:
+    if folder.says("use_aux_hidden_state", OWN) is False or "fc.weight" not in folder.names:
         raise ValueError(f"{folder.path}: use_aux_hidden_state false (no fc.weight) is recognised; not served yet")
-    for name, usual in (
-        ("use_input_layernorm_in_first_layer", True),
-        ("use_last_layernorm", True),
-        ("use_mtp_layernorm", False),
-    ):
-        if own.get(name) not in (None, usual):
-            raise ValueError(f"{folder.path}: eagle_config says {name} {own[name]}, read is {usual}")
-    if own.get("parallel_draft_step") not in (None, 0, 1):
-        raise ValueError(
-            f"{folder.path}: parallel_draft_step {own['parallel_draft_step']} is recognised; not served yet"
-        )
-    expect_false(folder, RESIDUAL, FEEDBACK)
+    if (steps := folder.says("parallel_draft_step", OWN)) not in (None, 0, 1):
+        raise ValueError(f"{folder.path}: parallel_draft_step {steps} is recognised; not served yet")
     given = settled(answers, target.num_layers)
-    settings = {LAYERS: given.get(LAYERS) or layers_of(folder, target), "fuse_norm": "none"}
+    layers = layers_of(folder, target, given.get(LAYERS))
+    settings = {LAYERS: layers, "fuse_norm": fuse_norm(folder), FEEDBACK: returns_post_norm(folder)}
     return read(folder, folder.config, target, settings | given)
 
 
 def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
     raw = folder.config
-    expect_false(folder, RESIDUAL)
-    each = bool(raw.get("fc_norm"))
-    feedback = folder.says(FEEDBACK)
-    if feedback is not None and not (each and feedback) and FEEDBACK not in answers:
+    norm, post_norm = fuse_norm(folder), returns_post_norm(folder)
+    feedback = folder.says(FEEDBACK, OWN)
+    settles = FEEDBACK in answers or (post_norm and feedback is not False) or (norm == "each" and feedback)
+    if feedback is not None and not settles:
         if feedback:
             means = (
                 "a norm before the head and vLLM one before the state is fed back; give "
@@ -114,8 +109,8 @@ def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str,
             f"2026 means {means}"
         )
     given = settled(answers, target.num_layers)
-    layers = given.get(LAYERS) or layers_of(folder, target)
-    settings = {FEEDBACK: bool(feedback), "fuse_norm": "each" if each else "none", LAYERS: layers}
+    layers = layers_of(folder, target, given.get(LAYERS))
+    settings = {FEEDBACK: bool(feedback) or post_norm, "fuse_norm": norm, LAYERS: layers}
     return read(folder, raw, target, settings | given)
 
 
@@ -129,7 +124,7 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
             f"has {target.hidden_size}, and both must be the same"
         )
     first = "midlayer" if "midlayer.hidden_norm.weight" in folder.names else "layers.0"
-    count = 1 if first == "midlayer" else layer.get("num_hidden_layers", 1)
+    count = 1 if first == "midlayer" else layer["num_hidden_layers"]
     head_norms = has_head_norms(layer)
     weights = first_layer(tensors, first, head_norms)
     for index in range(1, count):
@@ -140,19 +135,30 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
     kind: Any = Eagle3Config
     if is_parallel(folder):
         kind, weights["mask_layers"] = ParallelEagle3Config, tensors.take("mask_hidden").flatten()
-        settings = {**settings, "mask_token": folder.config["mask_token_id"]}
+        if (mask := folder.config["mask_token_id"]) >= vocabulary:
+            raise ValueError(f"{folder.path}: config.json says mask_token_id {mask}, of {vocabulary} tokens")
+        settings = {**settings, "mask_token": mask}
     layers = tuple(settings[LAYERS])
     if settings["fuse_norm"] == "all":
         weights["fuse.norms.0.weight"] = tensors.take("input_norm.weight")
     elif settings["fuse_norm"] == "each":
         weights |= {f"fuse.norms.{i}.weight": tensors.take(f"fc_norm.{i}.weight") for i in range(len(layers))}
     head, offsets = tensors.take_if_there("lm_head.weight"), tensors.take_if_there("d2t")
+    layer.get("tie_word_embeddings")  # says nothing in speculators' form, which copies it from the target
+    is_tied = folder.says("tie_word_embeddings")
     if head is not None:
         weights["own_head.weight"] = head
+    elif is_tied and offsets is None:
+        weights |= tied_head(folder, tensors, target)
     elif not is_modelopt(folder) or offsets is not None or folder.says("draft_vocab_size") not in (None, vocabulary):
         raise ValueError(
             f"{folder.path}: lm_head.weight is missing; the target's is read only in ModelOpt's form, for drafters of "
             "all tokens"
+        )
+    if head is not None and is_tied:
+        raise ValueError(
+            f"{folder.path}: config.json says tie_word_embeddings true, by which SGLang drafts with the embedding, and "
+            "lm_head.weight, with which vLLM does, is there: give --read-as ignore=tie_word_embeddings to draft with it"
         )
     hot_ids = None if head is None else token_ids(folder, offsets, len(head), vocabulary)
     embedding = tensors.take_if_there("embed_tokens.weight")
@@ -161,24 +167,51 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
     if tuple(weights["fuse.fc.weight"].shape) != expected:
         found = tuple(weights["fuse.fc.weight"].shape)
         raise ValueError(f"{folder.path}: fc.weight has shape {found}, for the layers {layers} expected {expected}")
+    shape = LayerShape.from_hf(layer, "layer.qkv.bias" in weights, windows="speculators_model_type" in folder.config)
+    expect_shapes(folder.path, weights, "layer", shape, size, 2 * size)
+    for index in range(1, count):
+        expect_shapes(folder.path, weights, f"others.{index - 1}", shape, size, size)
     config = kind(
         size,
         vocabulary,
         None if hot_ids is None else len(hot_ids),
         num_layers=count,
-        head="target" if head is None else "own",
-        layer=LayerShape.from_hf(layer, "layer.qkv.bias" in weights, windows="speculators_model_type" in folder.config),
+        head="own" if "own_head.weight" in weights else "target",
+        layer=shape,
         **{**settings, LAYERS: layers},
     )
     return Reading(config, weights, hot_ids, embedding)
 
 
-def expect_false(folder: HubFolder, *names: str) -> None:
-    """Raise ValueError for a field, of `config.json` or its `eagle_config`, that is true and not read in this form."""
-    own = folder.config.get("eagle_config") or {}
-    for name in names:
-        if folder.config.get(name) or own.get(name):
-            raise ValueError(f"{folder.path}: config.json says {name} true; read in this form is false")
+def fuse_norm(folder: HubFolder) -> str:
+    """What is normed before the layers are fused: see `Eagle3Config.fuse_norm`. Raises ValueError for two norms."""
+    whole, each = folder.says("norm_before_fc", OWN), folder.says("fc_norm", OWN)
+    if whole and each:
+        raise ValueError(f"{folder.path}: config.json says norm_before_fc and fc_norm, expected one of them")
+    return "all" if whole else "each" if each else "none"
+
+
+def feeds_back(folder: HubFolder) -> bool:
+    """Whether states are fed back after the last norm, as speculators and vLLM read it."""
+    return bool(folder.says(FEEDBACK)) or returns_post_norm(folder)
+
+
+def returns_post_norm(folder: HubFolder) -> bool:
+    """The same, as TensorRT-LLM reads it."""
+    return bool(folder.says("return_hidden_post_norm", OWN))
+
+
+def tied_head(folder: HubFolder, tensors: HubTensors, target: TargetConfig) -> dict[str, Tensor]:
+    """The head of a drafter that drafts with its embedding; none where the target's head is that too. Raises ValueError
+    where the target's embedding is not its head."""
+    if "embed_tokens.weight" in tensors:
+        return {"own_head.weight": tensors.peek("embed_tokens.weight")}
+    if target.tie_embeddings:
+        return {}
+    raise ValueError(
+        f"{folder.path}: config.json says tie_word_embeddings true and embed_tokens.weight is missing: the head is "
+        "the target's embedding then, which is not the target's head; this is not served"
+    )
 
 
 def first_layer(tensors: HubTensors, source: str, head_norms: bool) -> dict[str, Tensor]:
@@ -204,11 +237,30 @@ def token_ids(folder: HubFolder, offsets: Tensor | None, rows: int, vocabulary: 
     return ids
 
 
-def layers_of(folder: HubFolder, target: TargetConfig) -> tuple[int, ...]:
-    """The layers whose inputs are read, from `eagle_config`, whose ids count outputs. Raises ValueError for ids that
-    may count inputs: the usual ones by number, or others beside it, which vLLM reads so and SGLang not at all."""
-    ids, count = tuple((folder.config.get("eagle_config") or {}).get(OUTPUTS) or ()), target.num_layers
-    layers, beside = tuple(layer + 1 for layer in ids), tuple(folder.says(OUTPUTS) or ())
+def layers_of(folder: HubFolder, target: TargetConfig, answer: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The layers whose inputs are read: the answer, or else those of `eagle_config`, whose ids count outputs, or of
+    what else names them.
+
+    Raises ValueError for ids that may count inputs: the usual ones by number, or others beside it, which vLLM reads so
+    and SGLang not at all; and for two fields that name other layers.
+    """
+    own, count = folder.config.part(OWN), target.num_layers
+    ids, beside = tuple(own.get(OUTPUTS) or ()), tuple(folder.config.get(OUTPUTS) or ())
+    named = {
+        f"{OWN}.{OUTPUTS}": tuple(layer + 1 for layer in ids),
+        TARGET_LAYERS: tuple(layer + 1 for layer in folder.config.get(TARGET_LAYERS) or ()),
+        f"{OWN}.{LAYER_IDS}": tuple(own.get(LAYER_IDS) or ()),
+    }
+    said = {name: inputs for name, inputs in named.items() if inputs}
+    if answer:
+        return answer
+    if len(set(said.values())) > 1:
+        raise ValueError(
+            f"{folder.path}: config.json names other layers in {' and '.join(said)}: inputs of "
+            f"{' and '.join(str(list(inputs)) for inputs in said.values())}; give --read-as {LAYERS}= and the right "
+            "ones, with + between them"
+        )
+    layers = next(iter(said.values()), ())
     if not layers and (count >= LEAST_LAYERS or not beside):
         layers = usual_layers(count)
     if count >= LEAST_LAYERS and ids == usual_layers(count):

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model_defs.drafters.hub.fields import Fields
+from model_defs.drafters.layer_shape import LayerShape
 from model_defs.files import (
     FLOATS,
     INDEX,
@@ -42,7 +44,10 @@ class HubFolder:
                 f"{path} is a GGUF file, of which no drafter is read: give the folder that it was converted from; a "
                 f"whole model drafts from the folder that `make model SOURCE={path}` makes"
             )
-        self.path, self.config = path, read_json(path / "config.json")
+        file = path / "config.json"
+        self.path, self.config = path, Fields(read_json(file), file)
+        self.files_read: set[str] = set()
+        """The names of the files of its weights, and of what is read beside them"""
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -55,13 +60,28 @@ class HubFolder:
         Raises as `names`."""
         return HubTensors(self.path, without_prefix(self._stored("cpu", prefix)))
 
-    def says(self, *names: str) -> Any:
-        """The first of these fields of `config.json` that is there and not null; None without one."""
-        return next((self.config[name] for name in names if self.config.get(name) is not None), None)
+    def says(self, name: str, *parts: str) -> Any:
+        """A field of `config.json`, or of these objects in it, that is not null; None without one. Raises ValueError
+        where they contradict each other."""
+        places = (self.config, *map(self.config.part, parts))
+        found = {f"{place.prefix}{name}": value for place in places if (value := place.get(name)) is not None}
+        if any(value != next(iter(found.values())) for value in found.values()):
+            says = " and ".join(f"{whole} {value!r}" for whole, value in found.items())
+            raise ValueError(
+                f"{self.path}: config.json says {says}, which contradict each other: give --read-as ignore= and the "
+                "wrong one"
+            )
+        return next(iter(found.values()), None)
+
+    def names_architecture(self, part: str) -> bool:
+        """Whether the name of an architecture in `config.json` has this part."""
+        names = self.config.get("architectures")
+        return isinstance(names, list) and any(part in str(name) for name in names)
 
     def _stored(self, device: str, prefix: str = "") -> dict[str, Tensor]:
         """The tensors whose names begin with `prefix`; on "meta" their shapes, for which no weight is read."""
         files = self._files()
+        self.files_read |= {file.name for file in files}
         if files[0].suffix != ".safetensors":
             loaded = {name: tensor for file in files for name, tensor in load_pickled(file, device).items()}
             return {name: tensor for name, tensor in loaded.items() if name.startswith(prefix)}
@@ -91,8 +111,10 @@ class HubTensors:
         return name in self._left
 
     def take(self, name: str) -> Tensor:
-        """A tensor, once: weights as float32, those of IDS as they are. Raises KeyError with its name, or ValueError
-        for a quantized weight, or one that is not finite."""
+        """A tensor, once: weights as float32, those of IDS as they are. Raises ValueError where it is missing, or for
+        a quantized weight, or one that is not finite."""
+        if name not in self._left:
+            raise ValueError(f"{self.path}: the tensor {name} is missing, which this form has")
         tensor = self._left.pop(name)
         if name in IDS:
             return tensor
@@ -105,8 +127,17 @@ class HubTensors:
         require_finite(tensor, name, self.path)
         return tensor.float()
 
+    __getitem__ = take
+
     def take_if_there(self, name: str) -> Tensor | None:
         return self.take(name) if name in self else None
+
+    def peek(self, name: str) -> Tensor:
+        """A tensor that is taken again."""
+        tensor = self._left[name]
+        self.take(name)
+        self._left[name] = tensor
+        return tensor.float()
 
     def require_all_taken(self, form: str, ignored: Iterable[str] = ()) -> None:
         """Raise ValueError for tensors that nobody took: what a form does not have would be computed wrongly."""
@@ -128,6 +159,8 @@ class Reading:
     """int64 [K], the target's ids of its head's rows; None: all"""
     embedding: Tensor | None = None
     """float32 [V, H], where the folder holds one"""
+    mask_embedding: Tensor | None = None
+    """float32 [H], what stands in the embedding for the configuration's mask, where the folder holds it apart"""
     head: Tensor | None = None
     """float32 [V, H], what the folder holds as a copy of the target's head; None where it holds none"""
 
@@ -143,8 +176,7 @@ class Reader:
     holds: Callable[[HubFolder], bool]
     """Whether a folder is of this form."""
     read: Callable[[HubFolder, TargetConfig, Mapping[str, str]], Reading]
-    """Reads a folder for a target, with the answers of --read-as. Raises ValueError, UnsupportedModelError, or KeyError
-    (a missing field or weight)."""
+    """Reads a folder for a target, with the answers of --read-as. Raises ValueError or UnsupportedModelError."""
     questions: tuple[str, ...] = field(default=())
     """What --read-as may answer."""
 
@@ -183,3 +215,22 @@ def llama_layer(tensors: HubTensors, source: str, ours: str, head_norms: bool = 
     if bias is not None and bias.any():
         raise ValueError(f"{tensors.path}: {source}.self_attn.o_proj.bias is not 0; layers with it are not served")
     return found
+
+
+def expect_shapes(
+    path: Path, weights: Mapping[str, Tensor], layer: str, shape: LayerShape, size: int, inputs: int
+) -> None:
+    """Raise ValueError for a layer's matrices, by our names, that are not of the shape that `config.json` says, for
+    hidden size `size` and an attention that reads `inputs` numbers."""
+    heads = shape.num_heads * shape.head_size
+    expected = {
+        "qkv": (heads + 2 * shape.num_kv_heads * shape.head_size, inputs),
+        "attention_out": (size, heads),
+        "gate_up": (2 * shape.intermediate_size, size),
+        "down": (size, shape.intermediate_size),
+    }
+    for name, wanted in expected.items():
+        if (found := tuple(weights[f"{layer}.{name}.weight"].shape)) != wanted:
+            raise ValueError(
+                f"{path}: the weights {name} of {layer} have shape {found}, by config.json expected {wanted}"
+            )

@@ -26,6 +26,8 @@ def holds(folder: HubFolder) -> bool:
 
 def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
     names = head_names(folder)
+    if names != folder.names:  # config.json and the other files are the target's
+        folder.config = folder.config.fresh(folder.config.names())
     tensors = folder.tensors("" if names == folder.names else BESIDE_TARGET)
     places = [tuple(map(int, match.groups())) for name in names if (match := LAST.fullmatch(name))]
     if not places:
@@ -39,6 +41,10 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
         weights[f"heads.{head}.own_head.weight"] = tensors.take(f"{head}.{blocks}.weight")
     tensors.require_all_taken(MEDUSA.form)
     vocabulary, size = weights["heads.0.own_head.weight"].shape
+    for name, found in (("hidden_size", size), ("vocab_size", vocabulary), ("truncated_vocab_size", vocabulary)):
+        if (said := folder.config.get(name)) not in (None, found):
+            raise ValueError(f"{folder.path}: config.json says {name} {said!r}, and the heads have {found}")
+    folder.config.get("num_hidden_layers")  # published configurations count otherwise
     return Reading(MedusaConfig(size, vocabulary, None, heads, blocks, "own"), weights)
 
 

@@ -10,14 +10,17 @@ from model_defs.drafters.hub.eagle import EAGLE
 from model_defs.drafters.hub.eagle3 import EAGLE3_MODELOPT, EAGLE3_OFFICIAL, EAGLE3_SPECULATORS, P_EAGLE
 from model_defs.drafters.hub.folder import HubFolder, Reader, Reading
 from model_defs.drafters.hub.medusa import MEDUSA
-from model_defs.drafters.hub.neutral import require_neutral
+from model_defs.drafters.hub.neutral import require_all_read
 from model_defs.drafters.hub.redrafter import REDRAFTER, is_trtllm
 from model_defs.drafters.hub.unserved import unserved_form
 from model_defs.target.config import TargetConfig
+from model_defs.target.errors import UnsupportedModelError
 
 READERS: tuple[Reader, ...] = (
     *(REDRAFTER, MEDUSA, DFLASH, DSPARK, P_EAGLE, EAGLE3_SPECULATORS, EAGLE3_OFFICIAL, EAGLE3_MODELOPT, EAGLE),
 )
+IGNORE = "ignore"
+"""What --read-as names fields and files with, + between them, that a reader is to take as absent"""
 SHOWN = 4
 """Tensors that a message names."""
 
@@ -56,7 +59,7 @@ def require_reader(path: Path) -> tuple[HubFolder, Reader]:
 def made_for(path: Path) -> str | None:
     """The target that a folder's `config.json` names, None where it names none."""
     folder = HubFolder(path)
-    verifier = (folder.says("speculators_config") or {}).get("verifier") or {}
+    verifier = folder.config.part("speculators_config").part("verifier")
     return verifier.get("name_or_path") or folder.says("base_model_name_or_path")
 
 
@@ -69,11 +72,32 @@ def parse_answers(text: str | None) -> dict[str, str]:
 
 
 def read(path: Path, target: TargetConfig, answers: Mapping[str, str]) -> tuple[Reader, Reading]:
-    """A folder's drafter for a target. Raises as `require_reader`, `require_neutral` and `Reader.read`, and ValueError
-    for an answer to what the form does not leave open."""
+    """A folder's drafter for a target. Raises as `require_reader` and `Reader.read`, and ValueError for an answer to
+    what the form does not leave open, and for fields and files that no reader knows."""
     folder, reader = require_reader(path)
+    answers = dict(answers)
+    ignored = ignored_names(folder, answers.pop(IGNORE, ""))
     if unknown := sorted(set(answers) - set(reader.questions)):
         asked = f"only {', '.join(reader.questions)}" if reader.questions else "nothing"
         raise ValueError(f"--read-as {unknown[0]}={answers[unknown[0]]}: {reader.form} leaves {asked} open")
-    require_neutral(folder)
-    return reader, reader.read(folder, target, answers)
+    folder.config = folder.config.fresh(ignored)
+    folder.config.check_types()
+    try:
+        reading = reader.read(folder, target, answers)
+    except UnsupportedModelError as refusal:
+        raise ValueError(f"{path}: {refusal.found}") from None
+    except (KeyError, TypeError, IndexError, RuntimeError, ArithmeticError) as error:
+        what = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"{path}: what it holds is not of the form {reader.form}: {what[0]}") from error
+    require_all_read(folder, reader.form, ignored)
+    return reader, reading
+
+
+def ignored_names(folder: HubFolder, text: str) -> set[str]:
+    """The fields and files that --read-as ignore= names. Raises ValueError for one that is not there."""
+    names = {name for name in text.split("+") if name}
+    if absent := sorted(name for name in names - folder.config.names() if not (folder.path / name).is_file()):
+        raise ValueError(
+            f"--read-as {IGNORE}={absent[0]}: {folder.path} has no such field in config.json, nor such a file"
+        )
+    return names

@@ -15,7 +15,9 @@ def holds(folder: HubFolder) -> bool:
 
 def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
     tensors = folder.tensors()
-    return Reading(*from_apple(folder.config, {name: tensors.take(name) for name in folder.names}))
+    reading = Reading(*from_apple(folder.config, tensors))
+    tensors.require_all_taken(REDRAFTER.form)
+    return reading
 
 
 def is_trtllm(folder: HubFolder) -> bool:

@@ -12,28 +12,24 @@ def _speculators(kind: str) -> Callable[[HubFolder], bool]:
 
 
 def _named(architecture: str) -> Callable[[HubFolder], bool]:
-    return lambda folder: architecture in (folder.says("architectures") or ())
+    return lambda folder: folder.names_architecture(architecture)
 
 
 def _projects(kind: str) -> Callable[[HubFolder], bool]:
     """Whether a folder holds a drafter of DFlash's form with a projector of this kind, which is not served."""
-
-    def holds(folder: HubFolder) -> bool:
-        own = folder.says("dflash_config")
-        return kind in (folder.says("projector_type"), own.get("projector_type") if isinstance(own, dict) else None)
-
-    return holds
+    return lambda folder: folder.says("projector_type", "dflash_config") == kind
 
 
 def _is_mla(folder: HubFolder) -> bool:
-    return any("Eagle3Deepseek" in name for name in folder.says("architectures") or ())
+    return folder.names_architecture("Eagle3Deepseek")
 
 
 UNSERVED: dict[str, tuple[Callable[[HubFolder], bool], ...]] = {
     "P-EAGLE of SpecForge": (lambda folder: "mask_hidden" in folder.names and not _speculators("peagle")(folder),),
     "Domino": (_projects("domino"),),
     "XPress": (_speculators("xpress"),),
-    "DFlash 2": (_speculators("dflash2"), _named("DFlash2DraftModel")),
+    "DFlash 2": (_speculators("dflash2"), _named("DFlash2DraftModel"), _projects("dflash2")),
+    "LiLiCorr": (_named("LiLiCorrDraftModel"), _projects("lilicorr")),
     "MTP": (_speculators("mtp"), lambda folder: any(name.startswith("mtp") for name in folder.names)),
     "EAGLE-1 in speculators form": (_speculators("eagle"),),
     "Arctic's MLP speculator": (_speculators("mlp"), lambda folder: folder.says("model_type") == "mlp_speculator"),

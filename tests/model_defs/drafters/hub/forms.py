@@ -199,6 +199,37 @@ def dspark(**changes: Any) -> Form:
     return form
 
 
+def modelopt_dspark() -> Form:
+    """ModelOpt's, with other names of tensors, and without a head."""
+    form = dspark(architectures=["DFlashDraftModel"])
+    names = ("mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
+    own = {name: form.config.pop(name) for name in names} | {"projector_type": "dspark", "shift_label": True}
+    form.config["dflash_config"] = own | {"use_confidence_head": True, "causal": False}
+    renamed = {"markov_head.": "", "confidence_head.proj.": "confidence_proj."}
+    for theirs, ours in renamed.items():
+        form.tensors = {name.replace(theirs, ours): tensor for name, tensor in form.tensors.items()}
+    del form.tensors["lm_head.weight"], form.tensors["embed_tokens.weight"]
+    return form
+
+
+def norm_before_fc(form: Form, layers: int) -> Form:
+    """The same with a norm of all layers that are read, which its configuration says already."""
+    form.tensors["input_norm.weight"] = random(layers * HIDDEN)
+    return form
+
+
+def feeding_back(form: Form) -> Form:
+    """The same, of which states are fed back after the norm, as its configuration says already."""
+    form.reads = {**form.reads, "norm_output": True}
+    return form
+
+
+def reading(form: Form, *layers: int) -> Form:
+    """The same for other layers, which its configuration names already."""
+    form.layers = layers
+    return form
+
+
 def block_speculators(kind: str, **changes: Any) -> Form:
     config = {
         "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
@@ -226,6 +257,12 @@ def with_head_norms(form: Form) -> Form:
     return form
 
 
+def within(form: Form, **own: Any) -> Form:
+    """With more fields in `dflash_config`."""
+    form.config["dflash_config"] |= own
+    return form
+
+
 def windowed(form: Form, window: int) -> Form:
     """The same with layers that attend to a sliding window, as speculators writes them."""
     layer = form.config["transformer_layer_config"]
@@ -236,6 +273,9 @@ def windowed(form: Form, window: int) -> Form:
 
 def is_causal(form: Form) -> bool:
     """Whether a row of a block sees no later one, as sliding layers usually are."""
+    own = form.config.get("dflash_config", {})
+    if (said := form.config.get("is_causal", own.get("causal"))) is not None:
+        return said
     windows = "sliding_window" in form.config.get("transformer_layer_config", {})
     return windows and not form.config.get("sliding_window_non_causal")
 
@@ -375,7 +415,7 @@ def block_logits(
         x = x + F.linear(out.flatten(1), t[f"{name}.self_attn.o_proj.weight"])
         x = x + mlp(t, name, x)
     logits = norm(x, t["norm.weight"])[0 if from_root else 1 :] @ head.T
-    if "markov_head.markov_w1.weight" in t:
-        before = t["markov_head.markov_w1.weight"][[root, *path]]
-        logits = logits + before @ t["markov_head.markov_w2.weight"].T
+    for name in ("markov_head.markov_w", "markov_w"):
+        if f"{name}1.weight" in t:
+            logits = logits + t[f"{name}1.weight"][[root, *path]] @ t[f"{name}2.weight"].T
     return logits

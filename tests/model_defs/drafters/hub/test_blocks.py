@@ -19,21 +19,29 @@ from model_defs.target.attention import causal_attend
 from model_defs.target.model import Target
 from tests.model_defs.drafters.hub.forms import (
     BLOCK,
+    HEAD_SIZE,
+    HIDDEN,
+    MASK,
     Form,
     block_logits,
     block_speculators,
+    block_tensors,
     dflash,
     dspark,
+    modelopt_dspark,
     modelopt_without_head,
     parallel_logits,
     peagle,
     windowed,
+    with_head_norms,
+    within,
 )
 from tests.model_defs.drafters.hub.test_readers import assert_equal, entering, target_of
 
 TEXTS = [[5, 98, 6, 60, 17], [3, 90, 2]]
 """Texts with their roots."""
 PATH = [88, 3, 109, 4]
+MASK_ID = "mask_token_id"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +97,9 @@ FORMS: dict[str, tuple[Callable[[], Form], bool]] = {
     "DSpark": (dspark, True),
     "DSpark of SpecForge": (lambda: as_specforge(dspark()), True),
     "DSpark, the root's own row": (lambda: dspark(dspark_bonus_anchor=True, sample_from_anchor=False), False),
+    "DSpark of ModelOpt": (modelopt_dspark, True),
+    "DFlash, causal": (lambda: dflash(is_causal=True), False),
+    "DFlash of ModelOpt, causal": (lambda: within(dflash(), causal=True), False),
     "DSpark of speculators": (lambda: block_speculators("dspark", sample_from_anchor=True), True),
 }
 
@@ -129,6 +140,61 @@ def test_logits_are_those_of_the_definition(target, tmp_path, name):
         assert ids[b].tolist() == drafter.hot_ids[best.indices].tolist()
     if "d2t" in form.tensors:
         assert drafter.hot_ids.tolist() == [i + int(offset) for i, offset in enumerate(form.tensors["d2t"])]
+
+
+def test_heads_that_turn_adjacent_pairs_are_put_in_our_order(target, tmp_path):
+    form = dflash()
+    expected = load_drafter(form.write(tmp_path / "halves"), target).state_dict()
+    half = HEAD_SIZE // 2
+    order = [i // 2 + half * (i % 2) for i in range(HEAD_SIZE)]
+    for name, tensor in form.tensors.items():
+        if "q_norm" in name or "k_norm" in name:
+            form.tensors[name] = tensor[order]
+        if "q_proj" in name or "k_proj" in name:
+            form.tensors[name] = tensor.unflatten(0, (-1, HEAD_SIZE))[:, order].flatten(0, 1)
+    form.config["is_neox_style"] = False
+    found = load_drafter(form.write(tmp_path / "pairs"), target).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: x[None].bfloat16(), lambda x: {"embedding": x, MASK_ID: MASK}])
+def test_a_masks_embedding_may_stand_apart(target, tmp_path, wrap):
+    mask, folder = torch.arange(HIDDEN).float(), dflash().write(tmp_path)
+    torch.save(wrap(mask), folder / "mask_embedding.pt")
+    drafter = load_drafter(folder, target)
+    assert torch.equal(drafter.embedding[MASK], mask)
+    others = [token for token in range(len(drafter.embedding)) if token != MASK]
+    assert torch.equal(drafter.embedding[others], target.embedding.weight[others])
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        (torch.zeros(HIDDEN + 1), r"expected an embedding of 24 numbers, found \(25,\)"),
+        ({MASK_ID: 3, "embedding": torch.zeros(HIDDEN)}, "is for the token 3, and config.json says mask_token_id 7"),
+        ({}, "expected an embedding of 24 numbers, found NoneType"),
+    ],
+)
+def test_another_embedding_of_masks_is_refused(target, tmp_path, held, message):
+    folder = dflash().write(tmp_path)
+    torch.save(held, folder / "mask_embedding.pt")
+    with pytest.raises(ValueError, match=message):
+        load_drafter(folder, target)
+
+
+@pytest.mark.parametrize(("layers", "read"), [(2, (2, 5)), (1, (4,)), (3, (2, 3, 5))])
+def test_without_ids_layers_are_evenly_spaced(target, tmp_path, layers, read):
+    form = dflash(num_hidden_layers=layers, dflash_config={MASK_ID: MASK}, num_target_layers=7)
+    form = with_head_norms(Form(form.config, block_tensors(layers)))
+    form.tensors["fc.weight"] = torch.randn(HIDDEN, len(read) * HIDDEN)
+    assert load_drafter(form.write(tmp_path), target).feature_layers == read
+
+
+def test_an_answer_says_the_mask(target, tmp_path):
+    folder = dflash(dflash_config={"target_layer_ids": [0, 3, 6]}).write(tmp_path)
+    with pytest.raises(ValueError, match="does not say mask_token_id; give --read-as mask_token_id= and the id"):
+        load_drafter(folder, target)
+    assert load_drafter(folder, target, {MASK_ID: "9"}).config.mask_token == 9
 
 
 @pytest.mark.parametrize("levels", [4, 1])

@@ -28,10 +28,13 @@ from tests.model_defs.drafters.hub.forms import (
     eagle,
     eagle3_logits,
     eagle_logits,
+    feeding_back,
     medusa,
     medusa_logits,
     modelopt,
     modelopt_without_head,
+    norm_before_fc,
+    reading,
     specforge,
     specforge_3_1,
     speculators,
@@ -182,6 +185,12 @@ EAGLE3: dict[str, Callable[[], Form]] = {
     "speculators, two layers": lambda: speculators(others=1, norm_output=True),
     "speculators, norm before fc": lambda: speculators(norm_before_fc=True),
     "speculators, layers of Qwen3": lambda: with_head_norms(speculators(others=1)),
+    "SpecForge, norm before fc": lambda: norm_before_fc(specforge(norm_before_fc=True), 3),
+    "ModelOpt, norm before fc": lambda: norm_before_fc(modelopt(norm_before_fc=True), 2),
+    "ModelOpt, states after the norm": lambda: feeding_back(modelopt(return_hidden_post_norm=True)),
+    "SpecForge, states after the norm": lambda: feeding_back(specforge(eagle_config={"return_hidden_post_norm": True})),
+    "SpecForge, layer ids of DeepSpec": lambda: reading(specforge(target_layer_ids=[0, 2, 4]), 1, 3, 5),
+    "SpecForge, layer ids of vLLM": lambda: reading(specforge(eagle_config={"layer_ids": [1, 3, 5]}), 1, 3, 5),
     "speculators, windows": lambda: windowed(speculators(others=1), 3),
 }
 
@@ -201,9 +210,9 @@ def test_eagle_3(target, tmp_path, name):
     assert (kind_of(tmp_path), name.split(",")[0].split()[0] in form_of(tmp_path)) == ("eagle3", True)
     form.tensors.setdefault("lm_head.weight", target.lm_head.weight)
     assert drafter.feature_layers == form.layers
-    reading = target_of(7)
-    reading.feature_readers.append(drafter.feature_reader())
-    features = reading(torch.tensor([TEXT[:-1]]), causal_attend(target.config, 4)).features[0]
+    reader = target_of(7)
+    reader.feature_readers.append(drafter.feature_reader())
+    features = reader(torch.tensor([TEXT[:-1]]), causal_attend(target.config, 4)).features[0]
     assert features.shape == (4, HIDDEN)
     inputs = [entering(target, layer, TEXT[:-1]) for layer in form.layers]
     expected = eagle3_logits(form, target.embedding.weight, inputs, TEXT[1:], PATH)
@@ -213,6 +222,18 @@ def test_eagle_3(target, tmp_path, name):
         assert drafter.hot_ids.tolist() == [i + int(offset) for i, offset in enumerate(form.tensors["d2t"])]
         assert len(drafter.hot_ids) == DRAFT_VOCAB
     assert_equal(drafter.fuse(torch.cat(inputs, dim=-1)), features)
+
+
+@torch.no_grad()
+def test_eagle_3_with_its_embedding_as_head(target, tmp_path):
+    form = all_tokens(specforge(tie_word_embeddings=True, draft_vocab_size=VOCAB))
+    del form.tensors["lm_head.weight"]
+    form.tensors["embed_tokens.weight"] = torch.randn(VOCAB, HIDDEN)
+    drafter = load_drafter(form.write(tmp_path), target)
+    form.tensors["lm_head.weight"] = form.tensors["embed_tokens.weight"]
+    inputs = [entering(target, layer, TEXT[:-1]) for layer in form.layers]
+    expected = eagle3_logits(form, target.embedding.weight, inputs, TEXT[1:], PATH)
+    assert_equal(drafted(drafter, drafter.fuse(torch.cat(inputs, dim=-1))), expected)
 
 
 def ids_outside() -> Form:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ from tests.model_defs.drafters.hub.forms import (
     speculators,
     windowed,
     with_head_norms,
+    within,
 )
 from tests.model_defs.drafters.hub.test_readers import target_of
 
@@ -51,7 +51,10 @@ REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
     ),
     "capped logits": (lambda: eagle(final_logit_softcapping=30.0), "says final_logit_softcapping 30.0; read is 0"),
     "scaled logits": (lambda: specforge(logit_scale=0.5), "says logit_scale 0.5; read is 1"),
-    "scaled embeddings": (lambda: scaled(speculators(), 4.0), "says input_embedding_scale 4.0; read is 1"),
+    "scaled embeddings": (
+        lambda: scaled(speculators(), 4.0),
+        "says transformer_layer_config.input_embedding_scale 4.0; read is 1",
+    ),
     "kind of layer": (lambda: specforge(model_type="deepseek_v3"), "its layers are of model_type 'deepseek_v3'"),
     "another target": (
         lambda: specforge(target_hidden_size=48),
@@ -78,8 +81,8 @@ REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
     "some windows": (lambda: mixed(windowed(speculators(others=1), 3)), "some of its layers attend to a sliding"),
     "windowed layers": (lambda: eagle(layer_types=["sliding_attention"]), "layers attend to a sliding window"),
     "partial RoPE": (lambda: eagle(partial_rotary_factor=0.5), "partial_rotary_factor 0.5, expected 1"),
-    "residual, official": (lambda: specforge(norm_before_residual=True), "norm_before_residual true; read in this"),
-    "feedback, ModelOpt": (lambda: modelopt(norm_output=True), "norm_output true; read in this form is false"),
+    "residual, official": (lambda: specforge(norm_before_residual=True), "norm_before_residual True; read is False"),
+    "feedback, ModelOpt": (lambda: modelopt(norm_output=True), "eagle_config.norm_output True; read is False"),
     "no norm": (lambda: specforge(norm_output=False), "the head reads states without a norm, which is not served"),
     "no heads": (lambda: without(more(medusa(1, 0), "x"), "0.0.weight"), "has no Medusa heads"),
     "feedback": (lambda: specforge(norm_output=True), "give --read-as norm_output=true where"),
@@ -125,9 +128,13 @@ REFUSED: dict[str, tuple[Callable[[], Form], str]] = {
     ),
 }
 BLOCKS: dict[str, tuple[Callable[[], Form], str]] = {
-    "causal blocks": (lambda: dflash(is_causal=True), "says is_causal True; read is False"),
+    "causal blocks": (lambda: within(dflash(is_causal=True), causal=False), "says is_causal and causal, which contra"),
+    "causal queries": (lambda: dflash(dflash_query_causal=True), "says dflash_query_causal True; read is False"),
     "values": (lambda: dflash(attention_value_scale=0.5), "says attention_value_scale 0.5; read is 1"),
-    "sinks": (lambda: within(dflash(), attention_sink_bias=True), "says attention_sink_bias True; read is False"),
+    "sinks": (
+        lambda: within(dflash(), attention_sink_bias=True),
+        "says dflash_config.attention_sink_bias True; read is False",
+    ),
     "other windows": (lambda: within(dflash(), use_swa=True), "says use_swa True; read is False"),
     "the root's row": (lambda: block_speculators("dspark"), "give --read-as sample_from_anchor=true where a block"),
     "the root's row, twice": (
@@ -197,12 +204,6 @@ def absolute_ids(form: Form) -> Form:
 
 def without(form: Form, name: str) -> Form:
     del form.tensors[name]
-    return form
-
-
-def within(form: Form, **own: Any) -> Form:
-    """With more fields in `dflash_config`."""
-    form.config["dflash_config"] |= own
     return form
 
 
