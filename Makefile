@@ -144,7 +144,7 @@ drafter: hours $(TEACHER)-engine/manifest.json ## a drafter for SOURCE from DATA
 	sizes=$$($(PY) build/drafter.py sizes $(OWN_DRAFTER)/plan.json) && test -n "$$sizes" && \
 	  $(MAKE) distill $$sizes && $(MAKE) train $$sizes
 	$(MAKE) $(NGRAMS)/budget.json
-	$(MAKE) tune DRAFTER=$(OWN_DRAFTER)
+	$(MAKE) $(BUNDLE)/budget.json DRAFTER=$(OWN_DRAFTER)
 	$(PY) build/drafter.py gains $(OWN_DRAFTER) --model $(MODEL) --teacher $(TEACHER) --ngrams $(NGRAMS) --bundle $(BUNDLE) \
 	  $(if $(DATA),--prompts $(DATA) $(READ))
 
@@ -171,11 +171,12 @@ NO_MPI = the bundle is split over $(TP) ranks, for which MPI is missing ($(first
 mpi: | $(SETUP)
 	@$(if $(LAUNCH),test -x $(firstword $(LAUNCH)) || { echo "make: $(NO_MPI)"; exit 1; })
 
-tune: mpi $(BUNDLE)/budget.json ## measure step times and acceptance in about TUNE_MINUTES, write the budget table
+tuned = $(LAUNCH) $(PY) build/tune.py --bundle $(1) --minutes $(TUNE_MINUTES) --prompts benchmarks/prompts.jsonl
+tune: mpi $(BUNDLE)/manifest.json ## measure step times and acceptance in about TUNE_MINUTES, write the budget table; again if there is one
+	$(call tuned,$(BUNDLE))
 .PRECIOUS: $(DRAFTING:%=%/budget.json) # whole whenever tuning ends: the methods that were tuned
 $(DRAFTING:%=%/budget.json): %/budget.json: always %/manifest.json
-	$(PY) -m redraft.bundle.budget $* || $(LAUNCH) $(PY) build/tune.py --bundle $* --minutes $(TUNE_MINUTES) \
-	  --prompts benchmarks/prompts.jsonl
+	$(PY) -m redraft.bundle.budget $* || $(call tuned,$*)
 
 serve: mpi $(BUNDLE)/budget.json ## fetch SOURCE, build and tune what is not there, start Triton on 127.0.0.1; returns when a request has succeeded
 	$(PY) -m redraft.cli serve --bundle $(BUNDLE) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) \

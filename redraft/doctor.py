@@ -14,7 +14,15 @@ import numpy as np
 import psutil
 
 from redraft.bundle.backends import OPENVINO
-from redraft.bundle.budget import BudgetFile, BudgetTable, how_to_tune, machine_name
+from redraft.bundle.budget import (
+    BUSY_SHARE,
+    BudgetFile,
+    BudgetTable,
+    doubts,
+    how_to_tune,
+    machine_name,
+    minutes_for_all,
+)
 from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Manifest, cpu_features
 from redraft.chat import render_chat, template_digest
@@ -24,8 +32,6 @@ from redraft.llm import LLM
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE
 
-BUSY_SHARE = 0.15
-"""Load of other programs, as a share of all cores, that slows a bundle noticeably."""
 OVER_FLOOR = 1.7
 """A step that takes this many times what reading the weights takes is not bound by memory."""
 LOW_ACCEPTANCE = 0.85
@@ -116,7 +122,13 @@ def tuning(path: Path, config: BundleConfig) -> Iterator[Finding]:
     else:
         yield Finding("tuning", f"measured on {file.machine or 'an unnamed machine'}")
     for name, table in file.methods.items():
-        if name in config.methods and not any(entry.nodes for entry in table.entries):
+        if name in config.methods and (reasons := doubts(table)):
+            yield Finding(
+                "tuning",
+                f"{name}: {'; '.join(reasons)}",
+                f"tune again on a quiet machine: {how_to_tune(path, minutes_for_all(table))}",
+            )
+        elif name in config.methods and not any(entry.nodes for entry in table.entries):
             yield Finding(
                 "tuning",
                 f"{name} pays at no load that was measured: it never drafts",
@@ -189,12 +201,14 @@ def bandwidth(threads: int) -> float:
 
 
 def memory(path: Path, config: BundleConfig, step: float, read: float) -> Finding:
-    """A step of one stream beside its floor: reading every weight of the target once."""
-    weights = sum(
+    """A step of one stream beside its floor: reading every weight of the target once, but for the embedding table, of
+    which it reads a row."""
+    stored = sum(
         file.stat().st_size
         for rank in range(config.tensor_parallel)
         for file in target_folder(path, rank, config.tensor_parallel).glob("target.*")
     )
+    weights = stored - separate_embedding_bytes(config)
     floor = weights / read
     found = (
         f"a step takes {1e3 * step:.1f} ms; reading {weights / 1e6:.0f} MB of weights at {read / 1e9:.1f} GB/s takes "
@@ -205,6 +219,15 @@ def memory(path: Path, config: BundleConfig, step: float, read: float) -> Findin
     if config.precision in NARROW:
         return Finding("memory", f"{found}: bound by memory, as decoding is; faster is {NARROW[config.precision]}")
     return Finding("memory", f"{found}: bound by memory, as decoding is")
+
+
+def separate_embedding_bytes(config: BundleConfig) -> int:
+    """Bytes of the ranks' embedding tables that are not their LM heads too. Int8 heads are copies: the tables keep
+    their dtype."""
+    if config.target.tie_embeddings and config.precision != "int8":
+        return 0
+    width = 4 if config.precision == "fp32" else 2
+    return config.tensor_parallel * config.target.vocab_size * config.target.hidden_size * width
 
 
 def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, BudgetTable]) -> Iterator[Finding]:
@@ -241,11 +264,7 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, Bu
             continue
         raw = tokens_per_step(llm, name, prompts)
         if raw < LOW_ACCEPTANCE * found:
-            yield Finding(
-                "chat template",
-                f"{name}: {raw:.2f} tokens/step where clients send these prompts without the template",
-                "apply the chat template in the client: redraft generate --chat does",
-            )
+            yield Finding("chat template", f"{name}: {raw:.2f} tokens/step for clients that send prompts without it")
 
 
 def _fits(llm: LLM, text: str) -> bool:

@@ -63,7 +63,7 @@ def random_llm(
     from redraft.text import TextCodec
 
     target = random_target(config, device)
-    shape = TargetInfo.model_fields.keys() - {"feature_size"}
+    shape = TargetInfo.model_fields.keys() & vars(config)
     hot = min(HOT_VOCABULARY, config.vocab_size)
     recurrent = RecurrentConfig(config.hidden_size, config.vocab_size, num_blocks=2, hot_vocabulary=hot)
     loop = BeamSearch(random_drafter(RecurrentDrafter(recurrent, target), device, max_len, BEAMS[1]), *BEAMS)

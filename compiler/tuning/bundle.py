@@ -13,9 +13,11 @@ from rich.table import Table
 
 from compiler.tuning.measure import Bench, Shape
 from compiler.tuning.tuner import GRID, Grid, Tuner
-from redraft.bundle.budget import FILE_NAME, BudgetFile, BudgetTable
+from redraft.bundle.budget import FILE_NAME, BudgetFile, BudgetTable, doubts, how_to_tune, minutes_for_all
+from redraft.bundle.config import BundleConfig
 from redraft.chat import user_prompt
 from redraft.console.progress import Progress, duration, progress, size, write
+from redraft.console.resources import OtherLoad
 from redraft.prompts import Prompt, spread
 from redraft.request import InvalidRequest
 from redraft.runtime import Runtime
@@ -47,12 +49,13 @@ def tune_bundle(
     fitting = _fitting(runtime, known, tokens, console)
     texts = spread(fitting, num_prompts)
     others = spread([text for text in fitting if text not in texts], SERVED)
+    alone = BundleConfig.read(bundle).tensor_parallel == 1  # other ranks' processes are no other programs
     memory = size(psutil.Process().memory_info().rss)
     limit = duration(60 * minutes * len(names))
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
     with progress("tune", 0, "measurements", console=console) as shown:
         for name in names:
-            bench, seconds = Bench(runtime, name, texts, tokens), 60 * minutes
+            bench, seconds, others_load = Bench(runtime, name, texts, tokens), 60 * minutes, OtherLoad()
             ends = time.monotonic() + seconds
             if runtime.plans[name].retrieves:
                 shown.update(0, f"{name}: serving prompts to draft from")
@@ -61,9 +64,12 @@ def tune_bundle(
             shown.begin(0)
             tuner = Tuner(bench, max(ends - time.monotonic(), 0), grid, partial(_say, shown))
             table = tuner.tune()
+            if alone:
+                table.measured["other_load"] = round(others_load.share(), 3)
+            table.measured["minutes"] = minutes
             shown.update(tuner.done)
             save(bundle, name, table)
-            show(name, table, console)
+            show(bundle, name, table, console)
 
 
 def _fitting(runtime: Runtime, texts: Sequence[str], tokens: int, console: Console) -> list[str]:
@@ -100,8 +106,8 @@ def save(bundle: Path, method: str, table: BudgetTable) -> None:
     tables.save(bundle)
 
 
-def show(method: str, table: BudgetTable, console: Console) -> None:
-    """Print a table with the speed-ups that it rests on, and what a bound left out."""
+def show(bundle: Path, method: str, table: BudgetTable, console: Console) -> None:
+    """Print a table with the speed-ups that it rests on, and what makes it doubtful."""
     shown = Table(title=f"{method}: {Shape(table.construction, bool(table.ngram))}, nodes (speed-up)")
     temperatures = sorted({entry.temperature for entry in table.entries})
     for column in ("running", *(f"temperature {one:g}" for one in temperatures)):
@@ -111,10 +117,6 @@ def show(method: str, table: BudgetTable, console: Console) -> None:
         cells = [f"{table.lookup(running, one).nodes} ({gains[f'{one:g}']:.2f})" for one in temperatures]
         shown.add_row(str(running), *cells)
     console.print(shown)
-    made = table.measured["measurements"]
-    if made["done"] < made["of"]:
-        write(
-            console,
-            f"tune: {method}: time for {made['done']} of {made['of']} measurements; --minutes (make: TUNE_MINUTES=) "
-            "gives more",
-        )
+    if reasons := doubts(table):
+        write(console, f"tune: {method}: WARNING: {'; '.join(reasons)}")
+        write(console, f"tune: on a quiet machine {how_to_tune(bundle, minutes_for_all(table))}")

@@ -21,6 +21,9 @@ MARGIN_OF_NGRAMS = 0.03
 """The same without a network, whose drafts are short or none where prompts are hard."""
 MEASURING = 0.75
 """Share of the time for measurements; the rest is for trials of the budgets that they give."""
+FITTING = 0.25
+"""Share of the measurements' time that fitting scores may take: a slow model would spend all of it there, and draft
+nothing at loads whose steps nobody timed."""
 BATCHES = 4
 """Parts of the prompts that acceptance is measured on one after the other."""
 FIRST_ROUNDS = 4
@@ -69,6 +72,7 @@ class Tuner:
         """Measurements made, and those that there are where time allows."""
         self.ends = time.monotonic() + seconds
         bench.ends = self.ends - (1 - MEASURING) * seconds
+        self._fitting_s = FITTING * MEASURING * seconds
         self._say = say
         own = Shape(plan.construction, plan.ngram)
         self._random = plan.shape is not None
@@ -114,7 +118,10 @@ class Tuner:
 
     def _measurements(self) -> Iterator[tuple[bool, str, Measure]]:
         """All measurements, the most valuable first: whether it is required, what it is, and how it is made."""
-        yield True, "step times of 1 running", self._steps(1, FIRST_ROUNDS)
+        first, last, *others = self._counts if len(self._counts) > 1 else (*self._counts, None)
+        yield True, f"step times of {first} running", self._steps(first, FIRST_ROUNDS)
+        if last:
+            yield True, f"step times of {last} running", self._steps(last, FIRST_ROUNDS)
         if self._fits:
             yield from ((False, f"scores at {_key(t)}", self._fit(t)) for t in self._temperatures if t)
         for place, batch in enumerate(self._batches):
@@ -123,8 +130,7 @@ class Tuner:
                 what = f"acceptance of {self._shapes[0]} at {_key(temperature)}, {part}"
                 yield place == 0, what, self._acceptance(self._shapes[0], temperature, batch)
             if place == 0:
-                for n in self._counts[1:]:
-                    yield n == self._counts[1], f"step times of {n} running", self._steps(n, FIRST_ROUNDS)
+                yield from ((False, f"step times of {n} running", self._steps(n, FIRST_ROUNDS)) for n in others)
         for _ in range(FIRST_ROUNDS, self._rounds):
             yield from ((False, f"step times of {n} running again", self._steps(n, 1)) for n in self._counts)
         for shape in self._shapes[1:]:
@@ -138,7 +144,17 @@ class Tuner:
         return measure
 
     def _fit(self, temperature: float) -> Measure:
-        return lambda: self.bench.fit(self._shapes[0], temperature, self._largest)
+        """A fit to fewer answers, or none, where the fits' time is over: the scores then stay as they are."""
+
+        def measure() -> None:
+            started, ends = time.monotonic(), self.bench.ends
+            if self._fitting_s <= 0:
+                return
+            self.bench.ends = min(ends, started + self._fitting_s)
+            self.bench.fit(self._shapes[0], temperature, self._largest)
+            self.bench.ends, self._fitting_s = ends, self._fitting_s - (time.monotonic() - started)
+
+        return measure
 
     def _acceptance(self, shape: Shape, temperature: float, prompts: Sequence[str]) -> Measure:
         def measure() -> None:
@@ -273,6 +289,7 @@ class Tuner:
             "reliability": curves,
             "tried": tried,
             "measurements": {"done": self.done, "of": self.of},
+            "not_timed": sorted({*self._counts} - self._times.keys()),
         }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -22,6 +23,10 @@ from redraft.bundle.manifest import MANIFEST, file_sha256
 from redraft.errors import IN_CLONE, BundleError
 
 FILE_NAME = "budget.json"
+LEAST_MEASURED = 0.6
+"""The least share of its measurements that a table should rest on."""
+BUSY_SHARE = 0.15
+"""Load of other programs, as a share of all cores, that slows a bundle noticeably."""
 AtTemperature = TypeVar("AtTemperature", "BudgetEntry", "Scores")
 
 
@@ -171,12 +176,32 @@ def machine_name() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
-def how_to_tune(bundle: Path) -> str:
-    """The command that measures a bundle's budgets, with as many ranks as it needs."""
+def how_to_tune(bundle: Path, minutes: int | None = None) -> str:
+    """The command that measures a bundle's budgets, again where there are some, with as many ranks as it needs."""
     ranks = bundle_ranks(bundle)
     command = ["python", "build/tune.py", "--bundle", str(bundle), "--prompts", "benchmarks/prompts.jsonl"]
+    command += ["--minutes", str(minutes)] if minutes else []
     launcher = ["mpiexec", "-n", str(ranks)] if ranks > 1 else []
     return f"run `{shlex.join([*launcher, *command])}`{IN_CLONE}"
+
+
+def doubts(table: BudgetTable) -> list[str]:
+    """Why a table may draft less than pays: its minutes ended early, or the machine was busy. Empty for a sound one."""
+    made, reasons = table.measured.get("measurements"), []
+    if made and made["done"] < LEAST_MEASURED * made["of"]:
+        reasons.append(f"there was time for {made['done']} of {made['of']} measurements")
+        if unknown := table.measured.get("not_timed"):
+            loads = ", ".join(map(str, unknown))
+            reasons.append(f"{loads} running: not timed, so that as much is drafted as at the next larger load")
+    if (share := table.measured.get("other_load", 0.0)) >= BUSY_SHARE:
+        reasons.append(f"other programs used {share:.0%} of the cores meanwhile, which makes rows look expensive")
+    return reasons
+
+
+def minutes_for_all(table: BudgetTable) -> int:
+    """The minutes in which about all of a table's measurements would have been made."""
+    made = table.measured["measurements"]
+    return math.ceil(table.measured.get("minutes", 4) * made["of"] / max(made["done"], 1))
 
 
 def untuned_warning(methods: Iterable[str], bundle: Path) -> str:

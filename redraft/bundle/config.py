@@ -51,6 +51,8 @@ class TargetInfo(Section):
     max_position: int
     windowed_layers: tuple[int, ...] = ()
     """The layers with a sliding window"""
+    tie_embeddings: bool = True
+    """Whether the LM head is the embedding table."""
     unknown_tokens: tuple[tuple[int, int], ...] = ()
     """Ids that the tokenizer does not know, since the vocabulary is padded, as ranges [first, end). They are never
     sampled."""

@@ -83,7 +83,7 @@ def test_two_ranks_are_tuned_as_make_starts_them(tmp_path):
     (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "world"}\n')
     (line,) = (line for line in dry_run("tune", "TP=2").splitlines() if "build/tune.py" in line)
-    started = line.partition(" || ")[2].partition(" --bundle ")[0]
+    started = line.partition(" --bundle ")[0]
     asked = f"--bundle {bundle} --prompts {tmp_path}/prompts.jsonl --num-prompts 2 --tokens 4"
     command = ["env", f"PYTHONPATH={ROOT}", *shlex.split(f"{started} {asked}")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)

@@ -40,7 +40,7 @@ def test_every_call_is_on_the_page_with_the_seconds_of_its_rows():
 
 def eagle3_on_an_8b(slots: int, max_len: int) -> BundleConfig:
     context = ContextInfo(layers=1, num_kv_heads=8, head_size=128, draft_rows=20)
-    shape = TargetInfo.model_fields.keys() - {"feature_size"}
+    shape = TargetInfo.model_fields.keys() & vars(LLAMA_3_1_8B)
     return BundleConfig(
         name="8b",
         backend=TORCH,

@@ -62,6 +62,25 @@ def bench_of(runtime: Runtime, prompts: list[str], tokens: int) -> Bench:
     return Bench(runtime, TOY, prompts, tokens)
 
 
+def test_fits_take_a_quarter_of_the_time_however_slow_the_model_is(monkeypatch):
+    """Seconds of real time: every fit would take all that there is."""
+    now = [0.0]
+    monkeypatch.setattr("compiler.tuning.tuner.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("compiler.tuning.measure.time", SimpleNamespace(monotonic=lambda: now[0]))
+    spent = []
+
+    def slow_fit(bench, *_):
+        spent.append(bench.ends - now[0])
+        now[0] = bench.ends
+
+    monkeypatch.setattr(Bench, "fit", slow_fit)
+    engine = PricedEngine(slots=4, max_tree=14, quality=0.95)
+    plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+    table = Tuner(bench_of(runtime_of(engine, plan), ["hello"], 8), 1000.0, GRID).tune()
+    assert sum(spent) == pytest.approx(0.25 * 0.75 * 1000)
+    assert table.measured["not_timed"] == []
+
+
 def test_budgets_follow_the_price_of_rows(runtime):
     said: list[str] = []
     table = Tuner(bench_of(runtime, ["hello", "world"], 24), ENOUGH, GRID, lambda tuner, what: said.append(what)).tune()
