@@ -6,7 +6,9 @@ TORCH       ?= torch==2.13.0+cpu
 DEFAULT   := SmolLM2-135M-Instruct
 SOURCE    ?= default
 CHAT_TEMPLATE ?=
-MODEL     ?= artifacts/models/$(patsubst %.gguf,%,$(notdir $(patsubst default,$(DEFAULT),$(SOURCE:/=))))
+ADAPTER   ?=
+ADAPTED   := $(if $(ADAPTER),-$(notdir $(ADAPTER:/=)))
+MODEL     ?= artifacts/models/$(patsubst %.gguf,%,$(notdir $(patsubst default,$(DEFAULT),$(SOURCE:/=))))$(ADAPTED)
 override MODEL := $(MODEL:/=)
 NAME      ?= $(notdir $(MODEL))
 KIND      ?= recurrent
@@ -72,7 +74,7 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: SOURCE CHAT_TEMPLATE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES PROTOCOL LOADTEST CLIENTTEST RESULTS;"
+	@echo "Variables: SOURCE ADAPTER CHAT_TEMPLATE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES PROTOCOL LOADTEST CLIENTTEST RESULTS;"
 	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
 	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for drafter DATA HOURS; for distill and"
@@ -111,11 +113,12 @@ $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt $(wildca
 
 model: $(MODEL)/source.json ## fetch the target SOURCE (folder, .gguf or hub id; default: SmolLM2-135M-Instruct) into MODEL
 # A SOURCE that is given is held against the model that is there.
-$(MODEL)/source.json: $(if $(CHAT_TEMPLATE)$(filter-out default,$(SOURCE)),always) | $(SETUP)
-	$(if $(filter-out $(DEFAULT),$(if $(filter default,$(SOURCE)),$(NAME))),$(error $(if $(wildcard \
+$(MODEL)/source.json: $(if $(CHAT_TEMPLATE)$(ADAPTER)$(filter-out default,$(SOURCE)),always) | $(SETUP)
+	$(if $(filter-out $(DEFAULT)$(ADAPTED),$(if $(filter default,$(SOURCE)),$(NAME))),$(error $(if $(wildcard \
 	  $(MODEL)/source.json),CHAT_TEMPLATE needs the SOURCE that $(MODEL) was fetched from,$(MODEL) is not there: \
 	  make model SOURCE=<folder, .gguf or hub id> fetches it)))
-	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL)) $(CHAT_TEMPLATE:%=--chat-template %)
+	$(PY) build/fetch_model.py $(SOURCE) --name $(NAME) --output $(dir $(MODEL)) $(CHAT_TEMPLATE:%=--chat-template %) \
+	  $(ADAPTER:%=--adapter %)
 
 distill: $(TEACHER)-engine/manifest.json ## write teacher data into TEACHER from the prompts of DATA (without: the target's own)
 	$(DISTILL) --bundle $(TEACHER)-engine

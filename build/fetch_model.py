@@ -29,6 +29,7 @@ def main(
     cache: Annotated[Path, typer.Option(help="folder that keeps downloads")] = Path("artifacts/cache"),
     revision: Annotated[str | None, typer.Option(help="branch, tag or commit, of a hub id")] = None,
     chat_template: Annotated[Path | None, typer.Option(help="Jinja file to use as the chat template")] = None,
+    adapter: Annotated[Path | None, typer.Option(help="folder of a LoRA adapter (PEFT) to merge into it")] = None,
     force: Annotated[bool, typer.Option(help="replace a model of the same name")] = False,
 ) -> None:
     """Fetch a target model into OUTPUT/NAME: bf16 safetensors, tokenizer, chat template, config.json.
@@ -37,7 +38,7 @@ def main(
     is reused. Unsupported architectures and features are refused with the list of supported ones.
     """
     try:
-        folder = fetch(Request(source, output, cache, name, revision, chat_template, force), say)
+        folder = fetch(Request(source, output, cache, name, revision, chat_template, force, adapter), say)
     except (ValueError, OSError) as error:
         say(error, err=True)
         raise typer.Exit(1) from None

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from compiler.checkpoints import hub, shipped
+from compiler.checkpoints.adapter import AdaptedCheckpoint, read_settings
 from compiler.checkpoints.folder import FolderCheckpoint
 from compiler.checkpoints.gguf import GgufCheckpoint
 from compiler.checkpoints.source import BLOCK, Checkpoint, FetchError
@@ -56,20 +57,22 @@ class Request:
     revision: str | None = None
     chat_template: Path | None = None
     force: bool = False
+    adapter: Path | None = None
+    """A LoRA adapter of PEFT to merge"""
 
     @property
     def default_name(self) -> str:
-        """The source's own name."""
-        if self.source == "default":
-            return shipped.NAME
-        name = Path(self.source).resolve().name
-        return name.removesuffix(".gguf")
+        """The source's own name, and its adapter's."""
+        name = shipped.NAME if self.source == "default" else Path(self.source).resolve().name.removesuffix(".gguf")
+        return name if self.adapter is None else f"{name}-{self.adapter.resolve().name}"
 
     @property
     def origin(self) -> dict[str, str | None]:
-        """The source and revision as `source.json` records them."""
+        """Source, revision and adapter as `source.json` records them."""
         local = self.source != "default" and Path(self.source).exists()
-        return {"source": str(Path(self.source).resolve()) if local else self.source, "revision": self.revision}
+        source = str(Path(self.source).resolve()) if local else self.source
+        adapter = str(self.adapter.resolve()) if self.adapter else None
+        return {"source": source, "revision": self.revision, "adapter": adapter}
 
 
 def fetch(request: Request, say: Say) -> Path:
@@ -80,6 +83,8 @@ def fetch(request: Request, say: Say) -> Path:
     template = request.chat_template
     if template and not template.is_file():
         raise FetchError(f"--chat-template {template}: no such file")
+    if request.adapter:
+        read_settings(request.adapter)
     folder = request.output / (request.name or request.default_name)
     if folder.exists() and not request.force:
         record = folder / RECORD
@@ -93,6 +98,8 @@ def fetch(request: Request, say: Say) -> Path:
         say(f"{folder} has another chat template than {template}: it is fetched again")
     with building(folder) as out:
         checkpoint = _open(request, out / "unpacked", say)
+        if request.adapter:
+            checkpoint = AdaptedCheckpoint(checkpoint, request.adapter)
         store(checkpoint, out, template, say)
         shutil.rmtree(out / "unpacked", ignore_errors=True)
         origin = {key: value for key, value in request.origin.items() if value}

@@ -288,6 +288,16 @@ def test_a_model_that_is_there_gets_a_chat_template(make):
     assert asked.endswith("--chat-template own.jinja")
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("default", "SmolLM2-135M-Instruct"), ("owner/base", "base"), ("/a/base.gguf", "base")],
+)
+def test_a_model_with_an_adapter_has_a_name_of_its_own(source, name):
+    command = dry_run("model", f"SOURCE={source}", "ADAPTER=/b/mine/")
+    assert f"build/fetch_model.py {source} --name {name}-mine " in command
+    assert "--adapter /b/mine/" in command
+
+
 @pytest.mark.parametrize("hours", ["abc", "-1", "0", "nan", ""])
 def test_hours_are_checked_before_anything_is_built(hours):
     command = ["make", "drafter", f"HOURS={hours}", "MODEL=nowhere/nobody"]
