@@ -64,7 +64,7 @@ WRONG = {
     "an open parenthesis, Lark": ("grammar", 'start: ("a"', r"Expected token '\)'"),
     "a terminal of itself": ("grammar", 'start: A\nA: "a" A | "b"', "circular reference"),
     "a schema of nothing but itself": ("json_schema", '{"$ref": "#"}', "no text meets it"),
-    "a reference to nothing": ("json_schema", '{"$ref": "#/$defs/a"}', "does not exist"),
+    "a reference to nothing": ("json_schema", '{"$ref": "#/$defs/a"}', "expected a reference within the schema"),
     "a wrong pattern": ("json_schema", '{"type": "string", "pattern": "("}', "unclosed group"),
     "an open group": ("regex", "(a", "unclosed group"),
     "a reference back": ("regex", r"(a)\1", "backreferences are not supported"),
