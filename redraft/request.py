@@ -143,6 +143,8 @@ class Guide(Message):
 
     kind: GuideKind
     text: str = Field(default="", max_length=MAX_GUIDE_CHARACTERS, validate_default=True)
+    before: str = Field(default="", max_length=1000)
+    """Rules in Lark, of which `before` says what comes before the guided text: a reasoning model's thoughts."""
 
     @field_validator("text")
     @classmethod

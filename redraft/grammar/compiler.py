@@ -26,12 +26,12 @@ class Grammars:
     def __init__(self, codec: TextCodec, vocab_size: int, end_ids: Collection[int] = ()):
         """`end_ids` are the model's own end tokens, with which no text is spelt."""
         self._codec, self._vocab_size, self._end_ids = codec, vocab_size, end_ids
-        self._kept: dict[tuple[str, str], Grammar] = {}
+        self._kept: dict[tuple[str, str, str], Grammar] = {}
         self._compiling, self._changing = threading.Lock(), threading.Lock()
 
     def kept(self, guide: Guide) -> Grammar | None:
         """The guide's grammar, if it has been compiled, is kept, and has not failed since; it counts as used."""
-        key = guide.kind, guide.text
+        key = guide.kind, guide.text, guide.before
         with self._changing:
             found = self._kept.pop(key, None)
             if found is None or found.failed:
@@ -46,7 +46,7 @@ class Grammars:
                 return found
             found = self._compiled(guide)
             with self._changing:
-                self._kept[guide.kind, guide.text] = found
+                self._kept[guide.kind, guide.text, guide.before] = found
                 if len(self._kept) > KEPT:
                     del self._kept[next(iter(self._kept))]
             return found

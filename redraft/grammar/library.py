@@ -73,6 +73,16 @@ def grammar_tokens(codec: TextCodec, vocab_size: int, end_ids: Collection[int] =
 
 def library_grammar(guide: Guide) -> str:
     """A guide in the library's terms. Raises ValueError, or RecursionError for one that is nested too deeply."""
+    grammar = _guided_text(guide)
+    if not guide.before:
+        return grammar
+    is_lark = not grammar.lstrip().startswith("{")
+    (guided,) = [{"lark_grammar": grammar}] if is_lark else json.loads(grammar)["grammars"]
+    start = f"start: before @guided\n{guide.before}"
+    return json.dumps({"grammars": [{"lark_grammar": start}, guided | {"name": "guided"}]})
+
+
+def _guided_text(guide: Guide) -> str:
     match guide.kind:
         case "json":
             return LLMatcher.grammar_from_lark(schema_rules("start", {"type": "object"}))

@@ -44,6 +44,16 @@ class Defaults(StrEnum):
     vllm = "vllm"
 
 
+class ReasoningParser(StrEnum):
+    """The marks of thoughts that `--reasoning-parser` takes."""
+
+    think = "think"
+    mistral = "mistral"
+    seed_oss = "seed_oss"
+    gemma4 = "gemma4"
+    none = "none"
+
+
 def front_end(run_dir: RunDir, settings: Settings) -> Watched:
     """The process, as the supervisor watches it."""
     child = Child(
@@ -71,5 +81,6 @@ def command(run_dir: RunDir, settings: Settings) -> list[str]:
         *(["--tool-parser", settings.tool_parser] if settings.tool_parser else []),
         *("--generation-config", settings.generation_config),
         *(["--sanitize-control-tokens"] if settings.sanitize_control_tokens else []),
+        *(["--reasoning-parser", settings.reasoning_parser] if settings.reasoning_parser else []),
         *(argument for name in settings.allowed_hosts for argument in ("--allow-host", name)),
     ]

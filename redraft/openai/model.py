@@ -17,6 +17,7 @@ from redraft.control_tokens import ControlTokens
 from redraft.openai.errors import ApiError, not_served, too_long
 from redraft.openai.structured.forms import FORMS, HERMES, form_of
 from redraft.openai.structured.listing import written_out
+from redraft.openai.structured.thoughts import MARKS, NO_THOUGHTS, THINK, Thinking, marks_of, thinking_after
 from redraft.request import AUTO_REGRESSIVE, InvalidRequest, shown
 from redraft.templates.renderer import TemplateError
 from redraft.text import TextCodec
@@ -34,15 +35,24 @@ class ServedModel:
         bundle: Path,
         name: str | None = None,
         tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
         former: frozenset[str] = frozenset(),
         own_defaults: bool = True,
         sanitizes: bool = False,
     ):
-        """`tool_parser` names the form of its tool calls, one of `FORMS`; None: what the chat template shows.
-        `own_defaults`: whether requests are sampled as its `generation_config.json` says, where they say nothing.
-        `sanitizes`: whether control tokens that messages spell stay text, where requests say nothing."""
-        self._link, self._given_name, self._tool_parser, self._former = bundle, name, tool_parser, former
-        self._own_defaults, self._sanitizes = own_defaults, sanitizes
+        """`tool_parser` names the form of its tool calls, one of `FORMS`, and `reasoning_parser` the marks of its
+        thoughts, one of `MARKS` or `none`; None: what the chat template shows. `own_defaults`: whether requests are
+        sampled as its `generation_config.json` says, where they say nothing. `sanitizes`: whether control tokens that
+        messages spell stay text, where requests say nothing."""
+        self._link, self._former = bundle, former
+        self._options: dict[str, Any] = {
+            "name": name,
+            "tool_parser": tool_parser,
+            "reasoning_parser": reasoning_parser,
+            "own_defaults": own_defaults,
+            "sanitizes": sanitizes,
+        }
+        self._sanitizes = sanitizes
         self._folder = bundle = bundle.resolve()
         config = BundleConfig.read(bundle)
         self.name = name or config.name
@@ -60,6 +70,11 @@ class ServedModel:
             self._template = None
         except TemplateError as error:
             log.warning("chats are refused, completions are served: %s", error)
+        shown_marks = marks_of(self._template.source, self.codec) if self._template else None
+        named_marks = None if reasoning_parser in (None, NO_THOUGHTS) else MARKS[reasoning_parser]
+        self._marks = None if reasoning_parser == NO_THOUGHTS else named_marks or shown_marks or THINK
+        self._thinks = named_marks is not None or shown_marks is not None
+        """Whether it is known to think. Answers of others may begin with thoughts too, but no format waits for them."""
         takes_tools = self._template is not None and self._template.takes_tools
         shown_form = form_of(self._template.source) if self._template and takes_tools else None
         self.tool_form = FORMS[tool_parser] if tool_parser else shown_form or HERMES
@@ -75,8 +90,7 @@ class ServedModel:
 
     def successor(self) -> ServedModel:
         """The model of the bundle to which the link leads now."""
-        former = self._former | {self.name}
-        return ServedModel(self._link, self._given_name, self._tool_parser, former, self._own_defaults, self._sanitizes)
+        return ServedModel(self._link, **self._options, former=self._former | {self.name})
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not this one; None is this one."""
@@ -93,12 +107,10 @@ class ServedModel:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: list[dict[str, Any]],
-        opening: str = "",
         param: str = "messages",
         writing: Writing = NEXT_TURN,
     ) -> str:
-        """The prompt of a conversation, the field `param`, and of the answer's `opening`. Raises ApiError where the
-        template refuses it."""
+        """The prompt of a conversation, the field `param`. Raises ApiError where the template refuses it."""
         if self._template is None:
             raise not_served(param, "this model has no chat template; /v1/completions continues a text as it is")
         if self._sanitized(writing):
@@ -114,7 +126,11 @@ class ServedModel:
             raise not_served(param, str(error)) from None
         except ValueError as error:
             raise ApiError(400, str(error), param) from None
-        return text + opening
+        return text
+
+    def thinking_after(self, prompt: str) -> Thinking | None:
+        """How thoughts may begin the answer to a prompt; None where they may not."""
+        return thinking_after(prompt, self.codec, self._marks, self._thinks) if self._marks else None
 
     def check_unicode(self, text: str, param: str) -> None:
         """Raises ApiError for a text that no tokenizer takes."""

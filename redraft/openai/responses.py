@@ -14,7 +14,7 @@ from redraft.openai.schemas import MAX_MESSAGES, Conversation, Sampled, StreamOp
 from redraft.openai.structured.formats import TextFormat
 from redraft.openai.structured.tools import AUTO, Choice, ResponsesTools
 from redraft.openai.structured.use import tool_use
-from redraft.openai.translate import Job, Prompt, job, prompt_of
+from redraft.openai.translate import Job, job, prompt_of
 from redraft.request import INT32_MAX, MOST_ALTERNATIVES, Guide, clipped, shown
 
 Included = Literal[
@@ -30,7 +30,7 @@ Included = Literal[
 """The values of `include`. Those after the first are of items that no answer has."""
 ROLES = ("system", "developer", "user", "assistant")
 """Those that messages have. What a tool said is another kind of item."""
-TEXT_PARTS = ("input_text", "output_text", "text")
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
 class TextOptions(Body):
@@ -85,17 +85,21 @@ def responses_job(body: ResponsesBody, model: ServedModel) -> Job:
         messages.append({"role": "user", "content": body.input})
     else:
         messages += _messages(body.input)
-    ids = prompt_of(messages, tools, model, "input", body.writing())
-    return job(body, model, [Prompt(ids)], 1, body.max_output_tokens, "max_output_tokens", "input", tools=tools)
+    prompt = prompt_of(messages, tools, model, "input", body.writing())
+    return job(body, model, [prompt], 1, body.max_output_tokens, "max_output_tokens", "input", tools=tools)
 
 
 def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items of the input as messages: calls belong to the assistant's message before them."""
+    """Items of the input as messages: calls belong to the assistant's message before them, and thoughts to what comes
+    after them."""
     messages: list[dict[str, Any]] = []
     for place, item in enumerate(items):
         message = _message(item, f"input[{place}]")
-        if "tool_calls" in message and messages and messages[-1]["role"] == "assistant":
-            messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
+        last = messages[-1] if messages and messages[-1]["role"] == "assistant" == message["role"] else {}
+        if last and "tool_calls" in message:
+            last.setdefault("tool_calls", []).extend(message["tool_calls"])
+        elif last and last["content"] is None and "tool_calls" not in last and "reasoning_content" not in message:
+            last["content"] = message["content"]
         else:
             messages.append(message)
     return messages
@@ -117,8 +121,17 @@ def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
     if kind == "function_call_output":
         content = _content(item.get("output"), f"{where}.output")
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
-    text = "expected message, function_call or function_call_output"
+    if kind == "reasoning":
+        return {"role": "assistant", "content": None, "reasoning_content": _thoughts(item, where)}
+    text = "expected message, reasoning, function_call or function_call_output"
     raise not_served("input", f"{where}.type: {text}, got {clipped(str(kind))!r}")
+
+
+def _thoughts(item: dict[str, Any], where: str) -> str:
+    """The thoughts of an item, or else their summary."""
+    return _content(item.get("content") or [], f"{where}.content") or _content(
+        item.get("summary") or [], f"{where}.summary"
+    )
 
 
 def _content(content: Any, where: str) -> str:

@@ -25,6 +25,7 @@ from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
 from redraft.openai.service import Service
 from redraft.openai.structured.forms import FORMS
+from redraft.openai.structured.thoughts import MARKS, NO_THOUGHTS
 from redraft.openai.tracing import Tracing, exporting
 from redraft.serving.guard.limits import IDLE_S
 from redraft.worker.client import WorkerClient
@@ -60,18 +61,21 @@ def main(argv: list[str] | None = None) -> int:
         "--generation-config", choices=[*Defaults], default=Defaults.auto, help="vllm: not the model's own"
     )
     parser.add_argument("--sanitize-control-tokens", action="store_true", help="those that messages spell stay text")
+    parser.add_argument(
+        "--reasoning-parser", choices=[*MARKS, NO_THOUGHTS], help="the marks of its thoughts (default: its template's)"
+    )
     parser.add_argument("--silence-s", type=float, default=30.0, help="a worker silent for longer is away")
     parser.add_argument("--log", type=Path, help="the file that the output goes to, which this process keeps short")
     options = parser.parse_args(argv)
     handlers = [Log(options.log)] if options.log else None
     logs.configure(handlers=handlers)
     try:
-        own_defaults = options.generation_config == Defaults.auto
         model = ServedModel(
             options.bundle,
             options.model_name,
             options.tool_parser,
-            own_defaults=own_defaults,
+            options.reasoning_parser,
+            own_defaults=options.generation_config == Defaults.auto,
             sanitizes=options.sanitize_control_tokens,
         )
         tracing = Tracing(exporting(), model.name)

@@ -44,7 +44,7 @@ def tokenize(body: TokenizeBody, model: ServedModel) -> dict[str, Any]:
     else:
         tools = tool_use([tool.function for tool in body.tools], AUTO, True, model)
         messages = [message.model_dump() for message in body.messages]
-        text, param = prompt_text(messages, tools, model, "messages", body.writing()), "messages"
+        text, param = prompt_text(messages, tools, model, "messages", body.writing())[0], "messages"
     model.check_unicode(text, param)
     encoder = model.codec if body.messages is None else model.encoder(body.writing())
     ids = encoder.encode(text, body.add_special_tokens)

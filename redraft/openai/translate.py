@@ -15,6 +15,8 @@ from redraft.openai.errors import CLIENTS_FIELDS, ApiError, invalid_request, too
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import MAX_CHOICES, ChatBody, CompletionBody, Sampled
 from redraft.openai.structured.formats import only_guide
+from redraft.openai.structured.reader import CallReader
+from redraft.openai.structured.thoughts import Thinking, ThoughtReader
 from redraft.openai.structured.use import ToolUse, tool_use
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, SamplingConfig, describe
 
@@ -30,6 +32,13 @@ class Prompt:
 
     ids: list[int]
     text: str = ""
+    thinking: Thinking | None = None
+    """How thoughts may begin the answer to a conversation, if they may."""
+
+    @property
+    def thinks(self) -> bool:
+        """Whether a format, or a call, begins after thoughts."""
+        return self.thinking is not None and self.thinking.expected
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,15 @@ class Job:
     def prompt_tokens(self) -> int:
         """Tokens of all prompts, each counted once however many choices it has."""
         return sum(len(prompt.ids) for prompt in self.prompts)
+
+    def call_reader(self) -> CallReader | None:
+        """The reader of one choice's calls, where it may have some."""
+        return self.tools.reader(self.prompts[0].thinks) if self.tools else None
+
+    def thought_reader(self) -> ThoughtReader | None:
+        """The reader of one choice's thoughts, where it may have some."""
+        thinking = self.prompts[0].thinking
+        return ThoughtReader(thinking) if thinking else None
 
     def prompt_of(self, choice: int) -> Prompt:
         """The prompt of a choice."""
@@ -66,25 +84,29 @@ def chat_job(body: ChatBody, model: ServedModel) -> Job:
     """A conversation's job. Raises ApiError."""
     tools = tool_use([tool.function for tool in body.tools], body.tool_choice, body.parallel_tool_calls, model)
     messages = [message.model_dump() for message in body.messages]
-    prompt = Prompt(prompt_of(messages, tools, model, "messages", body.writing()))
+    prompt = prompt_of(messages, tools, model, "messages", body.writing())
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return job(body, model, [prompt], body.n, getattr(body, name), name, "messages", tools=tools)
 
 
 def prompt_of(
     messages: Sequence[Mapping[str, Any]], tools: ToolUse | None, model: ServedModel, param: str, writing: Writing
-) -> list[int]:
-    """Token ids of a conversation, the field `param`, with the tools that it may call. Raises ApiError."""
-    return model.encode(prompt_text(messages, tools, model, param, writing), param, model.encoder(writing))
+) -> Prompt:
+    """The prompt of a conversation, the field `param`, with the tools that it may call. Raises ApiError."""
+    text, thinking = prompt_text(messages, tools, model, param, writing)
+    return Prompt(model.encode(text, param, model.encoder(writing)), thinking=thinking)
 
 
 def prompt_text(
     messages: Sequence[Mapping[str, Any]], tools: ToolUse | None, model: ServedModel, param: str, writing: Writing
-) -> str:
-    """The same before it is encoded."""
-    if tools is None:
-        return model.chat_text(messages, [], "", param, writing)
-    return model.chat_text(messages, tools.for_template, tools.opening, param, writing)
+) -> tuple[str, Thinking | None]:
+    """The same before it is encoded, and how thoughts may begin the answer. A forced call's opening is part of it where
+    no thoughts come before the call."""
+    text = model.chat_text(messages, tools.for_template if tools else [], param, writing)
+    thinking = model.thinking_after(text)
+    if tools is not None and not (thinking and thinking.expected):
+        text += tools.opening
+    return text, thinking
 
 
 def completion_job(body: CompletionBody, model: ServedModel) -> Job:
@@ -119,7 +141,9 @@ def job(
         raise ApiError(400, f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
     base = body.seed if body.seed is not None else secrets.randbits(63)
     seeds = [derived_seed(base, choice) for choice in range(n)] if body.seed is not None or n > 1 else [None]
-    guided_by, guide = _guide(body, tools)
+    thinking = prompts[0].thinking
+    special = (tools is not None and tools.special) or (thinking is not None and thinking.special)
+    guided_by, guide = _guide(body, tools, prompts[0])
     asked = {"text": prompt_name, "input_ids": prompt_name, "max_tokens": max_tokens_name}
     fields = {**CLIENTS_FIELDS, **asked, "guide": guided_by, "guide.text": guided_by}
     result = Job(prompts, n, tools, fields)
@@ -153,7 +177,7 @@ def job(
                         "prompt_log_probs": prompt_log_probs or body.prompt_alternatives is not None or wanted == 0,
                         "draft_trees": body.draft_trees,
                         "guide": guide,
-                        "skip_special_tokens": body.skip_special_tokens and not (tools and tools.special),
+                        "skip_special_tokens": body.skip_special_tokens and not special,
                         "method": body.drafting_method if body.speculative else AUTO_REGRESSIVE,
                         "cache_prompt": body.cache_prompt,
                         "cache_salt": body.cache_salt,
@@ -167,10 +191,15 @@ def job(
     return result
 
 
-def _guide(body: Sampled, tools: ToolUse | None) -> tuple[str, Guide | None]:
-    """The field that asks for a guide, and the guide. Raises ApiError where fields do not go together."""
-    field, wanted = only_guide(dict(body.guides())) or ("", None)
-    return (field, wanted) if tools is None else ("tools", tools.guide(field, wanted))
+def _guide(body: Sampled, tools: ToolUse | None, prompt: Prompt) -> tuple[str, Guide | None]:
+    """The field that asks for a guide, and the guide, which begins after thoughts. Raises ApiError where fields do not
+    go together."""
+    field, guide = only_guide(dict(body.guides())) or ("", None)
+    if tools is not None:
+        field, guide = "tools", tools.guide(field, guide, prompt.thinks)
+    if guide is not None and prompt.thinking is not None and prompt.thinks:
+        guide = guide.model_copy(update={"before": prompt.thinking.grammar()})
+    return field, guide
 
 
 def sampling(body: Sampled, model: ServedModel) -> dict[str, float]:

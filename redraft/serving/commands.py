@@ -18,7 +18,7 @@ from redraft.chat import render_chat
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
 from redraft.logs import FORMAT_VARIABLE, LogFormat
-from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE, Defaults, ToolParser
+from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE, Defaults, ReasoningParser, ToolParser
 from redraft.request import INT32_MAX, InvalidRequest, Options, request
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
@@ -85,6 +85,13 @@ def serve(
             "template stay tokens."
         ),
     ] = False,
+    reasoning_parser: Annotated[
+        ReasoningParser | None,
+        typer.Option(
+            help="The marks of the model's thoughts, for /v1; none: they stay in the text; default: those its chat "
+            "template shows."
+        ),
+    ] = None,
     decoupled: Annotated[bool, typer.Option(help="Streaming models, or one response per request.")] = True,
     threads: Annotated[
         int | None,
@@ -158,6 +165,7 @@ def serve(
         tool_parser=tool_parser,
         generation_config=generation_config.value,
         sanitize_control_tokens=sanitize_control_tokens,
+        reasoning_parser=reasoning_parser,
         allowed_hosts=allow_host or [],
         decoupled=decoupled,
         threads=threads,

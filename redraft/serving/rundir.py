@@ -46,6 +46,8 @@ class Settings(BaseModel):
     """Whose sampling requests of `/v1` get where they say nothing: auto, the model's own; vllm: the same of any."""
     sanitize_control_tokens: bool = False
     """Whether control tokens that messages spell stay text there, where a request does not say it."""
+    reasoning_parser: str | None = None
+    """The marks of its thoughts; None: those that its chat template shows."""
     allowed_hosts: list[str] = []
     """Names, beside the machine's own addresses, by which `/v1` may be reached. Web pages of these sites may use
     Triton's HTTP port too."""

@@ -15,6 +15,7 @@ from redraft.openai.schemas import ChatBody
 from redraft.openai.service import new_id
 from redraft.openai.sse import END, event
 from redraft.openai.structured.reader import CallPart
+from redraft.openai.structured.thoughts import Thought
 from redraft.openai.translate import Job
 
 
@@ -23,7 +24,7 @@ class ChatAnswer:
 
     def __init__(self, body: ChatBody, job: Job, model: ServedModel):
         self._body, self._job, self._model = body, job, model
-        self._choices = [Choice(job.tools.reader() if job.tools else None) for _ in job.requests]
+        self._choices = [Choice(job.call_reader(), job.thought_reader()) for _ in job.requests]
         self._trees = [DraftTrees(model) for _ in job.requests]
         self._head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model.name}
 
@@ -67,8 +68,12 @@ class ChatAnswer:
                 parts.append(self._event(place, {"role": "assistant", "content": ""}))
             entries = chat_log_probs(chunk, self._model, self._body.alternatives) if self._body.logprobs else []
             trees = self._trees[place].write(chunk.draft_trees or ())
+            thoughts = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
             text = "".join(delta for delta in deltas if isinstance(delta, str))
-            if text or entries or trees:
+            if thoughts:
+                beside = ([], []) if text else (entries, trees)
+                parts.append(self._event(place, {"reasoning_content": thoughts}, *beside))
+            if text or ((entries or trees) and not thoughts):
                 parts.append(self._event(place, {"content": text}, entries, trees))
             calls = [_call_delta(delta) for delta in deltas if isinstance(delta, CallPart)]
             parts += [self._event(place, {"tool_calls": [call]}) for call in calls]
@@ -105,7 +110,9 @@ class ChatAnswer:
 
 def _message(choice: Choice) -> dict[str, Any]:
     """An answer as the message that the client sends back with the results of its calls."""
-    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.thoughts:
+        message |= {"reasoning_content": choice.thoughts, "content": choice.text or None}
     if not choice.calls:
         return message
     calls = [

@@ -10,6 +10,7 @@ from typing import Any
 from redraft.decoding.log_probs import Alternatives
 from redraft.openai.model import ServedModel
 from redraft.openai.structured.reader import CallReader, Delta
+from redraft.openai.structured.thoughts import Thought, ThoughtReader
 from redraft.openai.translate import Job
 from redraft.request import SequenceStats
 from redraft.worker.protocol import Chunk
@@ -34,6 +35,9 @@ class Choice:
 
     reader: CallReader | None = None
     """Tells calls from text, where the request has tools."""
+    thought_reader: ThoughtReader | None = None
+    """Tells thoughts from the answer."""
+    thoughts: str = ""
     text: str = ""
     calls: list[Call] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -49,13 +53,19 @@ class Choice:
         """Tokens generated so far."""
         return self.stats.output_tokens if self.stats else len(self.token_ids)
 
-    def add(self, chunk: Chunk) -> list[Delta]:
-        """Append what a chunk brings, and return its pieces of text and of calls."""
-        deltas: list[Delta] = [chunk.text] if chunk.text else []
+    def add(self, chunk: Chunk) -> list[Delta | Thought]:
+        """Append what a chunk brings, and return its pieces: thoughts, text, and calls."""
+        thoughts, text = "", chunk.text
+        if self.thought_reader is not None:
+            thoughts, text = self.thought_reader.push(chunk.text, chunk.done)
+        pieces: list[Delta] = [text] if text else []
         if self.reader is not None:
-            deltas = self.reader.push(chunk.text) + (self.reader.finish() if chunk.done else [])
+            pieces = self.reader.push(text) + (self.reader.finish() if chunk.done else [])
+        deltas: list[Delta | Thought] = [Thought(thoughts), *pieces] if thoughts else [*pieces]
         for delta in deltas:
-            if isinstance(delta, str):
+            if isinstance(delta, Thought):
+                self.thoughts += delta.text
+            elif isinstance(delta, str):
                 self.text += delta
             elif delta.name is not None and delta.id is not None:
                 self.calls.append(Call(delta.id, delta.name))
@@ -79,7 +89,21 @@ def usage(job: Job, choices: list[Choice]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": job.prompt_tokens + completion,
         "prompt_tokens_details": _details(job.n, choices),
+        **_thought_details(job, choices),
     }
+
+
+def _thought_details(job: Job, choices: list[Choice]) -> dict[str, dict[str, int]]:
+    """Tokens of the thoughts, at the end of an answer that has some."""
+    thinking = job.prompts[0].thinking
+    if (
+        thinking is None
+        or not all(choice.stats for choice in choices)
+        or not any(choice.thoughts for choice in choices)
+    ):
+        return {}
+    counts = (min(thinking.tokens(choice.thoughts), choice.output_tokens) for choice in choices)
+    return {"completion_tokens_details": {"reasoning_tokens": sum(counts)}}
 
 
 def _details(n: int, choices: list[Choice]) -> dict[str, int] | None:

@@ -1,4 +1,4 @@
-"""The items of a response's output: messages and calls of functions, each as it grows."""
+"""The items of a response's output: thoughts, messages and calls of functions, each as it grows."""
 
 from __future__ import annotations
 
@@ -43,6 +43,40 @@ class MessageItem:
 
     def _part(self) -> dict[str, Any]:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.log_probs}
+
+
+@dataclass
+class ReasoningItem:
+    """What the model thought before the rest."""
+
+    id: str
+    text: str = ""
+
+    def begin(self) -> list[Event]:
+        """The events before its first piece."""
+        place = {"item_id": self.id, "content_index": 0}
+        item = self.whole("in_progress") | {"content": []}
+        return [("output_item.added", {"item": item}), ("content_part.added", {**place, "part": self._part()})]
+
+    def add(self, text: str) -> Event:
+        """The event of a piece."""
+        self.text += text
+        return "reasoning_text.delta", {"item_id": self.id, "content_index": 0, "delta": text}
+
+    def end(self) -> list[Event]:
+        """The events after its last piece."""
+        place = {"item_id": self.id, "content_index": 0}
+        return [
+            ("reasoning_text.done", {**place, "text": self.text}),
+            ("content_part.done", {**place, "part": self._part()}),
+        ]
+
+    def whole(self, status: str) -> dict[str, Any]:
+        """The item as it is."""
+        return {"id": self.id, "type": "reasoning", "summary": [], "content": [self._part()], "status": status}
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self.text}
 
 
 @dataclass

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from redraft.openai.answers.choices import TOOL_CALLS, Choice, chat_log_probs, metrics, usage
-from redraft.openai.answers.items import CallItem, Event, MessageItem
+from redraft.openai.answers.items import CallItem, Event, MessageItem, ReasoningItem
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
@@ -16,6 +16,7 @@ from redraft.openai.responses import ResponsesBody
 from redraft.openai.service import new_id
 from redraft.openai.sse import event
 from redraft.openai.structured.reader import Delta
+from redraft.openai.structured.thoughts import Thought
 from redraft.openai.translate import Job, sampling
 from redraft.worker.protocol import Chunk
 
@@ -25,8 +26,8 @@ class ResponsesAnswer:
 
     def __init__(self, body: ResponsesBody, job: Job, model: ServedModel):
         self._body, self._job, self._model = body, job, model
-        self._choice = Choice(job.tools.reader() if job.tools else None)
-        self._items: list[MessageItem | CallItem] = []
+        self._choice = Choice(job.call_reader(), job.thought_reader())
+        self._items: list[ReasoningItem | MessageItem | CallItem] = []
         self._log_probs: list[dict[str, Any]] = []
         """Those of tokens whose text has not come yet."""
         self._number = 0
@@ -89,8 +90,13 @@ class ResponsesAnswer:
             deltas = [""]
         return [part for delta in deltas for part in self._add(delta)]
 
-    def _add(self, delta: Delta) -> list[bytes]:
+    def _add(self, delta: Delta | Thought) -> list[bytes]:
         last = self._items[-1] if self._items else None
+        if isinstance(delta, Thought):
+            if isinstance(last, ReasoningItem):
+                return [self._item_event(last.add(delta.text))]
+            reasoning = ReasoningItem(new_id("rs"))
+            return [*self._open(reasoning), self._item_event(reasoning.add(delta.text))]
         if isinstance(delta, str):
             log_probs = self._take_log_probs(delta)
             if isinstance(last, MessageItem):
@@ -104,7 +110,11 @@ class ResponsesAnswer:
 
     def _take_log_probs(self, text: str) -> list[dict[str, Any]]:
         """Those of a text's tokens: all that have come or, where calls may follow the text in them, as many as cover
-        it."""
+        it. Those before the text were of thoughts."""
+        if self._items and isinstance(self._items[-1], ReasoningItem):
+            lengths = accumulate(len(entry["token"]) for entry in reversed(self._log_probs))
+            last = next((count for count, length in enumerate(lengths, 1) if length >= len(text)), len(self._log_probs))
+            self._log_probs = self._log_probs[len(self._log_probs) - last :]
         count = len(self._log_probs)
         if self._job.tools is not None and text:
             covered = enumerate(accumulate(len(entry["token"]) for entry in self._log_probs), 1)
@@ -112,7 +122,7 @@ class ResponsesAnswer:
         taken, self._log_probs = self._log_probs[:count], self._log_probs[count:]
         return taken
 
-    def _open(self, item: MessageItem | CallItem) -> list[bytes]:
+    def _open(self, item: ReasoningItem | MessageItem | CallItem) -> list[bytes]:
         """Begin an item, after the end of the one before."""
         parts = self._close("completed") if self._items else []
         self._items.append(item)
@@ -154,7 +164,7 @@ class ResponsesAnswer:
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
                 "output_tokens": counts["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": counts.get("completion_tokens_details", {"reasoning_tokens": 0}),
                 "total_tokens": counts["total_tokens"],
             }
             if ended

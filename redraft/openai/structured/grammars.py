@@ -41,14 +41,20 @@ class CallGrammar:
         """Calls, of which the prompt has the opening. Raises ApiError where the grammar is too long."""
         return guide_for("tools", "grammar", f"start: calls\n{self.rules}")
 
+    def with_opening(self, codec: TextCodec) -> Guide:
+        """Calls and their opening. Raises ApiError where the grammar is too long."""
+        return guide_for("tools", "grammar", f"start: {self._opening(codec)} calls\n{self.rules}")
+
+    def _opening(self, codec: TextCodec) -> str:
+        return " ".join(terminal(part, codec) for part in self.opening)
+
     def or_json(self, field: str, wanted: Guide, codec: TextCodec) -> Guide:
         """Calls, or the JSON that a field wants. Raises ApiError where the grammar is too long, or the schema none."""
         try:
             schema = enforced_schema(parsed_schema(wanted.text or ANY_OBJECT))
         except SchemaError as error:
             raise ApiError(400, f"{field}: the json_schema cannot be used: {error}", field) from None
-        opening = " ".join(terminal(part, codec) for part in self.opening)
-        start = f"start: json | {opening} calls"
+        start = f"start: json | {self._opening(codec)} calls"
         return guide_for("tools", "grammar", "\n".join((start, json_rule("json", schema), self.rules)))
 
 

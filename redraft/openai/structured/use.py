@@ -62,14 +62,16 @@ class ToolUse:
 
     @property
     def opening(self) -> str:
-        """What the answer begins with, which the prompt ends with."""
+        """What a forced call begins with, which the prompt ends with unless the answer may begin with thoughts."""
         return "".join(self.grammar.opening) if self.forced else ""
 
-    def guide(self, field: str, wanted: Guide | None) -> Guide | None:
+    def guide(self, field: str, wanted: Guide | None, thinks: bool) -> Guide | None:
         """The guide of the answer, where the request's field wants a format of an answer without calls. Raises ApiError
         where the two do not go together. OpenAI's fields are about an answer's text; a forced call has none."""
         if wanted is None or (self.forced and field in OPENAI_FORMATS):
-            return self.grammar.after_opening() if self.forced else None
+            if not self.forced:
+                return None
+            return self.grammar.with_opening(self.codec) if thinks else self.grammar.after_opening()
         if self.forced:
             text = f"tool_choice and {field}: a call has another format: expected tool_choice none or auto"
             raise ApiError(400, text, "tool_choice")
@@ -77,11 +79,11 @@ class ToolUse:
             raise ApiError(400, f"tools and {field}: expected JSON as the format beside tools", "tools")
         return self.grammar.or_json(field, wanted, self.codec)
 
-    def reader(self) -> CallReader:
+    def reader(self, thinks: bool) -> CallReader:
         """The reader of one answer."""
         tools = {function.name: function.parameters or {} for function in self.functions}
         reader = CallReader(self.form.read, tools, self.form.new_id, None if self.several else 1, self.forced)
-        reader.push(self.opening)
+        reader.push("" if thinks else self.opening)
         return reader
 
 

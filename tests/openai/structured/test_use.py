@@ -7,12 +7,14 @@ import time
 
 import pytest
 
+from redraft.chat import NEXT_TURN
 from redraft.openai.errors import ApiError
 from redraft.openai.launch import ToolParser
 from redraft.openai.model import ServedModel
 from redraft.openai.structured.forms import FORMS, form_of
 from redraft.openai.structured.tools import AUTO, Function, ToolChoice
 from redraft.openai.structured.use import tool_use
+from redraft.openai.translate import prompt_of
 from tests.openai.serving import toy_bundle
 
 PLAIN = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
@@ -83,14 +85,14 @@ def test_the_template_gets_numbers_that_json_has(tmp_path):
     assert found["function"]["parameters"]["maxProperties"] == 1.7976931348623157e308
 
 
-def prompt(served: ServedModel, messages: list[dict], tools: list[dict], opening: str = "") -> str:
-    return served.codec.decode(served.encode(served.chat_text(messages, tools, opening), "messages"))
+def prompt(served: ServedModel, messages: list[dict], tools: list[dict]) -> str:
+    return served.codec.decode(served.encode(served.chat_text(messages, tools), "messages"))
 
 
 def test_a_template_without_a_place_for_tools_lists_them(tmp_path):
     served = model(tmp_path, PLAIN)
     use = tool_use([ADD, Function(name="now")], ToolChoice("required", "now"), True, served)
-    text = prompt(served, [USER], use.for_template, use.opening)
+    text = served.codec.decode(prompt_of([USER], use, served, "messages", NEXT_TURN).ids)
     system, _, rest = text.partition("<user>")
     assert rest == "2+2?<assistant><tool_call>\n"
     listed = [json.loads(line) for line in system.split("\n") if line.startswith('{"name"') and "NAME" not in line]
