@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
@@ -17,6 +18,12 @@ LOG_PROBS = "message.output_text.logprobs"
 """The value of a response's `include` that asks for log-probabilities."""
 NO_TRANSFER = "no caches are sent to other servers"
 NO_IDS = "token ids are not returned"
+
+MAX_FIELDS = 256
+"""Fields of a JSON body or of a message."""
+MAX_ITEMS = 10_000
+"""Items of a field, such as the messages of a conversation. Each that is wrong becomes an error of its own, and a
+hundred thousand of them take seconds in which no stream goes on."""
 
 Unserved = dict[str, tuple[tuple[Any, ...], str]]
 """Fields that are known and not served, each with the values that ask for nothing beside `EMPTY`, and what to say of
@@ -107,12 +114,15 @@ class Body(BaseModel):
     """Fields that are about the service, not about the text."""
     UNSERVED: ClassVar[Unserved] = {}
     """Beside those of the classes that it extends."""
+    LONG: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may have more than MAX_ITEMS items."""
 
     @model_validator(mode="before")
     @classmethod
     def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        check_sizes(data, cls.LONG | cls.WITHOUT_EFFECT)
         unserved, kept = _unserved(cls), {}
         for name, value in data.items():
             if value is None or name in cls.WITHOUT_EFFECT:
@@ -124,6 +134,15 @@ class Body(BaseModel):
                 continue
             kept[name] = value
         return kept
+
+
+def check_sizes(data: Mapping[str, Any], unchecked: Container[str] = ()) -> None:
+    """Raises ValueError for an object with too many fields, or a field with too many items."""
+    if len(data) > MAX_FIELDS:
+        raise ValueError(f"expected at most {MAX_FIELDS} fields, got {len(data)}")
+    for name, value in data.items():
+        if isinstance(value, list | dict) and len(value) > MAX_ITEMS and name not in unchecked:
+            raise ValueError(f"{name}: expected at most {MAX_ITEMS} items, got {len(value)}")
 
 
 @cache

@@ -82,8 +82,9 @@ def invalid_body(error: ValidationError) -> ApiError:
         kind = type(first["input"]).__name__
         return ApiError(400, f"the body is not a JSON object but {kind}: expected an object")
     text = describe(error)
-    named = place(first["loc"]) or text.partition(":")[0]  # what is wrong with two fields together names one of them
-    return ApiError(400, clipped(text, 1000), clipped(named, 200))
+    named, colon, _ = text.partition(":")  # what is wrong with two fields together names one of them
+    param = place(first["loc"]) or (named if colon else None)
+    return ApiError(400, clipped(text, 1000), param and clipped(param, 200))
 
 
 def overloaded(text: str) -> ApiError:

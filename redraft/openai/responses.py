@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator
 
-from redraft.openai.body import CHAT, LOG_PROBS, RESPONSES, Body, Unserved
+from redraft.openai.body import CHAT, LOG_PROBS, MAX_ITEMS, RESPONSES, Body, Unserved
 from redraft.openai.errors import ApiError, not_served
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import MAX_MESSAGES, Conversation, Sampled, StreamOptions
+from redraft.openai.schemas import Conversation, Sampled, StreamOptions
 from redraft.openai.structured.formats import TextFormat
 from redraft.openai.structured.tools import AUTO, Choice, ResponsesTools
 from redraft.openai.structured.use import tool_use
@@ -42,16 +42,17 @@ class TextOptions(Body):
 
 
 def _text_or_items(value: Any) -> str | list[dict[str, Any]]:
-    items = isinstance(value, list) and len(value) <= MAX_MESSAGES and all(isinstance(item, dict) for item in value)
+    items = isinstance(value, list) and len(value) <= MAX_ITEMS and all(isinstance(item, dict) for item in value)
     if items or isinstance(value, str):
         return value
-    raise ValueError(f"expected a text or a list of at most {MAX_MESSAGES} items")
+    raise ValueError(f"expected a text or a list of at most {MAX_ITEMS} items")
 
 
 class ResponsesBody(Sampled, Conversation):
     """The body, named and bounded as OpenAI's."""
 
     UNSERVED: ClassVar[Unserved] = RESPONSES
+    LONG: ClassVar[frozenset[str]] = frozenset({"input"})
 
     input: Annotated[str | list[dict[str, Any]], PlainValidator(_text_or_items)]
     instructions: str | None = None

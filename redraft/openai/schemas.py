@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from redraft.chat import Writing
-from redraft.openai.body import CHAT, COMPLETIONS, SAMPLED, Body, Unserved
+from redraft.openai.body import CHAT, COMPLETIONS, MAX_ITEMS, SAMPLED, Body, Unserved, check_sizes
 from redraft.openai.errors import UNSERVED
 from redraft.openai.structured.formats import ResponseFormat, Schema, StructuredOutputs, vllm_guides
 from redraft.openai.structured.tools import AUTO, ChatTools, Choice
@@ -40,8 +40,6 @@ from redraft.request import (
 
 MAX_CHOICES = 128
 """Sequences of one HTTP request: prompts times `n`."""
-MAX_MESSAGES = 10_000
-"""Messages of one conversation."""
 
 
 def _token_id(key: str) -> str:
@@ -186,6 +184,13 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_size(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            check_sizes(data)
+        return data
+
 
 class Conversation(Named):
     """How a conversation becomes a prompt, named as vLLM's fields."""
@@ -217,7 +222,7 @@ class ChatBody(Choices, Conversation):
 
     UNSERVED: ClassVar[Unserved] = CHAT
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_ITEMS)
     max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     logprobs: bool = False
@@ -244,6 +249,8 @@ class ChatBody(Choices, Conversation):
 def _prompts(value: Any) -> list[str | list[int]]:
     """Each prompt, a text or token ids, of one of the four forms that a field `prompt` has."""
     given = [value] if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])) else value
+    if isinstance(given, list) and len(given) > MAX_CHOICES:
+        raise ValueError(f"expected at most {MAX_CHOICES} items")
     if isinstance(given, list) and given and all(isinstance(one, str) or _are_ids(one) for one in given):
         return given
     raise ValueError("expected a text, token ids, or a list of either")
@@ -262,11 +269,9 @@ class CompletionBody(Choices):
 
     UNSERVED: ClassVar[Unserved] = COMPLETIONS
 
-    prompt: Annotated[
-        list[str | list[int]],
-        PlainValidator(_prompts),
-        Field(max_length=MAX_CHOICES),
-    ]
+    LONG: ClassVar[frozenset[str]] = frozenset({"prompt"})
+
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
     max_tokens: int = Field(default=16, ge=0, le=INT32_MAX)
     best_of: int | None = None
     echo: bool = False

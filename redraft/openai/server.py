@@ -7,6 +7,7 @@ arguments.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -29,6 +30,10 @@ from redraft.openai.structured.thoughts import MARKS, NO_THOUGHTS
 from redraft.openai.tracing import Tracing, exporting
 from redraft.serving.guard.limits import IDLE_S
 from redraft.worker.client import WorkerClient
+
+OBJECTS = 100_000
+"""New objects after which Python looks for circles. A large body has a million: with Python's own 700 it takes four
+times as long to read, and no stream goes on meanwhile."""
 
 log = logging.getLogger("redraft.openai")
 
@@ -84,6 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     metrics = Metrics()
     access = Access(options.address, hosts(options.allow_host), frozenset(os.environ.get(API_KEY_VARIABLE, "").split()))
+    gc.set_threshold(OBJECTS)
     with WorkerClient(options.socket) as client:
         uvicorn.run(
             Gate(create_app(Service(model, client, metrics, options.silence_s, tracing)), access, metrics),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from redraft.openai.body import MAX_ITEMS
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import MAX_MESSAGES, ChatMessage, Conversation, Named
+from redraft.openai.schemas import ChatMessage, Conversation, Named
 from redraft.openai.structured.tools import AUTO, ChatTools
 from redraft.openai.structured.use import tool_use
 from redraft.openai.translate import prompt_text
@@ -19,7 +20,7 @@ class TokenizeBody(Conversation):
     """A text, or a conversation as `/v1/chat/completions` takes it."""
 
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_ITEMS)
     tools: ChatTools = Field(default=[])
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -34,7 +35,9 @@ class TokenizeBody(Conversation):
 class DetokenizeBody(Named):
     """Token ids."""
 
-    tokens: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(max_length=MAX_INPUT_IDS)
+    LONG: ClassVar[frozenset[str]] = frozenset({"tokens"})
+
+    tokens: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(max_length=MAX_INPUT_IDS, fail_fast=True)
 
 
 def tokenize(body: TokenizeBody, model: ServedModel) -> dict[str, Any]:
