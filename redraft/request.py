@@ -392,7 +392,8 @@ def describe(error: ValidationError) -> str:
         elif unit := _LENGTH_UNITS.get(item["type"]):
             problems.append(f"{field}: expected at most {item['ctx']['max_length']} {unit}, got {len(item['input'])}")
         elif field:
-            problems.append(f"{field}: {text[:1].lower()}{text[1:]}, got {shown(item['input'])}")
+            value = "" if ", got " in text else f", got {shown(item['input'])}"
+            problems.append(f"{field}: {text[:1].lower()}{text[1:]}{value}")
         else:
             problems.append(text)
     return "; ".join(problems)

@@ -118,6 +118,8 @@ def test_an_error_begins_with_the_field_that_the_client_sent(body, field, value,
         (CompletionBody, {"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
         (ResponsesBody, {"input": [{"role": "user", "content": "a"}, {"type": "function_call"}]}, "input"),
         (CompletionBody, {"best_of": 2}, "best_of"),
+        (ResponsesBody, {"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        (ChatBody, {"response_format": {"type": "json_schema"}}, "response_format"),
     ],
 )
 def test_names_of_what_is_checked_later(body, fields, param, model):
@@ -125,6 +127,7 @@ def test_names_of_what_is_checked_later(body, fields, param, model):
     assert error.param == param
     assert error.message.startswith(param)
     assert "messages" not in error.message
+    assert error.message.count(", got ") <= 1
 
 
 def test_a_models_own_sampling_is_used_where_the_client_says_nothing(tmp_path):
