@@ -330,16 +330,13 @@ def load_draft_source(
 
 
 def load_checked(folder: Path, target: Target, fingerprint: str, read_as: str | None = None) -> Drafter:
-    """A trained drafter. Raises BundleError where it is another target's, or is not whole."""
+    """A trained drafter. Raises BundleError where it is another target's, or as `load_drafter`."""
     trained_for = read_json(folder / "config.json").get("target_fingerprint")
     if trained_for not in (None, fingerprint):
         raise BundleError(
             f"{folder} was trained for another target: fingerprint {trained_for}, this one's is {fingerprint}"
         )
-    try:
-        return load_drafter(folder, target, parse_answers(read_as))
-    except (KeyError, RuntimeError) as error:
-        raise BundleError(f"{folder} is not a whole drafter: {error}") from None
+    return load_drafter(folder, target, parse_answers(read_as))
 
 
 def drafting_loop(

@@ -218,17 +218,21 @@ class Drafter(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, target: Target) -> Self:
-        """Load what `save` wrote. Raises ValueError when the drafter does not fit the target, KeyError (a missing field
-        of config.json) or RuntimeError (a missing weight)."""
+        """Load what `save` wrote. Raises ValueError when the drafter does not fit the target, or is not whole."""
         raw = read_json(folder / "config.json")
         if raw.get("drafter") != cls.name:
             raise ValueError(f"{folder}/config.json describes a drafter {raw.get('drafter')!r}, expected {cls.name!r}")
-        known = {field.name: raw[field.name] for field in fields(cls.config_type) if field.default is MISSING}
-        known |= {field.name: raw[field.name] for field in fields(cls.config_type) if field.name in raw}
+        needed = [field.name for field in fields(cls.config_type) if field.default is MISSING]
+        if missing := [name for name in needed if name not in raw]:
+            raise ValueError(f"{folder} is not a whole drafter: config.json does not say {', '.join(missing)}")
+        known = {field.name: raw[field.name] for field in fields(cls.config_type) if field.name in raw}
         config = cls.checked(known)
         weights = read_weights(folder / "drafter.safetensors")
         others = weights.pop("hot_ids", None), weights.pop("embedding", None)
-        return cls.of_weights(config, target, weights, *others)
+        try:
+            return cls.of_weights(config, target, weights, *others)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from None
 
     @classmethod
     def of_weights(
@@ -241,7 +245,7 @@ class Drafter(nn.Module):
     ) -> Self:
         """A drafter of float32 weights, by our names; `embedding` [V, H] is its own where it is not the target's.
 
-        Raises ValueError where the drafter does not fit the target, or a weight is missing or of another shape.
+        Raises ValueError where the drafter does not fit the target, or the weights are not its own.
         """
         drafter = cls(config, target, hot_ids)
         if embedding is not None:
@@ -250,12 +254,15 @@ class Drafter(nn.Module):
                 raise ValueError(f"the drafter's embedding has shape {shapes}")
             drafter.owns_embedding = not is_same(embedding, drafter.embedding)
             drafter.embedding = embedding if drafter.owns_embedding else drafter.embedding
-        for name, own in drafter.state_dict().items():
+        expected = drafter.state_dict()
+        for name, own in expected.items():
             if name not in weights:
-                raise ValueError(f"the weight {name} is missing")
+                raise ValueError(f"it is not a whole drafter: the weight {name} is missing")
             if weights[name].shape != own.shape:
                 shapes = f"{tuple(weights[name].shape)}, expected {tuple(own.shape)}"
-                raise ValueError(f"the weight {name} has shape {shapes}")
+                raise ValueError(f"it is not a whole drafter: the weight {name} has shape {shapes}")
+        if more := sorted(weights.keys() - expected.keys()):
+            raise ValueError(f"it has weights that a drafter {cls.name!r} of its configuration has not: {more[0]}")
         drafter.load_state_dict(weights)
         return drafter.eval()
 

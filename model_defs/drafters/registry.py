@@ -49,8 +49,8 @@ def load_drafter(folder: Path, target: Target, answers: Mapping[str, str] | None
     """The drafter of a folder written by build/train_drafter.py, or of one from the hub; `answers` to what the latter
     leaves open.
 
-    Raises ValueError for a kind that is not known or a drafter that does not fit the target, FileNotFoundError,
-    KeyError (a missing field or weight) or RuntimeError (weights of another shape)."""
+    Raises ValueError for a kind that is not known, or a drafter that does not fit the target or is not whole, or
+    FileNotFoundError."""
     kind = read_json(folder / "config.json").get("drafter")
     if kind is None:
         return load_hub_drafter(folder, target, answers or {})

@@ -260,7 +260,7 @@ def test_a_drafter_of_another_target_is_refused(model, tmp_path, change, message
         ("drafter", "drafter.safetensors", None, "drafter.safetensors: truncated or corrupted"),
         ("drafter", "config.json", "{", "config.json: not JSON"),
         ("drafter", "config.json", "[]", "config.json: expected a JSON object"),
-        ("drafter", "config.json", '{"drafter": "recurrent"}', "drafter is not a whole drafter: 'hidden_size'"),
+        ("drafter", "config.json", '{"drafter": "recurrent"}', "whole drafter: config.json does not say hidden_size"),
         ("model", "model.safetensors", None, "model.safetensors: truncated or corrupted"),
         ("model", "config.json", "{", "config.json: not JSON"),
     ],

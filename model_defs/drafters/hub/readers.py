@@ -86,6 +86,8 @@ def read(path: Path, target: TargetConfig, answers: Mapping[str, str]) -> tuple[
         reading = reader.read(folder, target, answers)
     except UnsupportedModelError as refusal:
         raise ValueError(f"{path}: {refusal.found}") from None
+    except ValueError as error:
+        raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     except (KeyError, TypeError, IndexError, RuntimeError, ArithmeticError) as error:
         what = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"{path}: what it holds is not of the form {reader.form}: {what[0]}") from error
