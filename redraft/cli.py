@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from redraft.console.output import err, fail, out
+from redraft.console.template_options import TemplateOptions
 from redraft.errors import BundleError
 from redraft.request import INT32_MAX, Guide, Options, request
 
@@ -42,6 +43,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
     method: Annotated[str | None, typer.Option(help="A drafting method of the bundle, or auto_regressive.")] = None,
     system: Annotated[str, typer.Option(help="System message; default: the chat template's own.")] = "",
+    chat_template_kwargs: TemplateOptions = None,
     schema: Annotated[Path | None, typer.Option(help="File of a JSON schema that every answer meets.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
 ) -> None:
@@ -65,7 +67,7 @@ def chat(
         out.print(HELP)
         out.print("drafted tokens that the target accepted look like this", style=DRAFTED)
     with llm:
-        Conversation(llm, out, options, max_tokens, system).run(typed_lines())
+        Conversation(llm, out, options, max_tokens, system, chat_template_kwargs).run(typed_lines())
 
 
 def add_serving() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Console
 
@@ -28,8 +29,17 @@ Ctrl-C  stop an answer"""
 class Conversation:
     """The messages so far and what their answers cost."""
 
-    def __init__(self, llm: LLM, console: Console, options: Options, max_tokens: int | None = None, system: str = ""):
+    def __init__(
+        self,
+        llm: LLM,
+        console: Console,
+        options: Options,
+        max_tokens: int | None = None,
+        system: str = "",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ):
         self._llm, self._console, self._options, self._max_tokens = llm, console, options, max_tokens
+        self._chat_template_kwargs = chat_template_kwargs
         self._begin: list[Message] = [{"role": "system", "content": system}] if system else []
         self.reset()
 
@@ -59,7 +69,7 @@ class Conversation:
         says so of an answer that was cut."""
         asked = [*self._messages, {"role": "user", "content": text}]
         try:
-            prompt = self._llm.render(asked)
+            prompt = self._llm.render(asked, chat_template_kwargs=self._chat_template_kwargs)
             stream = self._llm.stream(prompt, self._max_tokens, **self._options)
         except InvalidRequest as error:
             self._print(f"{error} (/reset begins a new conversation)")

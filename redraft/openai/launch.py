@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from enum import StrEnum
@@ -80,6 +81,7 @@ def command(run_dir: RunDir, settings: Settings) -> list[str]:
         *(["--model-name", settings.model_name] if settings.model_name else []),
         *(["--tool-parser", settings.tool_parser] if settings.tool_parser else []),
         *("--generation-config", settings.generation_config),
+        *("--chat-template-kwargs", json.dumps(settings.chat_template_kwargs)),
         *(["--sanitize-control-tokens"] if settings.sanitize_control_tokens else []),
         *(["--reasoning-parser", settings.reasoning_parser] if settings.reasoning_parser else []),
         *(argument for name in settings.allowed_hosts for argument in ("--allow-host", name)),

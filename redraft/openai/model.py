@@ -38,21 +38,24 @@ class ServedModel:
         reasoning_parser: str | None = None,
         former: frozenset[str] = frozenset(),
         own_defaults: bool = True,
+        template_options: Mapping[str, Any] | None = None,
         sanitizes: bool = False,
     ):
         """`tool_parser` names the form of its tool calls, one of `FORMS`, and `reasoning_parser` the marks of its
         thoughts, one of `MARKS` or `none`; None: what the chat template shows. `own_defaults`: whether requests are
-        sampled as its `generation_config.json` says, where they say nothing. `sanitizes`: whether control tokens that
-        messages spell stay text, where requests say nothing."""
+        sampled as its `generation_config.json` says, where they say nothing. `template_options` are the template's,
+        where requests do not say them. `sanitizes`: whether control tokens that messages spell stay text, where
+        requests say nothing."""
         self._link, self._former = bundle, former
         self._options: dict[str, Any] = {
             "name": name,
             "tool_parser": tool_parser,
             "reasoning_parser": reasoning_parser,
             "own_defaults": own_defaults,
+            "template_options": template_options,
             "sanitizes": sanitizes,
         }
-        self._sanitizes = sanitizes
+        self._template_options, self._sanitizes = dict(template_options or {}), sanitizes
         self._folder = bundle = bundle.resolve()
         config = BundleConfig.read(bundle)
         self.name = name or config.name
@@ -113,6 +116,7 @@ class ServedModel:
         """The prompt of a conversation, the field `param`. Raises ApiError where the template refuses it."""
         if self._template is None:
             raise not_served(param, "this model has no chat template; /v1/completions continues a text as it is")
+        writing = replace(writing, options={**self._template_options, **writing.options})
         if self._sanitized(writing):
             mark = self._control_tokens.mark
             messages, tools = mark(messages), mark(tools)

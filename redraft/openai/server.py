@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import logging
 import os
 import sys
@@ -65,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--generation-config", choices=[*Defaults], default=Defaults.auto, help="vllm: not the model's own"
     )
+    parser.add_argument("--chat-template-kwargs", type=json.loads, default={}, help="options of the chat template")
     parser.add_argument("--sanitize-control-tokens", action="store_true", help="those that messages spell stay text")
     parser.add_argument(
         "--reasoning-parser", choices=[*MARKS, NO_THOUGHTS], help="the marks of its thoughts (default: its template's)"
@@ -81,6 +83,7 @@ def main(argv: list[str] | None = None) -> int:
             options.tool_parser,
             options.reasoning_parser,
             own_defaults=options.generation_config == Defaults.auto,
+            template_options=options.chat_template_kwargs,
             sanitizes=options.sanitize_control_tokens,
         )
         tracing = Tracing(exporting(), model.name)

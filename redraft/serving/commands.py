@@ -14,9 +14,10 @@ import typer
 from rich.markup import escape
 
 from redraft.bundle.budget import untuned_warning
-from redraft.chat import render_chat
+from redraft.chat import Writing, render_chat
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
+from redraft.console.template_options import TemplateOptions, template_options
 from redraft.logs import FORMAT_VARIABLE, LogFormat
 from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE, Defaults, ReasoningParser, ToolParser
 from redraft.request import INT32_MAX, InvalidRequest, Options, request
@@ -78,6 +79,15 @@ def serve(
             "says; vllm, at temperature 1."
         ),
     ] = Defaults.auto,
+    default_chat_template_kwargs: Annotated[
+        dict | None,
+        typer.Option(
+            parser=template_options,
+            metavar="JSON",
+            help="Options of the model's chat template for requests that do not say them, such as "
+            "'{\"enable_thinking\": false}'.",
+        ),
+    ] = None,
     sanitize_control_tokens: Annotated[
         bool,
         typer.Option(
@@ -164,6 +174,7 @@ def serve(
         model_name=model_name,
         tool_parser=tool_parser,
         generation_config=generation_config.value,
+        chat_template_kwargs=default_chat_template_kwargs or {},
         sanitize_control_tokens=sanitize_control_tokens,
         reasoning_parser=reasoning_parser,
         allowed_hosts=allow_host or [],
@@ -275,14 +286,16 @@ def generate(
     seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
     method: Annotated[str | None, typer.Option(help="A drafting method of the bundle, or auto_regressive.")] = None,
     chat: Annotated[bool, typer.Option(help="Apply the model's chat template, or continue the text as it is.")] = True,
+    chat_template_kwargs: TemplateOptions = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Ask the running service. Prints its answer as it comes, then a line of statistics."""
     state, running = _look(run_dir)
     if state is None or not running:
         fail("redraft generate: no service is running: `make serve` starts one, or `redraft serve --bundle PATH`")
+    options = state.settings.chat_template_kwargs | (chat_template_kwargs or {})
     try:
-        prompt = render_chat(state.settings.bundle, text) if chat else text
+        prompt = render_chat(state.settings.bundle, text, Writing(options)) if chat else text
         prompt.encode()
     except UnicodeEncodeError:
         fail("redraft generate: the text is not valid UTF-8: set LANG to a UTF-8 locale, or write it in UTF-8")
@@ -290,8 +303,8 @@ def generate(
         fail(f"redraft generate: {error}; --no-chat continues the text as it is")
     begun = False
     try:
-        options: Options = {"temperature": temperature, "top_p": top_p, "seed": seed, "method": method}
-        wanted = request(prompt, max_tokens, stream=True, **options)
+        sampling: Options = {"temperature": temperature, "top_p": top_p, "seed": seed, "method": method}
+        wanted = request(prompt, max_tokens, stream=True, **sampling)
         with WorkerClient(RunDir(run_dir).socket) as client:
             client.wait_connected(CONNECT_S)
             for chunk in client.generate(wanted):

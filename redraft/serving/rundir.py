@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from pydantic import BaseModel
 
@@ -44,6 +44,8 @@ class Settings(BaseModel):
     """The form of its tool calls; None: the one that its chat template shows."""
     generation_config: str = "auto"
     """Whose sampling requests of `/v1` get where they say nothing: auto, the model's own; vllm: the same of any."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Options of the chat template where a request does not say them."""
     sanitize_control_tokens: bool = False
     """Whether control tokens that messages spell stay text there, where a request does not say it."""
     reasoning_parser: str | None = None

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from redraft import LLM
 from redraft.console.chat import HELP, Conversation, pieces
+from redraft.request import InvalidRequest
 from redraft.sequence import Output
 from redraft.text import TextStream
 from tests.test_llm import toy_runtime
@@ -51,6 +52,23 @@ def test_turns_follow_each_other(llm):
     assert llm.runtime.scheduler.totals.requests == 4
     talk.reset()
     assert conversation(llm, ["hello", "/reset", "hello"], system="be brief")[1] == f"{first.text}\n" * 2
+
+
+def test_options_of_the_template(llm):
+    (llm.runtime.path / "chat_template.jinja").write_text(
+        TEMPLATE + "{% if enable_thinking is false %}quiet{% endif %}"
+    )
+    expected = llm.generate("u:hello;a:quiet", max_tokens=20).text
+    _, shown = conversation(llm, ["hello"], chat_template_kwargs={"enable_thinking": False})
+    assert shown == f"{expected}\n"
+    answer = llm.chat("hello", 20, chat_template_kwargs={"enable_thinking": False})
+    assert answer.text == expected
+    begun = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Well"}]
+    (llm.runtime.path / "chat_template.jinja").write_text(TEMPLATE.removesuffix("a:"))
+    answer = llm.chat(begun, 20, continue_final_message=True)
+    assert answer.text == llm.generate("u:hello;a:Well", max_tokens=20).text
+    with pytest.raises(InvalidRequest, match="continue_final_message: expected add_generation_prompt false"):
+        llm.chat(begun, continue_final_message=True, add_generation_prompt=True)
 
 
 def test_commands_are_listed(llm):

@@ -236,6 +236,14 @@ def test_fields_of_the_conversation_reach_the_template(tmp_path):
             assert refused.json()["error"]["param"] == said.partition(":")[0]
 
 
+def test_options_of_the_template_have_defaults(tmp_path):
+    bundle = toy_bundle(tmp_path / "bundle", "{{ messages[0].content }}{{ style }}{{ depth }}")
+    with front_end(tmp_path, bundle, "--chat-template-kwargs", '{"style": "s", "depth": 1}') as running:
+        for fields, prompt in (({}, "Hellos1"), ({"chat_template_kwargs": {"depth": 2}}, "Hellos2")):
+            answer = running.post("/tokenize", {"messages": HELLO} | fields).json()
+            assert answer["tokens"] == toy_codec(111).encode(prompt)
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [("{% nonsense %}", "cannot be read"), ("{{ 'a' * 3000000000 }}", "takes more than 5 s or 1 GiB")],

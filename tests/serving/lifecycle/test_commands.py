@@ -116,6 +116,8 @@ def test_another_users_service(service, monkeypatch, command):
     [
         (["generate", "hi", "--max-tokens", "4294967297"], "--max-tokens"),
         (["generate", "hi", "--seed", str(2**64)], "--seed"),
+        (["generate", "hi", "--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),
+        (["chat", "b", "--chat-template-kwargs", "x"], "--chat-template-kwargs"),
         (["serve", "--bundle", "b", "--start-timeout-s", "inf"], "--start-timeout-s"),
         (["serve", "--bundle", "b", "--silence-s", "nan"], "--silence-s"),
         (["serve", "--bundle", "b", "--triton-silence-s", "0"], "--triton-silence-s"),
