@@ -59,6 +59,8 @@ def load_test(labels: Sequence[list[Run]], folder: Path) -> Path:
         axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
         axis.set_xlim(-0.4, len(rates) - 0.6)
         axis.set_ylim(bottom=0)
+    circumstances = dict.fromkeys(runs[0].circumstances.removeprefix("; ") for runs in labels)
+    figure.suptitle("\n".join(filter(None, circumstances)), fontsize=8, color="#4b5563", x=0.01, ha="left")
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(handles), frameon=False)
     return save(figure, folder / "load_test.png")

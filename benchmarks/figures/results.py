@@ -32,6 +32,24 @@ class Run:
         return self.summary.get("steady") or self.summary
 
     @property
+    def circumstances(self) -> str:
+        """What was measured, how, where and when, as a table's title says it: the bundle, the temperature, the machine
+        that sent the requests, the date, and what makes the figures less than they seem."""
+        plan = self.setting.get("plan") or {}
+        parts = [f"{plan['name']} ({plan['precision']})"] if "name" in plan else []
+        parts += [f"temperature {self.setting['temperature']:g}"] if "temperature" in self.setting else []
+        parts += [str(self.setting[key]) for key in ("client", "date") if key in self.setting]
+        if self.memorised:
+            parts.append(f"{self.memorised} prompts were sent before, and this method drafts from what it has served")
+        return "".join(f"; {part}" for part in parts)
+
+    @property
+    def memorised(self) -> int:
+        """The requests whose answers a method that drafts from what it served may know."""
+        method = (self.setting.get("plan") or {}).get("plan") or {}
+        return self.setting.get("repeated_prompts", 0) if method.get("construction") == "ngram_trie" else 0
+
+    @property
     def shortfall(self) -> str:
         """How the run is smaller than FULL; empty if it is not."""
         few = [

@@ -15,6 +15,9 @@ from benchmarks.figures.intervals import over_runs
 from benchmarks.figures.results import Run, by_rate, rate_name
 from benchmarks.load.metrics import METRICS, PERCENTILES
 
+LONG_MS = 10_000.0
+"""Times from here on are read in seconds."""
+
 
 @dataclass
 class Table:
@@ -55,6 +58,14 @@ def number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+def milliseconds(values: Sequence[float | None]) -> str:
+    """`over` of a time in milliseconds, in seconds from ten seconds on."""
+    known = [value for value in values if value is not None]
+    if not known or max(known) < LONG_MS:
+        return over(values)
+    return f"{over([value / 1e3 for value in known])} s"
+
+
 def rates(values: Iterable[float]) -> str:
     """Shares to two places, without the zero before the point."""
     return " ".join(f"{value:.2f}".removeprefix("0") for value in values)
@@ -86,7 +97,10 @@ def _run_table(
 ) -> Table:
     """A column per request rate, percentiles of the chosen metrics. Counts are of all runs."""
     groups = by_rate(runs)
-    table = Table(f"{runs[0].label}: {part}{runs[0].shortfall}", ["requests/s offered", *map(rate_name, groups)])
+    table = Table(
+        f"{runs[0].label}: {part}{runs[0].shortfall}{runs[0].circumstances}",
+        ["requests/s offered", *map(rate_name, groups)],
+    )
     cells = [[figures(run) for run in group] for group in groups.values()]
 
     def add(name: str, key: str, digits: int = 1, optional: bool = False) -> None:
@@ -113,7 +127,7 @@ def _run_table(
         statistics = ["mean", *(f"p{p}" for p in PERCENTILES)] if key in percentile_metrics else ["mean"]
         for statistic in statistics:
             values = [[(one.get(f"{key}_ms") or {}).get(statistic) for one in cell] for cell in cells]
-            table.rows.append([f"{name} {statistic}, ms", *map(over, values)])
+            table.rows.append([f"{name} {statistic}, ms", *map(milliseconds, values)])
     return table
 
 
@@ -123,7 +137,7 @@ COMPARED = {
     "ttft": "TTFT mean, ms",
     "e2el": "End-to-end mean, ms",
 }
-OF_SERVERS = ("server", "protocol", "plan")
+OF_SERVERS = ("server", "protocol", "plan", "client", "date")
 """Settings in which compared runs may differ."""
 
 
@@ -147,8 +161,10 @@ def common_rates(labels: list[list[Run]]) -> list[float]:
     rates = sorted(set.intersection(*({run.request_rate for run in runs} for runs in labels)))
     if not rates:
         raise ValueError("the compared runs share no request rate")
-    for rate in rates:
-        first, *rest = (run for runs in labels for run in runs if run.request_rate == rate)
+    sent: dict[tuple[float, int], list[Run]] = {}
+    for run in (run for runs in labels for run in runs if run.request_rate in rates):
+        sent.setdefault((run.request_rate, run.run), []).append(run)
+    for (rate, _), (first, *rest) in sent.items():
         for run in rest:
             for key, value in first.setting.items():
                 if key not in OF_SERVERS and run.setting.get(key) != value:
@@ -157,6 +173,20 @@ def common_rates(labels: list[list[Run]]) -> list[float]:
                         f"and {run.setting.get(key)} in {run.label}"
                     )
     return rates
+
+
+def times_faster(gains: Sequence[float | None]) -> str:
+    """A speed-up with half the width of its interval."""
+    mean, *half = over(gains, 2).split(" ", 1)
+    return " ".join([f"{mean}x", *half])
+
+
+def noise(runs: Sequence[Run], gains: Sequence[float | None]) -> str:
+    """Why a gain is none: no draft was accepted, or its interval holds 1. Empty where it is one."""
+    if runs[0].figures.get("acceptance_length") == 1.0:
+        return ", noise: no draft was accepted"
+    average, width = over_runs([gain for gain in gains if gain is not None])
+    return ", within noise" if width is not None and abs(average - 1) <= width else ""
 
 
 def speedup_table(baseline: list[Run], others: list[list[Run]], name: str = "ms_per_token") -> Table:
@@ -168,6 +198,7 @@ def speedup_table(baseline: list[Run], others: list[list[Run]], name: str = "ms_
     rates = common_rates([baseline, *others])
     columns = ["Model", *(f"QPS={rate_name(rate)}" for rate in rates)]
     title = f"{COMPARED[name]} (speed-up over {baseline[0].label}), by requests/s{baseline[0].shortfall}"
+    title += "".join(dict.fromkeys(runs[0].circumstances for runs in others))
     table = Table(title, columns)
     reference = {(run.request_rate, run.run): figure(run.figures, name) for run in baseline}
     for runs in (baseline, *others):
@@ -176,8 +207,7 @@ def speedup_table(baseline: list[Run], others: list[list[Run]], name: str = "ms_
         for rate in rates:
             values = [figure(run.figures, name) for run in groups[rate]]
             gains = [speedup(reference.get((rate, run.run)), figure(run.figures, name), name) for run in groups[rate]]
-            mean, *half = over(gains, 2).split(" ", 1)
-            gained = " ".join([f"{mean}x", *half])
-            row.append(over(values, 2) + (f" ({gained})" if any(gains) else ""))
+            doubt = noise(groups[rate], gains) if any(gains) and runs is not baseline else ""
+            row.append(over(values, 2) + (f" ({times_faster(gains)}{doubt})" if any(gains) else ""))
         table.rows.append(row)
     return table

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from rich.console import Console
@@ -32,6 +33,7 @@ from benchmarks.load.options import bundle_plan, check, parser
 from benchmarks.load.runner import hold, open_loop
 from benchmarks.load.saturation import Probe, Saturation, comparison, find, table
 from benchmarks.load.workload import ChatTokenizer, Conversation, arrival_times, conversations_of
+from redraft.bundle.budget import machine_name
 from redraft.chat import Message
 from redraft.console.progress import duration, progress, write
 from redraft.prompts import Prompt, load_prompts
@@ -52,6 +54,10 @@ class Load:
 
     conversations: list[Conversation]
     times: list[float] | None
+    skipped: int
+    """Prompts of the seed's order that other loads of this test take."""
+    repeated: int
+    """Conversations whose prompts this test had sent before."""
 
     @property
     def requests(self) -> int:
@@ -70,6 +76,9 @@ class LoadTest:
         self.tokenizer = ChatTokenizer(args.tokenizer)
         self.prompts: list[Prompt] = load_prompts(args.dataset, args.column, args.multi_turn)
         self.workload = (args.multi_turn, args.shared_prefix, args.prompt_tokens)
+        self._sent: list[str] = []
+        """The prompts of all loads so far, in the order of the seed: the next load takes those after them."""
+        self.warm_ups, _ = self.others(max(args.warmup, 1))
         self.loads = self.loads_of(args.request_rate)
         self.saturated: Saturation | None = None
         """Where the baseline saturates, once it was searched for"""
@@ -78,11 +87,23 @@ class LoadTest:
         """What is sent in one run of a rate, the same for every server. Raises ValueError for flags out of range."""
         args, seed = self.args, self.args.seed + run - 1
         requests = self.requests(rate)
-        made = conversations_of(self.prompts, requests, seed, self.tokenizer, *self.workload)
+        skipped = len(self._sent)
+        made, repeated = self.others(requests)
         if math.isinf(rate) and args.max_concurrency:
-            return Load(made, None)
+            return Load(made, None, skipped, repeated)
         starts = rate * len(made) / requests
-        return Load(made, arrival_times(starts, len(made), args.arrival, args.burstiness, seed).tolist())
+        times = arrival_times(starts, len(made), args.arrival, args.burstiness, seed).tolist()
+        return Load(made, times, skipped, repeated)
+
+    def others(self, count: int) -> tuple[list[Conversation], int]:
+        """The next conversations, with `count` turns together, and how many of their prompts were sent before: a server
+        that drafts from what it served would know the answers, so none is sent twice while there are others."""
+        made = conversations_of(
+            self.prompts, count, self.args.seed, self.tokenizer, *self.workload, skip=len(self._sent)
+        )
+        before = len({*self._sent})
+        self._sent += [one.question_id for one in made]
+        return made, len(made) - (len({*self._sent}) - before)
 
     def loads_of(self, rates: Sequence[float]) -> dict[tuple[float, int], Load]:
         """What is sent, by rate and run: built before the first run, so that no prompt ends a test that has begun.
@@ -128,7 +149,7 @@ class LoadTest:
 
     async def warm_up(self, contender: argparse.Namespace, client: Client, count: int, advance: Any) -> None:
         """Send a few requests that do not count. Raises GenerationError where one fails."""
-        for conversation in conversations_of(self.prompts, count, self.args.seed + self.args.runs, self.tokenizer):
+        for conversation in self.warm_ups[:count]:
             done: list[Timeline] = []
             await hold(client, conversation, time.perf_counter(), self.writer(contender), self.tokenizer, done.append)
             if done[0].error is not None:
@@ -161,6 +182,8 @@ class LoadTest:
         server = contender.worker or f"{address(contender.protocol, contender.url)}/{contender.model or MODEL}"
         setting = {"server": server, "protocol": "worker" if contender.worker else contender.protocol}
         setting |= {"plan": contender.plan, "dataset": contender.dataset.name}
+        setting |= {"skipped_prompts": load.skipped, "repeated_prompts": load.repeated}
+        setting |= {"client": machine_name(), "date": f"{date.today():%Y-%m-%d}"}
         setting |= {name: getattr(contender, name) for name in SETTING}
         return Run(contender.label, rate, setting, summary, not whole, number), timelines
 

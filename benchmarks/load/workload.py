@@ -89,13 +89,14 @@ def arrival_times(
     return np.concatenate([[0.0], np.cumsum(gaps)]) * ((count - 1) / rate / gaps.sum())
 
 
-def pick_prompts(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
-    """`count` prompts in a seeded random order; each is used once before any is used again."""
+def pick_prompts(prompts: list[Prompt], count: int, seed: int, skip: int = 0) -> list[Prompt]:
+    """`count` prompts in a seeded random order, after the first `skip` of that order; each is used once before any is
+    used again."""
     generator = np.random.default_rng(seed)
     order: list[int] = []
-    while len(order) < count:
+    while len(order) < skip + count:
         order += generator.permutation(len(prompts)).tolist()
-    return [prompts[index] for index in order[:count]]
+    return [prompts[index] for index in order[skip : skip + count]]
 
 
 @dataclass(frozen=True)
@@ -155,15 +156,16 @@ def conversations_of(
     multi_turn: bool = False,
     shared_prefix: int = 0,
     prompt_tokens: int = 0,
+    skip: int = 0,
 ) -> list[Conversation]:
     """At least one conversation, and as many as have `count` turns together; `seed` orders the prompts and draws
-    the places of their passages.
+    the places of their passages. The first `skip` of the order are left out: other tests had them.
 
     Only first turns are sent unless `multi_turn`. All begin with one system message of about `shared_prefix` tokens, if
     that is not 0. First prompts are lengthened to `prompt_tokens`, if that is not 0: longer ones are left out. Raises
     ValueError where none is left.
     """
-    passages = Passages(prompts, tokenizer, seed) if shared_prefix or prompt_tokens else None
+    passages = Passages(prompts, tokenizer, seed + skip) if shared_prefix or prompt_tokens else None
     system = passages.take(shared_prefix) if passages and shared_prefix else None
     if prompt_tokens:
         prefix = shared_prefix + len(tokenizer.encode(tokenizer.chat("")))
@@ -174,7 +176,7 @@ def conversations_of(
             raise ValueError(f"prompt tokens: expected more than the shortest prompt has, got {prompt_tokens}")
     made: list[Conversation] = []
     left = count
-    for index, prompt in enumerate(pick_prompts(prompts, count, seed)):
+    for index, prompt in enumerate(pick_prompts(prompts, count, seed, skip), skip):
         if left <= 0:
             break
         first, *others = prompt.turns[: left if multi_turn else 1]

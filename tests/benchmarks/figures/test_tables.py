@@ -5,7 +5,7 @@ from matplotlib.image import imread
 
 from benchmarks.figures import plots
 from benchmarks.figures.results import Run, load_runs, save_run
-from benchmarks.figures.tables import Table, common_rates, number, speedup_table
+from benchmarks.figures.tables import Table, common_rates, number, run_tables, speedup_table
 
 
 def run(label, rate, ms, **setting):
@@ -32,6 +32,30 @@ def test_speedups_in_the_shape_of_table_2(auto_regressive, speculative):
 
 def test_other_figures_compare_too(auto_regressive, speculative):
     assert speedup_table(auto_regressive, [speculative], "ttft").rows[1][1] == "5.00 (2.00x)"
+
+
+def test_a_gain_without_accepted_drafts_or_within_its_interval_is_noise():
+    def pair(gains: list[float], length: float) -> str:
+        plain = [run("AR", 1.0, 10.0) for _ in gains]
+        ours = [run("ours", 1.0, 10.0 / gain) for gain in gains]
+        for index, both in enumerate(zip(plain, ours, strict=True), 1):
+            for one in both:
+                one.run = index
+        for one in ours:
+            one.summary["acceptance_length"] = length
+        return speedup_table(plain, [ours]).rows[1][1]
+
+    assert pair([1.32], 1.0).endswith("(1.32x, noise: no draft was accepted)")
+    assert "within noise" in pair([0.9, 1.3, 1.0], 2.0)
+    assert "noise" not in pair([1.9, 2.0, 2.1], 2.0)
+
+
+def test_titles_say_what_was_measured_where_and_when():
+    plan = {"name": "tiny", "precision": "bf16", "method": "a", "plan": None}
+    setting = {"plan": plan, "temperature": 0.0, "client": "a CPU, 2 cores", "date": "2026-01-02"}
+    (table,) = run_tables([run("spec", 1.0, 12_345.0, **setting)], ["ttft"])
+    assert table.title.endswith("; tiny (bf16); temperature 0; a CPU, 2 cores; 2026-01-02")
+    assert ["TTFT p90, ms", "24.7 s"] in table.rows
 
 
 def test_a_run_without_success_shows_a_dash(auto_regressive, speculative):

@@ -74,9 +74,28 @@ def test_a_folder_never_mixes_two_load_tests(client, command, tmp_path):
 def test_requests_are_seeded_and_templated(client, command):
     command("--temperature", 1, "--top-p", 0.9, "--seed", 7, "--warmup", 1, "--request-rate", "inf")
     measured = client.seen[1:]
-    assert [request.sampling["seed"] for request in measured] == list(range(7, 13))
+    assert [request.sampling["seed"] for request in measured] == list(range(8, 14)), "after the warm-up's"
     assert all(request.sampling["top_p"] == 0.9 and "top_k" not in request.sampling for request in measured)
     assert all(request.text.startswith("user ") and request.text.endswith(" assistant") for request in measured)
+
+
+def test_no_prompt_is_sent_twice_while_there_are_others(client, command, tmp_path):
+    """A server that drafts from what it served would know the answers."""
+    command("--runs", 3, "--request-rate", 50, 100, "--warmup", 2)
+    sent = [request.text for request in client.seen]
+    assert len(sent) == 2 + 6 * 6
+    assert len({*sent}) == len(sent)
+    assert {run.setting["repeated_prompts"] for run in load_runs(tmp_path / "out")} == {0}
+
+
+def test_prompts_that_come_again_are_counted(client, command, tmp_path, capsys):
+    (tmp_path / "few.jsonl").write_text("".join(f'{{"prompt": "word {"word " * n}"}}\n' for n in range(8)))
+    command("--runs", 2, "--request-rate", 50, "--warmup", 1, "--dataset", tmp_path / "few.jsonl")
+    first, second = load_runs(tmp_path / "out")
+    assert (first.setting["repeated_prompts"], second.setting["repeated_prompts"]) == (0, 5)
+    assert "sent before" not in capsys.readouterr().out
+    second.setting["plan"] = {"name": "b", "precision": "bf16", "plan": {"construction": "ngram_trie"}}
+    assert "5 prompts were sent before, and this method drafts from" in second.circumstances
 
 
 def test_percentiles_of_chosen_metrics_only(client, command, capsys):
