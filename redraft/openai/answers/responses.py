@@ -131,8 +131,15 @@ class ResponsesAnswer:
     def _close(self, status: str) -> list[bytes]:
         """End the last item."""
         item = self._items[-1]
-        done: Event = ("output_item.done", {"item": item.whole(status)})
+        done: Event = ("output_item.done", {"item": item.whole(self._last_status(status))})
         return [self._item_event(one) for one in (*item.end(), done)]
+
+    def _last_status(self, status: str) -> str:
+        """The last item's status in a response of a status: a call that a stop word cut is not complete."""
+        cut = (
+            isinstance(self._items[-1], CallItem) and self._choice.reader is not None and not self._choice.reader.whole
+        )
+        return "incomplete" if cut else status
 
     def _item_event(self, one: Event) -> bytes:
         kind, data = one
@@ -159,7 +166,7 @@ class ResponsesAnswer:
             "status": status,
             "error": None,
             "incomplete_details": {"reason": reason} if status == "incomplete" else None,
-            "output": [*before, self._items[-1].whole(status)] if ended else [],
+            "output": [*before, self._items[-1].whole(self._last_status(status))] if ended else [],
             "usage": {
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},

@@ -83,6 +83,15 @@ def test_a_call_that_is_cut_off_is_incomplete(parrot):
     assert (answer.status, call.status, call.name) == ("incomplete", "incomplete", "add")
 
 
+def test_a_call_that_a_stop_word_cut_is_incomplete(parrot):
+    asked = asking(CALL, extra_body={"stop": ["}"]})
+    answer = parrot.client().responses.create(**asked)
+    (call,) = answer.output
+    assert (call.status, call.name, call.arguments) == ("incomplete", "add", '{"a": 12')
+    events = list(parrot.client().responses.create(**asked, stream=True))
+    assert [event.item.status for event in events if event.type == "response.output_item.done"] == ["incomplete"]
+
+
 def test_log_probabilities_are_those_of_messages(parrot):
     fields = {"include": ["message.output_text.logprobs"]}
     for text, expected in ((f"So: {CALL}", "So:"), ("No call <", "No call <")):
