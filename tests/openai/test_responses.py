@@ -90,7 +90,7 @@ def test_an_answer_that_the_model_ends_is_completed(server):
         ({"reasoning": {"effort": "high"}}, "reasoning", "no reasoning"),
         ({"truncation": "auto"}, "truncation", "no input is cut"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", "expected schema with the type json_schema"),
-        ({"include": ["reasoning.encrypted_content"]}, "include[0]", "message.output_text.logprobs"),
+        ({"include": ["everything"]}, "include[0]", "message.output_text.logprobs"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "input[0].type: expected message"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "got 'input_image': text only"),
         ({"input": [{"role": "user", "content": 5}]}, "input", "expected a text or a list"),
