@@ -150,15 +150,21 @@ class Runtime:
                 raise InvalidRequest(f"{field}: expected token ids below {self.vocab_size}, got {largest}")
 
     def sequence(
-        self, key: Hashable, request: GenerateRequest, arrived: float | None = None, grammar: Grammar | None = None
+        self,
+        key: Hashable,
+        request: GenerateRequest,
+        arrived: float | None = None,
+        grammar: Grammar | None = None,
+        compile_s: float | None = None,
     ) -> Sequence:
         """The sequence of a request. `arrived`: see `Sequence`. Raises InvalidRequest where it does not fit the
-        bundle. Its guide is compiled where its `grammar` is not given, which may take seconds."""
+        bundle. Its guide is compiled where its `grammar` is not given, which may take seconds; in at most `compile_s`,
+        if given, as by `Grammars.compile`."""
         self.check(request)
         seed = secrets.randbits(63)
         prompt = self._prompt(request)
         if request.guide is not None and grammar is None:
-            grammar = self.grammars.compile(request.guide)
+            grammar = self.grammars.compile(request.guide, compile_s)
         interval_s = self.stream_interval_s
         sequence = Sequence(key, request, prompt, self.codec, self.end_ids, seed, interval_s, arrived, grammar)
         if (state := sequence.sampler.grammar) is not None and not state.mask().any():

@@ -335,16 +335,15 @@ def _without_prefix(tokenizer: Tokenizer) -> Tokenizer:
 
 def _without_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
     """A normalizer or pre-tokenizer, as JSON, that puts no space before a text; None where it does nothing else."""
-    match step:
-        case {"type": "Prepend"}:
-            return None
-        case {"type": "Metaspace"}:
-            return step | {"prepend_scheme": "never"}
-        case {"type": "ByteLevel"}:
-            return step | {"add_prefix_space": False}
-        case {"type": "Sequence", **inner}:
-            lists = {name: [plain for one in inner[name] if (plain := _without_space(one))] for name in inner}
-            return {"type": "Sequence", **lists}
+    if step is None or step["type"] == "Prepend":
+        return None
+    if step["type"] == "Metaspace":
+        return step | {"prepend_scheme": "never"}
+    if step["type"] == "ByteLevel":
+        return step | {"add_prefix_space": False}
+    if step["type"] == "Sequence":
+        lists = {name: [_without_space(inner) for inner in steps] for name, steps in step.items() if name != "type"}
+        return step | {name: [inner for inner in steps if inner] for name, steps in lists.items()}
     return step
 
 

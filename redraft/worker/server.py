@@ -14,7 +14,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -26,10 +27,12 @@ from zmq.utils.monitor import recv_monitor_message
 from redraft import logs
 from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
+from redraft.grammar.trial import QUICK_S, TakesLonger
 from redraft.request import EXTRAS, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Overloaded
 from redraft.sequence import FinishReason, Output, Sequence
+from redraft.worker.fair import FairExecutor
 from redraft.worker.protocol import (
     DRAIN_S,
     INTERNAL,
@@ -71,14 +74,20 @@ class Encoding(NamedTuple):
 
     request: GenerateRequest
     arrived: float
-    helper: ThreadPoolExecutor
     future: Future[Sequence]
+    compiles: bool
+    """Whether its guide is compiled, too."""
 
     @property
     def late(self) -> bool:
         """Whether its deadline has passed."""
         timeout_s = self.request.timeout_s
         return timeout_s is not None and time.perf_counter() >= self.arrived + timeout_s
+
+
+def _client(key: Key, request: GenerateRequest) -> Hashable:
+    """Whose request it is: the client that it names, else the process that sent it."""
+    return request.client or key[0]
 
 
 class Worker:
@@ -93,7 +102,8 @@ class Worker:
         self._max_per_client = max_per_client
         self._active: dict[Key, Sequence | Encoding] = {}
         self._encoder = ThreadPoolExecutor(1, "redraft-encode")
-        self._compiler = ThreadPoolExecutor(1, "redraft-compile")
+        # What a guide needs shows in compiling it: one that is not ready soon goes on beside the others.
+        self._compiler, self._slow_compiler = FairExecutor("redraft-compile"), FairExecutor("redraft-compile-slow")
         self._stopping = False
         self._drained_by: float | None = None
         self._replaced_at: float | None = None
@@ -153,8 +163,9 @@ class Worker:
         return not (self._active or awaited)
 
     def _close(self) -> None:
-        for helper in (self._encoder, self._compiler):
-            helper.shutdown(wait=False, cancel_futures=True)
+        self._encoder.shutdown(wait=False, cancel_futures=True)
+        self._compiler.shutdown()
+        self._slow_compiler.shutdown()
         time.sleep(FAREWELL_S)
         self._router.disable_monitor()
         self._router.close(linger=500)
@@ -223,12 +234,28 @@ class Worker:
         if not compiles and len(request.text or "") <= INLINE_CHARACTERS and len(words) <= INLINE_WORDS:
             self._submit(key, self._runtime.sequence(key, request, arrived, grammar))
             return
-        helper = self._compiler if compiles else self._encoder
-        waiting = sum(isinstance(one, Encoding) and one.helper is helper for one in self._active.values())
-        if waiting >= self._runtime.limits.max_queue:
-            raise Overloaded(f"overloaded: {waiting} requests wait to be encoded: try again later")
-        future = helper.submit(self._runtime.sequence, key, request, arrived, grammar)
-        self._active[key] = Encoding(request, arrived, helper, future)
+        self._require_room_to_encode(key, request, compiles)
+        if compiles:
+            args = key, request, arrived, None, QUICK_S
+            future = self._compiler.submit(_client(key, request), self._runtime.sequence, *args)
+        else:
+            future = self._encoder.submit(self._runtime.sequence, key, request, arrived, grammar)
+        self._active[key] = Encoding(request, arrived, future, compiles)
+
+    def _require_room_to_encode(self, key: Key, request: GenerateRequest, compiles: bool) -> None:
+        """Raises Overloaded where `max_queue` requests wait to be encoded, or to be compiled. Among those to compile,
+        the last one of the client that has most of them makes room for another client's."""
+        waiting = [place for place in self._encoding() if cast(Encoding, self._active[place]).compiles == compiles]
+        if len(waiting) < self._runtime.limits.max_queue:
+            return
+        overloaded = Overloaded(f"overloaded: {len(waiting)} requests wait to be encoded: try again later")
+        clients = Counter(_client(place, self._active[place].request) for place in waiting)
+        client, count = clients.most_common(1)[0]
+        if not compiles or count <= clients[_client(key, request)] + 1:
+            raise overloaded
+        last = [place for place in waiting if _client(place, self._active[place].request) == client][-1]
+        cast(Encoding, self._active.pop(last)).future.cancel()
+        self._refuse(last, overloaded)
 
     def _require_share(self, client: str | None) -> None:
         """Raises Overloaded where a client has as many requests as it may."""
@@ -256,6 +283,10 @@ class Worker:
                 del self._active[key]
                 try:
                     self._submit(key, encoding.future.result())
+                except TakesLonger:
+                    args = key, encoding.request, encoding.arrived
+                    future = self._slow_compiler.submit(_client(key, encoding.request), self._runtime.sequence, *args)
+                    self._active[key] = encoding._replace(future=future)
                 except Exception as error:
                     self._refuse(key, error)
             elif encoding.late:

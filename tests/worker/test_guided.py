@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from redraft.request import GenerateRequest, Guide, InvalidRequest
 from redraft.worker import server
 from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.server import Worker
+from tests.conftest import wait_until
 from tests.worker.toy_worker import toy_runtime
 
 CHOICE = Guide(kind="choice", text='["yes", "no"]')
@@ -42,9 +44,9 @@ def service(tmp_path: Path):
     thread.join()
 
 
-def request(client: WorkerClient, guide: Guide | None, **fields) -> GenerateRequest:
+def request(client: WorkerClient, guide: Guide | None, sender: str | None = None, **fields) -> GenerateRequest:
     return GenerateRequest(
-        **{"id": client.new_id(), "text": "hello", "max_tokens": 20, "guide": guide, **fields},
+        **{"id": client.new_id(), "client": sender, "text": "hello", "max_tokens": 20, "guide": guide, **fields},
     )
 
 
@@ -77,10 +79,10 @@ def test_what_waits_for_a_guide_refuses_no_text(service, monkeypatch):
     client.complete(request(client, CHOICE), timeout=60)
     free, compiled, compile_guide, ended = threading.Event(), [], runtime.grammars.compile, threading.Event()
 
-    def slowly(guide: Guide):
+    def slowly(guide: Guide, seconds: float | None):
         compiled.append(guide)
         free.wait(60)
-        return compile_guide(guide)
+        return compile_guide(guide, seconds)
 
     monkeypatch.setattr(runtime.grammars, "compile", slowly)
     monkeypatch.setattr(server, "INLINE_CHARACTERS", 3)
@@ -94,6 +96,61 @@ def test_what_waits_for_a_guide_refuses_no_text(service, monkeypatch):
     assert compiled == [other]
     free.set()
     assert ended.wait(60)
+
+
+def slow_guide(number: int) -> Guide:
+    """A guide that takes longer to compile than any may, and is unlike those of other numbers."""
+    return Guide(kind="json_schema", text=f'{{"type": "integer", "multipleOf": {123456789 + 2 * number}}}')
+
+
+def test_clients_whose_guides_do_not_compile_delay_no_other(service, monkeypatch):
+    """Eight of them keep the compiler busy."""
+    client, runtime = service
+    monkeypatch.setattr(runtime, "limits", replace(runtime.limits, max_queue=32))
+    client.complete(request(client, CHOICE, sender="other"), timeout=60)
+    monkeypatch.setattr(trial, "COMPILE_S", 0.2)
+    refused, ended = list[str](), threading.Event()
+
+    def note(message) -> None:
+        refused.append(message.message)
+        if len(refused) == 8:
+            ended.set()
+
+    for number in range(8):
+        client.submit(request(client, slow_guide(number), sender=f"sender {number}"), note)
+    seconds = []
+    for number in range(5):
+        started = time.perf_counter()
+        guide = Guide(kind="regex", text=f"a{number}b{{2}}")
+        client.complete(request(client, guide, sender="other"), timeout=60)
+        seconds.append(time.perf_counter() - started)
+    answered = len(refused)
+    assert ended.wait(100)
+    assert answered < 8, "the others' were compiled between"
+    assert sorted(seconds)[2] < 2
+    assert all("it takes more than 0.2 s to compile" in text for text in refused)
+
+
+def test_a_client_that_fills_the_queue_makes_room_for_another(service, monkeypatch):
+    client, runtime = service
+    monkeypatch.setattr(runtime, "limits", replace(runtime.limits, max_queue=4))
+    free, compile_guide = threading.Event(), runtime.grammars.compile
+    slowly = lambda guide, seconds: free.wait(60) and compile_guide(guide, seconds)  # noqa: E731
+    monkeypatch.setattr(runtime.grammars, "compile", slowly)
+    messages = list[object]()
+    for number in range(runtime.limits.max_queue):
+        guide = Guide(kind="choice", text=f'["a{number}"]')
+        client.submit(request(client, guide, sender="one", max_tokens=1), messages.append)
+    with pytest.raises(WorkerError, match="overloaded"):
+        client.complete(request(client, CHOICE, sender="one"), timeout=60)
+    answers = list[object]()
+    client.submit(request(client, CHOICE, sender="other"), answers.append)
+    wait_until(lambda: messages)
+    assert "overloaded" in messages[0].message
+    free.set()
+    wait_until(lambda: answers)
+    assert answers[0].text in CHOICE.choices
+    wait_until(lambda: len(messages) == runtime.limits.max_queue)
 
 
 def test_a_guide_whose_first_token_would_end_the_text_is_refused():
@@ -125,7 +182,7 @@ def test_a_guide_that_is_refused_stops_no_stream(service, monkeypatch, name):
         neighbour.start()
         assert running.wait(60)
         with monkeypatch.context() as patch:
-            patch.setattr(trial, "COMPILE_S", 1.0)
+            patch.setattr(trial, "COMPILE_S", 0.3)
             started = time.perf_counter()
             with pytest.raises(WorkerError, match=r"^guide.text: the \w+ cannot be used: ") as refusal:
                 client.complete(request(client, HOSTILE[name]), timeout=60)
@@ -134,5 +191,5 @@ def test_a_guide_that_is_refused_stops_no_stream(service, monkeypatch, name):
         neighbour.join()
         return seconds, max(gaps)
 
-    assert any(seconds < 2 and gap < 0.5 for seconds, gap in map(seconds_and_gap, range(3)))
+    assert any(seconds < 5 and gap < 0.5 for seconds, gap in map(seconds_and_gap, range(3)))
     assert client.complete(request(client, CHOICE), timeout=60).text in CHOICE.choices
