@@ -14,8 +14,8 @@ from redraft.grammar.json_schema import enforced_schema, parsed_schema, schema_r
 from redraft.request import Guide
 from redraft.text import TextCodec
 
-_OF_A_SCHEMA = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: ")
-_EXCERPT = re.compile(r" *\d+ \| | *\^ *$")
+_OF_A_SCHEMA = re.compile(r"at (?P<line>\d+)\(\d+\): failed to compile JSON schema: ")
+_EXCERPT = re.compile(r" *(?P<line>\d+) \| (?P<rule>\w*)| *\^ *$")
 ASCII_CLASSES = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 """Classes of a regex, of ASCII's digits and letters as in the `pattern` of a schema. The library means Unicode's."""
 MOST_FORCED = 1000
@@ -130,8 +130,12 @@ def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def _reason(error: str) -> str:
-    """What is wrong with a schema, without the rule of the grammar that it was made into; other errors as they are."""
+    """What is wrong with a schema, after the name of its rule unless it is the whole grammar, without the rule itself;
+    other errors as they are."""
     if (schema_error := _OF_A_SCHEMA.match(error)) is None:
         return error
     lines = error[schema_error.end() :].splitlines()
-    return "\n".join(line for line in lines if not _EXCERPT.match(line))
+    excerpts = [excerpt for line in lines if (excerpt := _EXCERPT.match(line))]
+    rule = next((excerpt["rule"] for excerpt in excerpts if excerpt["line"] == schema_error["line"]), "start")
+    reason = "\n".join(line for line in lines if not _EXCERPT.match(line))
+    return reason if rule == "start" else f"{rule}: {reason}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import string
@@ -10,8 +11,6 @@ from dataclasses import dataclass
 
 from redraft.openai.structured.grammars import (
     CallGrammar,
-    call_schema,
-    calls_schema,
     json_rule,
     parameters_schema,
     terminal,
@@ -84,10 +83,10 @@ def _read_hermes(answer: CallReader) -> Reading[None]:
 
 
 def _hermes(functions: Sequence[Function], several: bool, codec: TextCodec) -> CallGrammar:
-    again, end = (" ".join(terminal(part, codec) for part in parts) for parts in (("\n", CALL, "\n"), ("\n", CALL_END)))
+    again = " ".join(terminal(part, codec) for part in ("\n", CALL, "\n"))
     calls = f"calls: call ({again} call)*" if several else "calls: call"
-    object_rule = json_rule("object", call_schema(functions, "arguments"))
-    return CallGrammar((CALL, "\n"), f"{calls}\ncall: object {end}\n{object_rule}")
+    call = _object_calls("call", functions, "arguments", ("\n", CALL_END), codec)
+    return CallGrammar((CALL, "\n"), f"{calls}\n{call}")
 
 
 def _read_qwen3_coder(answer: CallReader) -> Reading[None]:
@@ -122,9 +121,9 @@ def _read_llama3(answer: CallReader) -> Reading[None]:
             return
 
 
-def _llama3(functions: Sequence[Function], _: bool, __: TextCodec) -> CallGrammar:
+def _llama3(functions: Sequence[Function], _: bool, codec: TextCodec) -> CallGrammar:
     """One call: the templates write no more."""
-    return CallGrammar((), json_rule("calls", call_schema(functions, "parameters")))
+    return CallGrammar((), _object_calls("calls", functions, "parameters", (), codec))
 
 
 def _read_pythonic(answer: CallReader) -> Reading[None]:
@@ -160,7 +159,9 @@ def _read_mistral(answer: CallReader) -> Reading[None]:
 def _mistral(functions: Sequence[Function], several: bool, codec: TextCodec) -> CallGrammar:
     """A list of calls, or one call of the newer form where the vocabulary has a token for that."""
     if codec.special_id(ARGS) is None:
-        return CallGrammar((TOOL_CALLS,), json_rule("calls", calls_schema(functions, "arguments", several)))
+        more = ' (", " call)*' if several else ""
+        call = _object_calls("call", functions, "arguments", (), codec)
+        return CallGrammar((TOOL_CALLS,), f'calls: "[" call{more} "]"\n{call}')
     return CallGrammar((TOOL_CALLS,), _named_calls("calls", functions, (), (ARGS,), (), codec))
 
 
@@ -201,14 +202,26 @@ def _named_calls(
     after: Sequence[str],
     end: Sequence[str],
     codec: TextCodec,
+    write: Callable[[str], str] = str,
 ) -> str:
-    """A rule of a call: the name between texts or special tokens, the arguments as JSON, and an end."""
+    """A rule of a call: the name, as it is written, between texts or special tokens, the arguments as JSON, an end."""
     calls, objects = [], []
     for index, function in enumerate(functions):
-        head = [terminal(part, codec) for part in (*before, function.name, *after)]
-        calls.append(" ".join([*head, f"object_{index}", *(terminal(part, codec) for part in end)]))
-        objects.append(json_rule(f"object_{index}", parameters_schema(function, len(functions) == 1)))
+        head = [terminal(part, codec) for part in (*before, write(function.name), *after)]
+        # An error of the library names the rule, and so the function.
+        name = f"arguments_of_{re.sub('[^a-z0-9]+', '_', function.name.lower())}_{index}"
+        calls.append(" ".join([*head, name, *(terminal(part, codec) for part in end)]))
+        objects.append(json_rule(name, parameters_schema(function, len(functions) == 1)))
     return "\n".join((f"{rule}: {' | '.join(calls)}", *objects))
+
+
+def _object_calls(
+    rule: str, functions: Sequence[Function], arguments: str, end: Sequence[str], codec: TextCodec
+) -> str:
+    """A rule of a call: an object with a `name`, and the arguments under the name that is given; then an end."""
+    # In the library's own parts of an object: a longer text here would hide what else may begin like it.
+    head, rest = ("{", '"name"', ": "), (", ", json.dumps(arguments), ": ")
+    return _named_calls(rule, functions, head, rest, ("}", *end), codec, json.dumps)
 
 
 def _read_braced(mark: str, end: str, quote: str) -> Callable[[CallReader], Reading[None]]:

@@ -23,9 +23,6 @@ from redraft.text import TextCodec
 
 ANY_OBJECT = '{"type": "object"}'
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs")
-_VALUES = ("const", "enum")
-"""Keywords of a schema whose values are no schemas."""
 
 
 @dataclass(frozen=True)
@@ -85,48 +82,3 @@ def parameters_schema(function: Function, only: bool) -> dict[str, Any]:
         raise ApiError(400, f"tools: the parameters of {function.name!r} cannot be enforced: {reasons}", "tools")
     schema = {"type": "object"} | {name: value for name, value in schema.items() if name not in ("type", "x-guidance")}
     return schema if schema.get("properties") or schema.keys() - {"type", "properties"} else NO_PARAMETERS
-
-
-def call_schema(functions: Sequence[Function], arguments: str) -> dict[str, Any]:
-    """The schema of one call: an object with the `name` of one of the functions, and its arguments under the name that
-    is given. Each function's parameters are a definition of their own, as they may refer to themselves."""
-    only = len(functions) == 1
-    return {
-        "anyOf": [
-            {
-                "type": "object",
-                "properties": {"name": {"const": function.name}, arguments: {"$ref": f"#/$defs/{function.name}"}},
-                "required": ["name", arguments],
-                "additionalProperties": False,
-            }
-            for function in functions
-        ],
-        "$defs": {
-            function.name: _moved(parameters_schema(function, only), f"#/$defs/{function.name}")
-            for function in functions
-        },
-    }
-
-
-def calls_schema(functions: Sequence[Function], arguments: str, several: bool) -> dict[str, Any]:
-    """The schema of a list of calls: of one call, unless there may be `several`."""
-    one = call_schema(functions, arguments)
-    most = {} if several else {"maxItems": 1}
-    return {"type": "array", "items": {"anyOf": one["anyOf"]}, "minItems": 1, **most, "$defs": one["$defs"]}
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """A schema that becomes a part of another one, at this place: its references to itself follow it."""
-    if isinstance(schema, list):
-        return [_moved(one, place) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name == "$ref" and isinstance(value, str) and value.startswith("#"):
-            moved[name] = place + value[1:]
-        elif name in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            moved[name] = {key: _moved(one, place) for key, one in value.items()}
-        else:
-            moved[name] = value if name in _VALUES else _moved(value, place)
-    return moved

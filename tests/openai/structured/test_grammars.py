@@ -212,3 +212,17 @@ def test_large_integers_of_arguments_are_written_as_they_are(form):
     grammar = FORMS[form].grammar([function, STOP], False, words)
     assert f'"{number}"' in grammar.rules
     compiled(grammar_tokens(words, 257), library_grammar(grammar.after_opening()))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_error_of_the_library_names_the_function(form):
+    nothing = {
+        "type": "object",
+        "properties": {"x": {"minimum": 5, "maximum": 2, "type": "integer"}},
+        "required": ["x"],
+    }
+    functions, words = [STOP, Function(name="Get-it", parameters=nothing)], codec(())
+    grammar = FORMS[form].grammar(functions, False, words)
+    with pytest.raises(ValueError, match=r"^arguments_of_get_it_1: Unsatisfiable schema: ") as refused:
+        compiled(grammar_tokens(words, 257), library_grammar(grammar.after_opening()))
+    assert "%json" not in str(refused.value)
