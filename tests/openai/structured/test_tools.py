@@ -238,3 +238,29 @@ def test_a_refusal_names_the_field(parrot, fields, param, message):
     assert (answer.status_code, error["param"]) == (400, param), error
     assert message in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+def test_one_tool_that_cannot_be_enforced_leaves_the_others(parrot):
+    """A choice of the model is not refused for it either; a choice of that tool is, by its name and keyword."""
+    unique = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
+    label = {"type": "function", "function": {"name": "label", "parameters": unique}}
+    messages = [{"role": "user", "content": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}'}]
+    body = {"messages": messages, "tools": [ADD, label], "max_tokens": 90, "temperature": 0}
+    for choice in ("required", "auto"):
+        answer = parrot.post(CHAT, body | {"tool_choice": choice})
+        assert answer.status_code == 200, answer.text
+    named = {"type": "function", "function": {"name": "label"}}
+    error = parrot.post(CHAT, body | {"tool_choice": named}).json()["error"]
+    assert error["param"] == "tools"
+    assert "'label' cannot be enforced: properties.tags.uniqueItems: " in error["message"]
+
+
+def test_large_integers_are_written_as_they_are(parrot):
+    number = 1234567890123456789
+    schema = {"type": "object", "properties": {"id": {"const": number}}, "required": ["id"]}
+    body = {"messages": [{"role": "user", "content": f'{{"id": {number}}}'}], "max_tokens": 40, "temperature": 0}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    for field in ({"guided_json": schema}, {"response_format": form}):
+        answer = parrot.post(CHAT, body | field)
+        assert answer.status_code == 200, answer.text
+        assert json.loads(answer.json()["choices"][0]["message"]["content"])["id"] == number
