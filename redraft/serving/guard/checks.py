@@ -12,14 +12,16 @@ from google.protobuf.message import DecodeError, Message
 from pydantic_core import from_json, to_json
 from tritonclient.grpc import service_pb2 as pb
 
-from redraft.request import clipped
+from redraft.request import INT32_MAX, clipped
 from redraft.serving.guard.limits import MAX_ELEMENTS, MAX_FIELDS, MAX_ITEMS, MAX_NAME, MAX_TENSORS
 from redraft.serving.guard.refusal import INVALID, TOO_LARGE, UNKNOWN, Refusal
 from redraft.serving.tritonserver import MODELS
 
 _MAX_SHOWN = 100
-_BYTES = "BYTES"
-"""Triton's data type of texts."""
+_BYTES, _INT32 = "BYTES", "INT32"
+"""Triton's data types of texts, and of the models' integers."""
+_WIDE = ("random_seed", "seed", "timeout", "priority", "sequence_id")
+"""Fields that may be integers of 64 bits."""
 
 
 def check_model(name: str, version: str = "") -> None:
@@ -52,7 +54,7 @@ def checked_json(data: bytes, infer: bool) -> bytes:
             _check_tensors(body)
         else:
             for name, value in (body | body.get("parameters", {})).items():
-                _check_items(name, value)
+                _check_items(name, value, name not in _WIDE)
         return to_json(body, inf_nan_mode="constants")
 
 
@@ -123,7 +125,7 @@ def _check_tensors(body: dict[str, Any]) -> None:
                     raise Refusal(INVALID, f"{kind} {name!r}: shape: expected a list of integers")
                 _check_name(f"{kind} {name!r}: datatype", datatype)
                 _check_shape(name, datatype, shape)
-                _check_items(f"{kind} {name!r}: data", tensor.get("data"))
+                _check_items(f"{kind} {name!r}: data", tensor.get("data"), datatype == _INT32)
 
 
 def _check_fields(what: str, value: Any) -> None:
@@ -146,12 +148,16 @@ def _check_name(what: str, value: Any) -> None:
             raise Refusal(TOO_LARGE, f"{what}: expected at most {MAX_NAME} characters, got {len(value)}")
 
 
-def _check_items(what: str, value: Any) -> None:
-    """Raises Refusal for a value, lists in lists included, with too many items that are no numbers."""
-    lists, count = [value] if isinstance(value, list) else [], 0
+def _check_items(what: str, value: Any, narrow: bool) -> None:
+    """Raises Refusal for a value, lists in lists included, with too many items that are no numbers, or an integer of
+    more than 32 bits where it is `narrow`: Triton would cut it to another one."""
+    lists, count = [value if isinstance(value, list) else [value]], 0
     while lists:
         items = lists.pop()
-        if {*map(type, items)} <= {int, float, bool}:
+        kinds = {*map(type, items)}
+        if kinds == {int} and narrow and not (min(items) >= -INT32_MAX - 1 and max(items) <= INT32_MAX):
+            raise Refusal(INVALID, f"{what}: expected integers of at most 32 bits")
+        if kinds <= {int, float, bool}:
             continue
         count += len(items)
         if count > MAX_ITEMS:

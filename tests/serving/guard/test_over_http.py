@@ -179,6 +179,7 @@ def tensor(**fields: Any) -> dict[str, Any]:
         (tensor(name="x" * 257), 413, "inputs: name: expected at most 256 characters"),
         (tensor(datatype="x" * 257), 413, "inputs 'x': datatype: expected at most 256 characters"),
         (tensor(data=[[""] * 2049] * 2), 413, "inputs 'x': data: expected at most 4096 items that are no numbers"),
+        (tensor(data=[2**31]), 400, "inputs 'x': data: expected integers of at most 32 bits"),
         (tensor(datatype="BYTES", shape=[1, 4097]), 413, "input 'x': shape: expected at most 4096 elements"),
         (tensor(parameters=[]), 400, "inputs 'x': parameters: expected an object"),
         (tensor(parameters={"shared_memory_region": "r"}), 400, "'x': the parameter 'shared_memory_region' is not"),
@@ -206,6 +207,8 @@ def test_tensors_that_triton_must_not_see(guard, body, status, message):
         ({"parameters": {"\0": 1}}, 400, "parameters: the field '\\x00': expected a text without NUL characters"),
         ({"a" * 257: 1}, 413, "the body: the field: expected at most 256 characters, got 257"),
         ({"id": "\0"}, 400, "id '\\x00': expected a text without NUL"),
+        ({"max_tokens": 2**32 + 4}, 400, "max_tokens: expected integers of at most 32 bits"),
+        ({"input_ids": [[5, -(2**31) - 1]]}, 400, "input_ids: expected integers of at most 32 bits"),
         ({"bad_words": [""] * 4097}, 413, "bad_words: expected at most 4096 items that are no numbers"),
         ({"bad_words": [[[]] * 65] * 64}, 413, "bad_words: expected at most 4096 items that are no numbers"),
         ({"parameters": {"bad_words": [None] * 4097}}, 413, "bad_words: expected at most 4096 items"),
@@ -221,7 +224,11 @@ def test_fields_that_triton_must_not_see(guard, fields, status, message):
 def test_a_prompt_may_be_long(guard):
     """As token ids too, and a text may hold what a name may not."""
     assert (
-        post(guard, {"input_ids": [[1] * 100_000], "text_input": "a\0b", "bad_words": ["a"] * 1024}).status_code == 200
+        post(
+            guard,
+            {"seed": 2**64 - 1, "input_ids": [[2**31 - 1] * 100_000], "text_input": "a\0b", "bad_words": ["a"] * 1024},
+        ).status_code
+        == 200
     )
 
 
