@@ -23,6 +23,7 @@ from compiler.bundle import (
     target_info,
     unknown_tokens,
     weight_bytes,
+    with_usual_context,
 )
 from compiler.methods import (
     NGRAM,
@@ -47,6 +48,9 @@ from redraft.engines.memory import (
 )
 from redraft.errors import BundleError
 from redraft.request import describe
+
+USUAL_MAX_LEN = 2048
+"""Tokens of a sequence where a longer context is not known to fit"""
 
 
 def backend_named(name: object) -> Backend:
@@ -128,7 +132,10 @@ def main(
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
     max_len: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a sequence; default: 2048 or the target's.")
+        int | None,
+        typer.Option(
+            min=2, help="Tokens of a sequence; default: the target's context, or what memory holds; for a GPU, 2048."
+        ),
     ] = None,
     max_tree: Annotated[int, typer.Option(min=1, help="Rows of a draft tree, root included.")] = 32,
     prefill_chunk: Annotated[
@@ -198,7 +205,7 @@ def main(
         with step("load the target"):
             target = load_target(model, backend, any(settings.drafter for settings in chosen.values()))
         layers = parse_layers(target_layers, target.config.num_layers) if target_layers else ()
-        max_len = max_len or min(2048, target.config.max_position)
+        length = max_len or min(USUAL_MAX_LEN, target.config.max_position)
         config = BundleConfig(
             name=output.name,
             backend=backend,
@@ -206,9 +213,9 @@ def main(
             target=target_info(target, unknown_tokens(model, target)),
             limits=LimitsInfo(
                 slots=slots,
-                max_len=max_len,
+                max_len=length,
                 max_tree=max_tree,
-                prefill_chunk=prefill_chunk or min(backend.prefill_chunk, max_len),
+                prefill_chunk=prefill_chunk or min(backend.prefill_chunk, length),
             ),
             methods={name: settings.info() for name, settings in chosen.items()},
             tensor_parallel=tensor_parallel,
@@ -216,6 +223,8 @@ def main(
             form=form,
             alias=alias,
         )
+        if max_len is None:
+            config = with_usual_context(config, target, say)
         check(config, target)
         command = shlex.join(["python", "build/build_engines.py", *sys.argv[1:]])
         build(config, target, model, chosen, output, features, bigrams, calibration, inputs, command, layers)

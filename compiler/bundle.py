@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -42,6 +43,8 @@ from redraft.runtime import BIGRAMS_FILE_NAME
 RING_SPARE, RING_STEP = 256, 64
 """A ring has at least this many rows more than a window, and a multiple of this many: see the README of
 `TreeAttention`."""
+CACHE_SHARE, CONTEXT_STEP = 0.25, 1024
+"""The part of the memory that caches may take where --max-len is not given, and the step of contexts then"""
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1}
 
 
@@ -105,6 +108,31 @@ def window_limits(target: Target, config: BundleConfig) -> LimitsInfo:
     if rows >= limits.max_len + limits.max_tree:
         return limits
     return limits.model_copy(update={"window": max(windows), "window_rows": rows})
+
+
+def with_usual_context(config: BundleConfig, target: Target, say: Callable[[str], None]) -> BundleConfig:
+    """The configuration for the target's whole context, or for as much of it as CACHE_SHARE of the memory holds in all
+    slots, which is said. One for a GPU that may not be here stays as it is."""
+    if config.backend.needs_gpu:
+        return config
+    on_gpu = config.backend == TORCH and torch.cuda.is_available()
+    memory = torch.cuda.mem_get_info()[1] if on_gpu else most_bytes()
+    longest = target.config.max_position
+    lengths = [*range(config.limits.max_len, longest, CONTEXT_STEP), longest]
+
+    def of_length(length: int) -> BundleConfig:
+        return config.model_copy(update={"limits": config.limits.model_copy(update={"max_len": length})})
+
+    def bytes_of(length: int) -> int:
+        sized = of_length(length)
+        return cache_bytes(sized.model_copy(update={"limits": window_limits(target, sized)}))
+
+    room = int(memory * CACHE_SHARE)
+    length = lengths[max(bisect_right(lengths, room, key=bytes_of) - 1, 0)]
+    part = "the target's" if length == longest else f"of the target's {longest:,}"
+    cost = f"caches of {config.limits.slots} slots take up to {size(bytes_of(length))} of {size(memory)} of memory"
+    say(f"contexts of {length:,} tokens, {part}: {cost}; --max-len chooses another")
+    return of_length(length)
 
 
 def shard_infos(target: Target, ranks: int) -> tuple[ShardInfo, ...]:

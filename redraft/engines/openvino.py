@@ -215,11 +215,11 @@ def _read_aligned(path: Path) -> np.ndarray:
 
 
 def _allocate_caches(config: BundleConfig, kv_heads: int, head_size: int, rows: list[int]) -> dict[str, np.ndarray]:
-    """Zeros [slots, kv_heads, rows of the layer, head_size] by input name, in memory that is already there: float32 in
-    fp32 bundles, else the uint16 bits of bf16."""
+    """Zeros [slots, kv_heads, rows of the layer, head_size] by input name: float32 in fp32 bundles, else the uint16
+    bits of bf16. The system gives memory as rows are first written: a long context costs what is used of it."""
     dtype = np.float32 if config.precision == "fp32" else np.uint16
     shapes = [(config.limits.slots, kv_heads, count, head_size) for count in rows]
-    return {f"{kind}_cache.{layer}": np.full(shape, 0, dtype) for layer, shape in enumerate(shapes) for kind in "kv"}
+    return {f"{kind}_cache.{layer}": np.zeros(shape, dtype) for layer, shape in enumerate(shapes) for kind in "kv"}
 
 
 def _shared(cache: np.ndarray) -> ov.Tensor:

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from compiler.bundle import attach_features, target_info, unknown_tokens
+from compiler.bundle import attach_features, target_info, unknown_tokens, with_usual_context
+from redraft.bundle.config import LimitsInfo
 from redraft.engines.memory import cache_bytes
-from tests.engines.tiny import VOCAB, tiny_bundle, tiny_drafter_of, tiny_target, write_tokenizer
+from tests.engines.tiny import VOCAB, bundle_config, tiny_bundle, tiny_drafter_of, tiny_of, tiny_target, write_tokenizer
 
 
 def test_a_target_gives_hidden_states_again_after_a_build_of_deeper_features():
@@ -42,3 +43,28 @@ def test_ids_that_the_tokenizer_does_not_know(ids, expected, tmp_path):
     write_tokenizer(tmp_path, {f"t{token}": token for token in ids})
     assert unknown_tokens(tmp_path, target) == expected
     assert target_info(target, expected).unknown_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("layers", "backend", "share", "expected"),
+    [
+        ("qwen3", "openvino", 1.0, 9000),
+        ("qwen3", "openvino", 0.5, 2048 + 2 * 1024),
+        ("qwen3", "openvino", 1e-9, 2048),
+        ("mistral", "openvino", 0.5, 9000),
+        ("qwen3", "tensorrt", 1.0, 2048),
+    ],
+    ids=["whole", "half the memory", "no memory", "windows", "a GPU that is not here"],
+)
+def test_the_usual_context_is_the_targets_as_far_as_memory_goes(layers, backend, share, expected, monkeypatch):
+    """Of windows only the rows of a ring count."""
+    target, said = tiny_of(layers, max_position=9000), list[str]()
+    config = bundle_config(
+        target, {}, LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=64), backend=backend
+    )
+    whole = config.model_copy(update={"limits": config.limits.model_copy(update={"max_len": 9000})})
+    monkeypatch.setattr("compiler.bundle.most_bytes", lambda: int(4 * share * cache_bytes(whole)))
+    assert with_usual_context(config, target, said.append).limits.max_len == expected
+    if backend == "openvino":
+        assert f"contexts of {expected:,} tokens, {'the' if expected == 9000 else 'of the'} target's" in said[0]
+        assert "caches of 16 slots take up to" in said[0]
