@@ -223,13 +223,8 @@ def test_fields_that_triton_must_not_see(guard, fields, status, message):
 
 def test_a_prompt_may_be_long(guard):
     """As token ids too, and a text may hold what a name may not."""
-    assert (
-        post(
-            guard,
-            {"seed": 2**64 - 1, "input_ids": [[2**31 - 1] * 100_000], "text_input": "a\0b", "bad_words": ["a"] * 1024},
-        ).status_code
-        == 200
-    )
+    body = {"seed": 2**64 - 1, "input_ids": [[2**31 - 1] * 50_000], "text_input": "a\0b", "bad_words": ["a"] * 1024}
+    assert post(guard, body).status_code == 200
 
 
 @pytest.mark.parametrize(
