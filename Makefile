@@ -250,10 +250,9 @@ lint: | $(SETUP) ## ruff, format check, mypy
 kernels: | $(SETUP) ## compile the CUDA kernels (no GPU needed): registers, spills, occupancy, instructions; fails beyond limits
 	$(PY) -m redraft.plugins.cuda.compile
 
-docs: | $(SETUP) ## the documentation site, into artifacts/docs; fails on a broken link
-	rm -rf docs/generated artifacts/docs
-	$(PY) -m benchmarks.figures.site --output docs/generated
-	$(PY) -m typer redraft.cli utils docs --name redraft --output docs/generated/cli.md
+docs: | $(SETUP) ## render tables, plots and the command line into docs/, then the site into artifacts/docs; fails on a broken link
+	rm -rf artifacts/docs
+	$(PY) -m benchmarks.figures.site
 	$(PY) -m sphinx -q -E -n -W --keep-going -d artifacts/docs/.doctrees docs artifacts/docs
 	@echo "docs: artifacts/docs/index.html"
 
@@ -261,4 +260,4 @@ wheel: | $(SETUP) ## the run time with its operators compiled, into dist
 	$(PY) -m hatchling build -t wheel -d dist
 
 clean: ## remove what was built (not .venv, not downloads)
-	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run artifacts/tests artifacts/docs docs/generated dist
+	rm -rf artifacts/engines artifacts/plugins artifacts/loadtest artifacts/reports artifacts/run artifacts/tests artifacts/docs dist

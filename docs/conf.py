@@ -1,13 +1,13 @@
 """Sphinx configuration of this documentation; `make docs` builds it into artifacts/docs.
 
 `benchmarks.figures.site` writes tables and plots from docs/results/*.json, and the command line from the typer app,
-into docs/generated first; pages include them.
+into the pages first.
 """
 
 project = "redraft"
 copyright = "the redraft authors, Apache-2.0"
 extensions = ["myst_parser"]
-exclude_patterns = ["generated", "results"]
+exclude_patterns = ["results"]
 nitpicky = True
 
 myst_enable_extensions = ["colon_fence"]

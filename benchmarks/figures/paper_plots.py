@@ -237,7 +237,7 @@ def learning_curves(drafters: Path, path: Path) -> Path:
 
 
 DRAWN: dict[str, Callable[[Load], Figure]] = {
-    "speedups": speedups,
+    "speedup": speedups,
     "categories": categories,
     "load_test": load_test,
     "tensor_parallel": tensor_parallel,
@@ -254,14 +254,14 @@ DRAWN: dict[str, Callable[[Load], Figure]] = {
 
 
 def write(load: Load, drafters: Path, folder: Path) -> list[Path]:
-    """Every plot of the results page, as PNG."""
-    written = [plots.save(draw(load), folder / f"{name}.png") for name, draw in DRAWN.items()]
+    """Every plot of the results page, as SVG."""
+    written = [plots.save(draw(load), folder / f"{name}.svg") for name, draw in DRAWN.items()]
     cells = {(row["method"], row["batch"]): row for row in load("beam_packing_throughput")["cells"]}
     return [
         *written,
-        beam_packing.plot(load("beam_packing")["widths"], folder / "beam_packing.png"),
-        beam_packing_throughput.plot(cells, folder / "beam_packing_throughput.png"),
-        beam_shapes.plot(load("beam_shapes")["drafters"], folder / "beam_shapes.png"),
-        figure1.plot(folder / "rsd_figure1.png"),
-        learning_curves(drafters, folder / "learning_curve.png"),
+        beam_packing.plot(load("beam_packing")["widths"], folder / "beam_packing.svg"),
+        beam_packing_throughput.plot(cells, folder / "beam_packing_throughput.svg"),
+        beam_shapes.plot(load("beam_shapes")["drafters"], folder / "beam_shapes.svg"),
+        figure1.plot(folder / "rsd_figure1.svg"),
+        learning_curves(drafters, folder / "learning_curve.svg"),
     ]

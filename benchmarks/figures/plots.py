@@ -1,4 +1,4 @@
-"""Plots of benchmark figures, written as PNG files."""
+"""Plots of benchmark figures, written as PNG or SVG files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def new_figure(panels: int, width: float = 4.2, height: float = 3.6) -> tuple[Fi
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure, making its folder."""
+    """Write the figure as the kind of file that its name says, making its folder; an SVG without its date."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
 
 

@@ -7,7 +7,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [page for page in PAGES if "generated" not in page.parts]
 MODULE = re.compile(r"python3? -m ((?:benchmarks|redraft|plugins)(?:\.[a-z_0-9]+)+)")
 SCRIPT = re.compile(r"\b((?:build|deploy|tests|benchmarks)/[\w./-]*\w\.(?:py|toml|jsonl|yaml))\b")
 TARGET = re.compile(r"(?:^|`|&& )make ([a-z][a-z-]*)", re.MULTILINE)

@@ -20,7 +20,7 @@ def references(page: Path) -> Iterator[tuple[str, list[str]]]:
     """The repository's paths on a page, each with its names: no code blocks, built folders, or `folder/NAME/`."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).replace("\n", " ")
     for path, names in REFERENCE.findall(text):
-        built = path.startswith(("artifacts/", "docs/generated"))
+        built = path.startswith("artifacts/")
         if path.split("/")[0] in FOLDERS and not built and "/NAME/" not in path:
             yield path, re.findall(r"[\w.]+", names)
 

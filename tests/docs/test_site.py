@@ -1,0 +1,40 @@
+"""What pages show of docs/results and of the command line is what these give, and needs no build to be read."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures.site import BLOCK, fill, reader, render, write_plots
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+AGAIN = "write it anew: python -m benchmarks.figures.site"
+
+
+@pytest.fixture(scope="module")
+def rendered():
+    return render(reader(DOCS / "results"))
+
+
+def test_pages_show_what_the_results_give(rendered):
+    assert [name for name, page in PAGES.items() if fill(page, rendered) != page] == [], AGAIN
+
+
+def test_everything_rendered_is_shown_once(rendered):
+    shown = [name for page in PAGES.values() for _, name, _ in BLOCK.findall(page)]
+    assert sorted(shown) == sorted(rendered)
+
+
+def test_plots_are_drawn_from_the_results(tmp_path):
+    plots = write_plots(reader(DOCS / "results"), ROOT / "drafters", tmp_path)
+    assert len(plots) > 10
+    others = [plot.name for plot in plots if plot.read_bytes() != (DOCS / "pictures" / plot.name).read_bytes()]
+    assert others == [], AGAIN
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_its_pictures_on_a_git_host(page):
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", PAGES[page])
+    assert not [picture for picture in pictures if not (DOCS / page).parent.joinpath(picture).exists()]
