@@ -38,3 +38,9 @@ def test_plots_are_drawn_from_the_results(tmp_path):
 def test_a_page_shows_its_pictures_on_a_git_host(page):
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", PAGES[page])
     assert not [picture for picture in pictures if not (DOCS / page).parent.joinpath(picture).exists()]
+
+
+def test_the_first_page_names_every_page():
+    links = re.findall(r"\]\(([^)#]+\.md)\)", PAGES["index.md"])
+    developers = {page for page in PAGES if page.startswith("developers/")}  # which their own index names
+    assert set(PAGES) - set(links) - developers <= {"index.md", "notebook.md"}
