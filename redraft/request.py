@@ -320,10 +320,10 @@ class DraftTree:
     """Estimated log-probability that a node is accepted; of random draws, that it was drawn. 0 for the root."""
     origins: list[Origin]
     path: list[int]
-    """The accepted nodes, the root first."""
+    """The accepted nodes, the root first, and an end token among them."""
     gained: list[int]
-    """The tokens that the step added to the answer: those of the path below the root, then one of the target's own
-    choice unless the text ended before it."""
+    """The tokens that the step added to the answer: those of the path below the root but for an end token, then one of
+    the target's own choice unless the text ended before it."""
 
 
 @dataclass

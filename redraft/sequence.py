@@ -367,7 +367,8 @@ class Sequence:
             taken += 1
         if self.proposals is not None and self._output.draft_trees is not None:
             gained = verdict.tokens[: self.stats.output_tokens - before]
-            origins, path = self.proposals.take(nodes), verdict.path[: len(gained) + 1]
+            # An end token that was drafted is accepted too, though the answer does not have it.
+            origins, path = self.proposals.take(nodes), verdict.path[: taken + 1]
             tokens, parents, scores = (list(column) for column in zip(*nodes, strict=True))
             self._output.draft_trees.append(DraftTree(tokens, parents, scores, origins, path, gained))
         self.generated += verdict.tokens[:taken]

@@ -145,10 +145,19 @@ def write_native_bundle(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 111, "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 64}
-    config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=1024)
+    config = LlamaConfig(
+        vocab_size=111,
+        hidden_size=128,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=1024,
+        dtype="bfloat16",
+    )
     with tempfile.TemporaryDirectory() as scratch:
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(scratch)
+        LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(scratch)
         Tokenizer(WordLevel({f"t{i}": i for i in range(111)}, unk_token="t0")).save(f"{scratch}/tokenizer.json")
         build = [sys.executable, "build/build_engines.py", "--backend", "tensorrt_rtx", "--model", scratch]
         done = subprocess.run([*build, *NATIVE_LIMITS.split(), "--output", str(folder)], cwd=ROOT)

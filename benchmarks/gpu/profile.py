@@ -43,10 +43,9 @@ def kernels_of(steps: TargetSteps, batch: int, rows: int, replays: int) -> dict[
             spent[event.name].append(event.self_cpu_time_total)
     kernels = [
         {"kernel": name, "calls": len(times) / replays, "microseconds": sum(times) / replays}
-        for name, times in spent.items()
+        for name, times in sorted(spent.items(), key=lambda entry: -sum(entry[1]))
     ]
-    kernels.sort(key=lambda kernel: -float(kernel["microseconds"]))
-    total = sum(float(kernel["microseconds"]) for kernel in kernels)
+    total = sum(sum(times) for times in spent.values()) / replays
     return {"batch": batch, "rows": rows, "milliseconds": step_ms, "kernel_microseconds": total, "kernels": kernels}
 
 

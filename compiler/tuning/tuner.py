@@ -118,10 +118,8 @@ class Tuner:
 
     def _measurements(self) -> Iterator[tuple[bool, str, Measure]]:
         """All measurements, the most valuable first: whether it is required, what it is, and how it is made."""
-        first, last, *others = self._counts if len(self._counts) > 1 else (*self._counts, None)
-        yield True, f"step times of {first} running", self._steps(first, FIRST_ROUNDS)
-        if last:
-            yield True, f"step times of {last} running", self._steps(last, FIRST_ROUNDS)
+        for n in self._counts[:2]:
+            yield True, f"step times of {n} running", self._steps(n, FIRST_ROUNDS)
         if self._fits:
             yield from ((False, f"scores at {_key(t)}", self._fit(t)) for t in self._temperatures if t)
         for place, batch in enumerate(self._batches):
@@ -130,7 +128,9 @@ class Tuner:
                 what = f"acceptance of {self._shapes[0]} at {_key(temperature)}, {part}"
                 yield place == 0, what, self._acceptance(self._shapes[0], temperature, batch)
             if place == 0:
-                yield from ((False, f"step times of {n} running", self._steps(n, FIRST_ROUNDS)) for n in others)
+                yield from (
+                    (False, f"step times of {n} running", self._steps(n, FIRST_ROUNDS)) for n in self._counts[2:]
+                )
         for _ in range(FIRST_ROUNDS, self._rounds):
             yield from ((False, f"step times of {n} running again", self._steps(n, 1)) for n in self._counts)
         for shape in self._shapes[1:]:

@@ -21,6 +21,8 @@ const by = (id) => document.getElementById(id);
 const messages = [];
 let runs = 0;
 let running = null; // the AbortController of the request that runs
+let comparing = false; // whether that request is the plain decoding of one that ended
+let compared = false; // whether an answer of this visit has been compared
 let view = noAnswer(); // the answer whose steps are shown
 let replaying = null;
 
@@ -54,8 +56,9 @@ function headers() {
 async function refuse(response) {
   if (response.status === 401) by("key-field").hidden = false;
   const body = await response.json().catch(() => null);
-  const remedy = response.status === 400 && messages.length > 1 ? ". “New chat” begins without what was said" : "";
-  throw new Error((body?.error?.message ?? `the server answered ${response.status}`) + remedy);
+  const error = new Error(body?.error?.message ?? `the server answered ${response.status}`);
+  error.full = body?.error?.code === "context_length_exceeded";
+  throw error;
 }
 
 /* The server */
@@ -140,7 +143,8 @@ function addStep(answer, tree) {
 function addColumn(place) {
   const { kinds } = view.steps[place];
   const label = `step ${place}: ${kinds.length} token${kinds.length === 1 ? "" : "s"}`;
-  const column = make("button", { type: "button", "aria-label": label, title: label });
+  // No tab stop: there are hundreds, and the arrow keys reach every step from the tree.
+  const column = make("button", { type: "button", "aria-label": label, title: label, tabindex: -1 });
   column.append(...kinds.map((kind) => make("i", { class: kind })));
   column.addEventListener("click", () => select(view, place));
   by("timeline").append(column);
@@ -248,10 +252,8 @@ function drawTree(shown) {
   const svg = draw("svg", {
     viewBox: `0 0 ${size.width} ${size.height}`, role: "img", "aria-label": `draft tree of ${shown.nodes.length - 1} guesses`,
   });
-  const room = by("tree").clientWidth - 30;
-  const scale = Math.min(1, Math.max(0.62, room / size.width));
-  svg.setAttribute("width", scale * size.width);
-  svg.setAttribute("height", scale * size.height);
+  svg.setAttribute("width", size.width); // never smaller, so that its words stay readable: the tree scrolls
+  svg.setAttribute("height", size.height);
   const edges = draw("g");
   const shapes = draw("g");
   nodes.forEach((node, at) => {
@@ -342,6 +344,7 @@ function rateOf(metrics, tokens) {
 
 async function send(text) {
   by("welcome").hidden = true;
+  let full = false;
   messages.push({ role: "user", content: text });
   const answer = { ...noAnswer(), content: "" };
   answer.text = make("div", { class: "text running" });
@@ -370,7 +373,14 @@ async function send(text) {
       if (view === answer && answer.follow && choice?.draft_trees) show(answer.steps.length - 1);
       scrollDown();
     }
-  });
+  }, (error) => (full = error.full && messages.length > 1));
+  if (full) { // what was said before leaves no room: the question begins another chat
+    by("messages").lastElementChild.remove();
+    by("messages").lastElementChild.remove();
+    messages.length = 0;
+    by("messages").append(make("div", { class: "muted break", text: "The chat had filled the model's context. A new one begins here." }));
+    return send(text);
+  }
   answer.text.classList.remove("running");
   if (answer.content) messages.push({ role: "assistant", content: answer.content });
   else messages.pop(), (by("prompt").value ||= text); // refused, or stopped before it began: not part of the chat
@@ -388,22 +398,22 @@ function addNotes(card, { finish, usage }) {
   card.append(...notes.map((text) => make("div", { class: "muted", text })));
 }
 
-/** Run one request at a time; what goes wrong is said below its answer. */
-async function ask(card, work) {
+/** Run one request at a time; what goes wrong is said below its answer, unless `mended` says that it is dealt with. */
+async function ask(card, work, mended = () => false) {
   const mine = (running = new AbortController());
   const number = ++runs;
   setRunning();
   try {
     await work(mine.signal);
   } catch (error) {
-    if (error.name !== "AbortError") card.append(make("p", { class: "error", text: error.message }));
+    if (error.name !== "AbortError" && !mended(error)) card.append(make("p", { class: "error", text: error.message }));
   }
   if (number === runs) running = null;
   setRunning();
 }
 
 function setRunning() {
-  by("send").textContent = running ? "Stop" : "Send";
+  by("send").textContent = running && !comparing ? "Stop" : "Send";
   document.querySelectorAll(".compare > button").forEach((button) => (button.disabled = Boolean(running)));
   by("new").disabled = Boolean(running);
 }
@@ -421,9 +431,11 @@ function addComparison(card, answer) {
   button.addEventListener("click", () => compare(card, box, answer));
   box.append(button);
   card.append(box);
+  if (!compared && !by("prompt").value.trim()) compare(card, box, answer); // who types has another question
 }
 
 async function compare(card, box, answer) {
+  [comparing, compared] = [true, true];
   const plain = make("div", { class: "row" });
   const drafted = make("div", { class: "row with" });
   const verdict = make("div", { class: "verdict" });
@@ -457,6 +469,8 @@ async function compare(card, box, answer) {
       box.append(make("details", {}, make("summary", { text: "Text of plain decoding" }), make("p", { text: content })));
     }
   });
+  comparing = false;
+  setRunning();
   if (!verdict.childElementCount) addComparison(card, answer), box.remove();
   scrollDown();
 }
@@ -473,18 +487,25 @@ function bar(row, label, rate, most) {
 
 /* Controls */
 
+/** Send a question; a comparison that runs gives way to it. */
+function askNext(text) {
+  running?.abort();
+  comparing = false;
+  send(text);
+}
+
 by("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (running) return running.abort();
+  if (running && !comparing) return running.abort();
   const text = by("prompt").value.trim();
   if (!text) return;
   by("prompt").value = "";
-  send(text);
+  askNext(text);
 });
 by("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
-    if (!running) by("composer").requestSubmit();
+    if (!running || comparing) by("composer").requestSubmit();
   }
 });
 by("settings").addEventListener("submit", (event) => event.preventDefault());
@@ -510,7 +531,7 @@ function showFailure(error) {
 
 by("examples").append(...EXAMPLES.map((text) => {
   const button = make("button", { type: "button", text });
-  button.addEventListener("click", () => !running && send(text));
+  button.addEventListener("click", () => (!running || comparing) && askNext(text));
   return button;
 }));
 drawLegend();

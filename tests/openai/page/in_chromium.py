@@ -1,8 +1,9 @@
 """The live page in a headless Chromium, by hand: `python -m tests.openai.page.in_chromium URL FOLDER`.
 
-Asks a question, waits for the answer and for plain decoding of it, asks another one, and one whose answer is cut.
-Fails where the page logs an error, the answer has no drafted tokens, nothing of the first question is reused, or the
-cut is not said. Writes pictures of the page, light, dark and narrow, into FOLDER;
+Asks a question, waits for the answer and for plain decoding of it, which runs by itself, asks another one, and one
+whose answer is cut, then fills the context. Fails where the page logs an error, the answer has no drafted tokens,
+nothing of the first question is reused, the cut is not said, no new chat begins by itself, a label is smaller than 11
+px or there are more than 12 tab stops. Writes pictures of the page, light, dark and narrow, into FOLDER;
 `answered.png` is the one in the documentation. Needs Debian's `chromium`.
 """
 
@@ -25,6 +26,23 @@ LONGEST_STEP = """
 [...document.querySelectorAll('#timeline button')]
   .reduce((a, b) => (b.children.length > a.children.length ? b : a)).click()
 """
+
+
+SMALLEST_LABEL = """
+Math.min(...[...document.querySelectorAll('#tree text, dt, .legend li, .muted')].map((label) => {
+  const drawn = label.ownerSVGElement;
+  const scale = drawn ? drawn.getBoundingClientRect().width / drawn.viewBox.baseVal.width : 1;
+  return scale * parseFloat(getComputedStyle(label).fontSize);
+}))
+"""
+TAB_STOPS = """
+[...document.querySelectorAll('button:enabled, input, select, textarea, [tabindex]')]
+  .filter((element) => element.tabIndex >= 0 && element.offsetParent).length
+"""
+IDLE = "document.querySelector('#send').textContent === 'Send'"
+MOST_TOKENS = 8
+LONG = 0.6
+"""A question's share of the context: two of them do not fit it."""
 
 
 class Chromium:
@@ -105,11 +123,11 @@ def main(url: str, folder: Path) -> None:
             page.ask(QUESTION)
             page.wait("document.querySelectorAll('#timeline button').length > 4")
             page.picture(folder / "running.png", 1440, 900)
-            page.wait("document.querySelector('.compare > button:enabled')")
+            page.wait("document.querySelector('.verdict > *')")
             page.run(LONGEST_STEP)
             page.picture(folder / "answered.png", 1440, 900)
-            page.run("document.querySelector('.compare > button').click()")
-            page.wait("document.querySelector('.verdict > *')")
+            assert page.run(SMALLEST_LABEL) > 10.9
+            assert page.run(TAB_STOPS) <= 12
             print(page.run("document.querySelector('.compare').innerText"))
             print(page.run("document.querySelector('.figures').innerText").replace("\n", " "))
             assert page.run("document.querySelectorAll('.text .drafter, .text .both, .text .ngrams').length") > 0
@@ -129,6 +147,15 @@ def main(url: str, folder: Path) -> None:
             page.run("document.querySelector('#most').value = 3")
             page.ask(QUESTION)
             page.wait("document.querySelector('.answer:last-child').innerText.includes('cut after 3 tokens')")
+            page.run(f"document.querySelector('#most').value = {MOST_TOKENS}")
+            question = "word " * int(LONG * int(page.run("document.querySelector('#most').max")))
+            page.ask(question)
+            page.wait(IDLE)
+            page.ask(question)
+            page.wait("document.querySelector('.break')")
+            page.wait(IDLE)
+            assert not page.run("document.querySelector('.error')")
+            page.picture(folder / "began_anew.png", 1440, 900)
             page.run("document.querySelector('#new').click()")
             assert page.run("document.querySelectorAll('#timeline button, #tree svg, .text').length") == 0
             page.picture(folder / "new_chat.png", 1440, 900)
