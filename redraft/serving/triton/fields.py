@@ -54,7 +54,7 @@ NUM_TOKENS = ("return_num_input_tokens", "return_num_output_tokens")
 PERF_METRICS = "return_perf_metrics"
 STOP = "stop"
 _REFUSED = ("return_context_logits", "return_generation_logits")
-_MUST_BE_ONE = {"beam_width", "num_return_sequences"}
+_ONE_SEQUENCE = dict.fromkeys(("beam_width", "num_return_sequences"), "one sequence per request")
 _SEQUENCE_PARAMETERS = {"sequence_id", "sequence_start", "sequence_end"}
 _TRITON_PARAMETERS = {"id", "priority", "timeout", "binary_data_output"} | _SEQUENCE_PARAMETERS
 _CLIENT_PARAMETERS = {"Streaming", "accumulate_tokens"}
@@ -70,11 +70,13 @@ class Contract:
     names mean one field, a request may use any of them.
 
     `flags` say what a response holds, or that the request stops another one: the model answers them itself. What is
-    `without_effect` concerns beam search or encoders, and is accepted.
+    `without_effect` concerns beam search, encoders or a top-p that changes, and is accepted. Fields that `must_be_one`
+    have the reason.
     """
 
     required: tuple[str, ...]
     fields: Mapping[str, str]
+    must_be_one: Mapping[str, str]
     flags: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
 
@@ -103,9 +105,9 @@ class Contract:
             tensors = _cut(tensors)
         values: dict[str, tuple[str, Any]] = {}
         for name, tensor in tensors.items():
-            if name in _MUST_BE_ONE:
+            if reason := self.must_be_one.get(name):
                 if (value := _scalar(name, tensor)) != 1:
-                    raise InvalidRequest(f"{name}: expected 1 (one sequence per request), got {value}")
+                    raise InvalidRequest(f"{name}: expected 1 ({reason}), got {shown(value)}")
             elif name in _REFUSED:
                 if value := _scalar(name, tensor):
                     raise InvalidRequest(f"{name}: logits are not returned: expected none, got {shown(value)}")
@@ -156,7 +158,7 @@ class Contract:
         expected = _TRITON_PARAMETERS | _CLIENT_PARAMETERS
         unknown = [name for name in given if name not in expected and not name.startswith("triton_")]
         if unknown:
-            known = ", ".join(sorted({*self.fields, *self.flags, *_MUST_BE_ONE, *self.without_effect}))
+            known = ", ".join(sorted({*self.fields, *self.flags, *self.must_be_one, *self.without_effect}))
             named = ", ".join(shown(name) for name in sorted(unknown)[:_MOST_NAMED])
             more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
             raise InvalidRequest(f"unknown field {named}{more}: expected some of {known}")
@@ -190,8 +192,9 @@ ENSEMBLE = Contract(
         "stop_words": "stop_words",
         "bad_words": "bad_words",
     },
+    _ONE_SEQUENCE,
     (*NUM_TOKENS, PERF_METRICS),
-    ("length_penalty",),
+    ("length_penalty", "decoder_text_input"),
 )
 TENSORRT_LLM = Contract(
     ("input_ids", "request_output_len"),
@@ -205,8 +208,12 @@ TENSORRT_LLM = Contract(
         "stop_words_list": "stop_word_ids",
         "bad_words_list": "bad_word_ids",
     },
+    _ONE_SEQUENCE | {"runtime_top_p_decay": "top-p stays the same"},
     (*NUM_TOKENS, PERF_METRICS, STOP),
-    ("len_penalty", "early_stopping", "decoder_input_ids", "decoder_input_lengths"),
+    (
+        *("len_penalty", "early_stopping", "beam_search_diversity_rate", "decoder_input_ids", "decoder_input_lengths"),
+        *("runtime_top_p_min", "runtime_top_p_reset_ids"),
+    ),
 )
 PREPROCESSING = Contract(
     ("QUERY", "REQUEST_OUTPUT_LEN"),
@@ -218,6 +225,7 @@ PREPROCESSING = Contract(
         "END_ID": "end_id",
         "PAD_ID": "pad_id",
     },
+    _ONE_SEQUENCE,
     without_effect=("DECODER_QUERY",),
 )
 

@@ -1,12 +1,14 @@
 """Client fields to protocol: names, values and messages in the client's terms."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from redraft.request import Guide, InvalidRequest, PromptLimits
 from redraft.serving.triton.fields import ENSEMBLE, TENSORRT_LLM
+from redraft.serving.tritonserver import REPOSITORY
 
 
 def text(*words: str) -> np.ndarray:
@@ -113,6 +115,26 @@ def test_what_is_not_supported_is_accepted_where_it_is_not_asked_for():
     unwanted |= {name: text("") for name in ("guided_decoding_guide_type", "guided_decoding_guide")}
     parameters = json.dumps({"accumulate_tokens": True, "id": 7, "Streaming": True})
     assert ENSEMBLE.parse("r", ensemble(**unwanted), parameters) == ENSEMBLE.parse("r", ensemble())
+
+
+def test_a_top_p_that_decays_is_accepted_where_it_stays_the_same():
+    needed = {"input_ids": ints(5), "request_output_len": ints(3)}
+    others = {"beam_search_diversity_rate": floats(0), "len_penalty": floats(1), "early_stopping": flag(False)}
+    stays = {"runtime_top_p_min": floats(1e-6), "runtime_top_p_reset_ids": ints(-1), "runtime_top_p_decay": floats(1)}
+    assert TENSORRT_LLM.parse("r", needed | others | stays) == TENSORRT_LLM.parse("r", needed)
+    with pytest.raises(InvalidRequest, match=r"^runtime_top_p_decay: expected 1 \(top-p stays the same\), got 0.5$"):
+        TENSORRT_LLM.parse("r", needed | {"runtime_top_p_decay": floats(0.5)})
+    assert ENSEMBLE.parse("r", ensemble(decoder_text_input=text(""))) == ENSEMBLE.parse("r", ensemble())
+
+
+@pytest.mark.parametrize("contract", [ENSEMBLE, TENSORRT_LLM])
+def test_a_models_inputs_are_those_that_its_contract_reads(contract):
+    name = "ensemble" if contract is ENSEMBLE else "tensorrt_llm"
+    config = (REPOSITORY / name / "config.pbtxt").read_text().partition("output [")[0]
+    inputs = set(re.findall(r'name: "(\w+)" data_type', config)) - {"input_lengths"}
+    logits = {"return_context_logits", "return_generation_logits"}
+    known = {*contract.fields, *contract.must_be_one, *contract.flags, *contract.without_effect}
+    assert inputs == known | logits
 
 
 def test_a_timeout_comes_with_the_request_or_among_its_parameters():
