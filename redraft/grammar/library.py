@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Collection, Iterator
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from redraft.grammar.json_schema import enforced_schema, parsed_schema, schema_rules
 from redraft.request import Guide
@@ -18,6 +19,7 @@ _OF_A_SCHEMA = re.compile(r"at (?P<line>\d+)\(\d+\): failed to compile JSON sche
 _EXCERPT = re.compile(r" *(?P<line>\d+) \| (?P<rule>\w*)| *\^ *$")
 ASCII_CLASSES = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 """Classes of a regex, of ASCII's digits and letters as in the `pattern` of a schema. The library means Unicode's."""
+_GBNF_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([][])|.)", re.DOTALL)
 MOST_FORCED = 1000
 """Characters of a forced text that are encoded at once: more than any token has."""
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
@@ -99,14 +101,26 @@ def _guided_text(guide: Guide) -> str:
 
 def _lark(text: str) -> str:
     """A grammar of Lark's or GBNF's form in Lark's."""
+    if is_lark_syntax(text):
+        return text
     try:
-        return any_to_lark(text)
+        return gbnf_to_lark(_GBNF_ESCAPE.sub(_converted_escape, text))
     except IndexError:
         raise ValueError("it ends within an escape") from None
     except RecursionError:
         raise
     except Exception as error:  # the library raises these of no kind of their own
         raise ValueError(f"it is no GBNF: {error}") from None
+
+
+def _converted_escape(escape: re.Match[str]) -> str:
+    """An escape of GBNF that the library's converter keeps: it strips zeros from code points, and leaves escaped
+    brackets in texts, where Lark has none."""
+    short, long, bracket = escape.groups()
+    code = ord(bracket) if bracket else int(short or long or "D800", 16)
+    if code > sys.maxunicode or 0xD800 <= code < 0xE000:  # no character, or another escape
+        return escape[0]
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)
 
 
 def _with_ascii_classes(regex: str) -> str:

@@ -54,6 +54,30 @@ def test_an_escaped_backslash_is_no_class():
         accepts(Guide(kind="regex", text="a\\"), "a")
 
 
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (r'"\u0041"', "A"),
+        (r'"\u00e9\U0001F600\u4e00"', "é😀一"),
+        (r'"\u0022\u005c\u000a\u0000"', '"\\\n\0'),
+        (r'"\[\]"', "[]"),
+        (r"[\u0041-\u005A]+", "AZ"),
+        (r"[\u005b-\u005d]+", "[\\]"),
+        (r"[\U0001F600-\U0001F64F]", "😀"),
+        (r'"\\u0041\\["', r"\u0041\["),
+        (r'"a" # \u000a is a line feed', "a"),
+    ],
+)
+def test_escapes_of_gbnf_are_their_characters(rule, text):
+    assert accepts(Guide(kind="grammar", text=f"root ::= {rule}"), text)
+
+
+@pytest.mark.parametrize("escape", [r"\ud83d", r"\U00110000", r"\u04", r"\q"])
+def test_an_escape_of_gbnf_that_is_no_character_is_refused(escape):
+    with pytest.raises(ValueError, match="no GBNF|lexer error|hex escape"):
+        accepts(Guide(kind="grammar", text=f'root ::= "{escape}"'), "a")
+
+
 WORDS = "the quick brown fox jumps over the lazy dog and so on"
 
 
