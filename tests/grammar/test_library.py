@@ -74,7 +74,7 @@ def test_escapes_of_gbnf_are_their_characters(rule, text):
 
 @pytest.mark.parametrize("escape", [r"\ud83d", r"\U00110000", r"\u04", r"\q"])
 def test_an_escape_of_gbnf_that_is_no_character_is_refused(escape):
-    with pytest.raises(ValueError, match="no GBNF|lexer error|hex escape"):
+    with pytest.raises(ValueError, match=r"no GBNF|lexer error|hex escape"):
         accepts(Guide(kind="grammar", text=f'root ::= "{escape}"'), "a")
 
 
