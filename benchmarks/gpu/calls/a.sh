@@ -4,8 +4,8 @@ CALL=a; source "$(dirname "$0")/lib.sh"
 
 row machine 10 bash -c 'nvidia-smi -L; uname -r; python3 -m pip list 2>/dev/null | grep -iE "^(torch|triton|transformers|numpy) "'
 row install 30 python3 -m pip install -q --no-index --no-deps --no-compile --target "$SCRATCH/site" --upgrade .kit/common/*.whl
-[ "$DEVICE" = cpu ] || row kernels 5 bash -c 'mkdir -p plugins/compiled && cp .kit/common/*.ptx plugins/compiled/'
-row keep 5 cp -r "$KIT" "$SCRATCH/"
+use_kernels .kit/common
+row keep 5 cp -r "$KIT" .kit/common "$SCRATCH/"
 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 row tests 75 python3 -m pytest -m gpu -q -x -p no:cacheprovider ||
   { end; exit 1; }  # nothing below is worth its time: read the failure, mend it, and call again
 python_row checks 30 redraft.plugins.cuda.check_on_gpu --check-only --small

@@ -6,6 +6,7 @@ CALL=b; source "$(dirname "$0")/lib.sh"
 RTX=$SCRATCH/$(cd "$KIT" && ls tensorrt_rtx*_libs*.part2 2>/dev/null | head -n 1 | sed 's/\.part2$//')
 join "$RTX" "$SCRATCH/a/$(basename "$RTX").part1" "$KIT/$(basename "$RTX").part2"
 row install 20 python3 -m pip install -q --no-index --no-deps --no-compile --target "$SCRATCH/site" --upgrade "$RTX" "$SCRATCH"/a/*.whl
+use_kernels "$SCRATCH/common"
 python_row rtx_smoke 30 benchmarks.gpu.rtx_smoke "$KIT/smoke.engine"
 python_row rtx_engines 40 benchmarks.gpu.engines "$KIT/native" --repeats 10
 TINY="--shape tiny --streams 2 --prompt 40 --tokens 8 --nodes 3"

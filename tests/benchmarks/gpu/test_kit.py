@@ -61,6 +61,18 @@ def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, mon
     assert tried >= 3
 
 
+@pytest.mark.parametrize("call", kit.TRAVELS)
+def test_every_call_loads_the_kernels_of_the_kit(call, tmp_path):
+    """Those that a call before it copied into the tree may be gone: the tree is sent anew."""
+    listed = run_call(call, tmp_path, DRY="1", DEVICE="cuda").stdout.splitlines()
+    copied = [number for number, line in enumerate(listed) if "common'/*.ptx plugins/compiled/" in line]
+    first = min(number for number, line in enumerate(listed) if line.startswith("python3") and "-m pip" not in line)
+    assert len(copied) == 1
+    assert copied[0] < first
+    kept = any(line.startswith("cp -r") and ".kit/common" in line for line in listed)
+    assert kept is (kit.COMMON in kit.TRAVELS[call])
+
+
 def test_no_more_results_than_travel_back():
     """Eight files of a call come back where transfers are bounded: its log, and a JSON file of each script."""
     for call in kit.TRAVELS:
