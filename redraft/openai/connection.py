@@ -6,7 +6,8 @@ import asyncio
 
 import httptools
 from pydantic_core import to_json
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from redraft.openai.errors import ApiError
 from redraft.serving.guard.limits import MAX_CHUNKS, MAX_HEADERS, UNREAD_S
@@ -27,6 +28,8 @@ class Connection(HttpToolsProtocol):
     has none.
     """
 
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the last one that was sent, which may wait for it."""
     _unread: asyncio.TimerHandle | None = None
     _head_bytes = 0
     """Bytes since a part of a body, or the end of a request."""
@@ -78,6 +81,10 @@ class Connection(HttpToolsProtocol):
     def _offers_upgrade(self) -> bool:
         return self.parser.should_upgrade() and self.parser.get_method() != CONNECT
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._fields = self._chunks = 0
@@ -114,7 +121,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """End the connection, with an answer where none has begun."""
         self.logger.warning("refused: %s", error)
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if self._running is None or self._running.response_complete or not self._running.response_started:
             body = to_json(error.body)
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
@@ -130,6 +137,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # uvicorn says it to the last request only
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def _close_at(self, time: float) -> None:

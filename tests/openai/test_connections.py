@@ -249,6 +249,30 @@ def test_a_client_that_goes_away_ends_its_requests(slow_server, body):
     wait_until(lambda: slow_server.metric("redraft_openai_sequences_running") == 0)
 
 
+def test_a_client_that_goes_away_ends_the_first_of_requests_sent_at_once(slow_server):
+    before = totals(slow_server)
+    body = json.dumps(LONG | {"stream": True}).encode()
+    sent = HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    with socket.create_connection(("127.0.0.1", slow_server.port), timeout=30) as connection:
+        connection.sendall(2 * sent)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+    wait_until(lambda: totals(slow_server)["running"] == 0)
+    assert totals(slow_server)["output_tokens"] - before["output_tokens"] < 150
+
+
+def test_a_malformed_request_does_not_answer_within_the_answer_before_it(slow_server):
+    body = json.dumps(LONG | {"stream": True}).encode()
+    sent = HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    with socket.create_connection(("127.0.0.1", slow_server.port), timeout=30) as connection:
+        connection.sendall(sent)
+        said = connection.recv(65536)
+        connection.sendall(CHUNKED + b"\r\nzz\r\n")
+        while piece := connection.recv(65536):
+            said += piece
+    assert said.count(b"HTTP/1.1 ") == 1
+    wait_until(lambda: totals(slow_server)["running"] == 0)
+
+
 def test_one_that_ends_of_n_leaves_the_others(slow_server):
     body = HELLO | {"n": 2, "max_tokens": 8, "ignore_eos": True}
     answer = slow_server.post(CHAT, body).json()
