@@ -61,6 +61,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields by which models of some families compute otherwise, and the values, beside null, that change nothing. A family
 that has one of them lists it in `Family.reads`."""
+HEAD_NORMS = ("qk_layernorm", "use_qk_norm", "qk_norm")
+"""Those that families whose heads always have norms read: Qwen3-Coder's files say `use_qk_norm`"""
 ROPE_FIELDS = {
     *("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "partial_rotary_factor"),
     *("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate", "mscale"),
@@ -121,12 +123,16 @@ def end_ids(value: object) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def refuse_unread(raw: Mapping[str, Any], reads: Iterable[str]) -> None:
-    """Raise UnsupportedModelError for a field that changes what a model computes, in a family that does not have it."""
+def without_unread(raw: Mapping[str, Any], reads: Iterable[str]) -> dict[str, Any]:
+    """The configuration without fields that change nothing in a family that does not have them. Raises
+    UnsupportedModelError for one that changes what a model computes."""
+    unread = NEUTRAL.keys() - set(reads)
     for name, neutral in NEUTRAL.items():
-        if (value := raw.get(name)) is not None and name not in reads and value not in neutral:
+        if (value := raw.get(name)) is not None and name in unread and value not in neutral:
             expected = " or ".join(map(str, (*neutral, None))).replace("None", "none")
             raise UnsupportedModelError(f"{name} {shown(value)}, expected {expected}")
-    kinds = raw.get("layer_types") or ()
-    if "layer_types" not in reads and (others := [kind for kind in kinds if kind != "full_attention"]):
+    kinds = raw.get("layer_types")
+    kinds = kinds if isinstance(kinds, list) and "layer_types" not in reads else []
+    if others := [kind for kind in kinds if kind != "full_attention"]:
         raise UnsupportedModelError(f"layer_types with {shown(others[0])}, expected only 'full_attention'")
+    return {name: value for name, value in raw.items() if name not in unread}

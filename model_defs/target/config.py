@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model_defs.files import read_json
-from model_defs.target.bounds import check_fields, end_ids, refuse_unread, without_nulls
+from model_defs.target.bounds import check_fields, end_ids, without_nulls, without_unread
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import Attention, Experts, Family
 from model_defs.target.families.registry import SUPPORTED, family_of
@@ -128,8 +128,8 @@ class TargetConfig:
     @classmethod
     def _of_family(cls, family: Family, raw: dict[str, Any]) -> TargetConfig:
         raw = without_nulls(raw)
+        raw = without_unread(raw, family.reads)
         check_fields(raw)
-        refuse_unread(raw, family.reads)
         raw = family.usual_terms(raw)
         check_fields(raw)
         rope = RopeConfig.from_hf(raw)

@@ -112,7 +112,7 @@ class RopeConfig:
         if scaling and any(scaling.get(TYPE if name == "type" else name) != value for name, value in older.items()):
             raise UnsupportedModelError("rope_scaling beside other rope_parameters, expected one of them")
         scaling = scaling or older
-        if unknown := sorted({*scaling, *older} - ROPE_FIELDS):
+        if unknown := sorted(name for name in scaling.keys() - ROPE_FIELDS if scaling[name] is not None):
             raise UnsupportedModelError(f"RoPE parameter {unknown[0]!r}, which is not read")
         kind = scaling.get(TYPE) or scaling.get("type") or "default"
         if kind not in TYPES:

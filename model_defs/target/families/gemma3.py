@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from model_defs.target.bounds import HEAD_NORMS
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import (
     Attention,
@@ -110,6 +111,6 @@ def gguf_config(field: GgufField) -> HFConfig:
 GGUF = Gguf("gemma3", norm_offset=1.0, own_config=gguf_config)
 READS = (
     *("layer_types", "sliding_window_pattern", "query_pre_attn_scalar", "hidden_activation"),
-    *("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", *HEAD_NORMS),
 )
 GEMMA3 = Family("gemma3_text", "Gemma 3 (text)", own_fields, weights, usual_terms, GGUF, READS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from model_defs.target.bounds import HEAD_NORMS
 from model_defs.target.families.base import Family, Gguf, HFConfig, expect_silu, refuse_biases
 from model_defs.target.families.qwen2 import sliding_layers
 
@@ -18,4 +19,5 @@ def usual_terms(raw: HFConfig) -> HFConfig:
     return {"head_dim": 128} | raw
 
 
-QWEN3 = Family("qwen3", "Qwen3", own_fields, usual_terms=usual_terms, gguf=Gguf("qwen3"), reads=("layer_types",))
+READS = ("layer_types", *HEAD_NORMS)
+QWEN3 = Family("qwen3", "Qwen3", own_fields, usual_terms=usual_terms, gguf=Gguf("qwen3"), reads=READS)

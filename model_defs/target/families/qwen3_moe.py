@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from model_defs.target.bounds import HEAD_NORMS
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.base import (
     Experts,
@@ -53,5 +54,5 @@ def gguf_config(field: GgufField) -> HFConfig:
 
 
 GGUF = Gguf("qwen3moe", own_config=gguf_config)
-READS = ("num_experts", "num_local_experts")
+READS = ("num_experts", "num_local_experts", *HEAD_NORMS)
 QWEN3_MOE = Family("qwen3_moe", "Qwen3-MoE", own_fields, weights, gguf=GGUF, reads=READS)

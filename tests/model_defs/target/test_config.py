@@ -285,8 +285,23 @@ def test_a_field_of_another_familys_computation_is_refused_by_name(family, field
     TargetConfig.from_hf({**raw, field: None})
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gemma3_text"])
+def test_heads_that_always_have_norms_may_be_said_to(family):
+    """As Qwen3-Coder's files do, which transformers does not read."""
+    raw = CONFIG_MAPPING[family]().to_dict()
+    coder = {"use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0, "max_window_layers": 28}
+    assert TargetConfig.from_hf(raw | coder).qk_norm
+
+
+def test_a_dense_model_may_say_that_it_has_no_experts():
+    assert TargetConfig.from_hf({**LLAMA, "num_experts": 0, "num_local_experts": 0, "no_rope_layer_interval": 0})
+    with pytest.raises(ValueError, match="num_experts is 0, expected a whole number from 1"):
+        TargetConfig.from_hf({**LLAMA, "model_type": "qwen3_moe", "num_experts": 0})
+
+
 @pytest.mark.parametrize("field", ["long_mscale", "llama_4_scaling_beta", "alpha"])
 def test_an_unknown_rope_parameter_is_refused_by_name(field):
     for name in ("rope_parameters", "rope_scaling"):
         with pytest.raises(UnsupportedModelError, match=f"RoPE parameter '{field}', which is not read"):
             TargetConfig.from_hf({**LLAMA, name: {"rope_type": "linear", "factor": 2.0, field: 1.2}})
+        assert TargetConfig.from_hf({**LLAMA, name: {"rope_type": "linear", "factor": 2.0, field: None}})
