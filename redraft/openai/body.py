@@ -43,6 +43,7 @@ SAMPLED: Unserved = {
     "repetition_detection": ((), "no repetition is looked for: expected a penalty"),
     "return_prompt_text": ((), "the prompt is not returned"),
     "return_token_ids": ((), NO_IDS),
+    "return_token_offsets": ((), NO_IDS),
     "return_tokens_as_token_ids": ((), NO_IDS),
     "routed_experts_prompt_start": ((0,), "no routed experts are returned"),
     "structural_tag": ((), "expected structured_outputs or response_format"),
@@ -89,12 +90,15 @@ RESPONSES: Unserved = {
     "context_management": ((), "no context is compacted"),
     "conversation": ((), STATELESS),
     "draft_trees": ((), "completions and chat completions have them"),
+    "enable_response_messages": ((), "the messages that the template reads are not returned"),
     "image": ((), TEXT_ONLY),
     "logprobs": ((), f"expected include of {LOG_PROBS}"),
     "max_tool_calls": ((0,), "no hosted tools are served"),
+    "media_io_kwargs": ((), TEXT_ONLY),
     "moderation": ((), "no moderation is served"),
     "modalities": ((["text"],), TEXT_ONLY),
     "n": ((1,), "a response has one answer"),
+    "previous_input_messages": ((), STATELESS),
     "previous_response_id": ((), STATELESS),
     "prompt": ((), "no prompts are stored: expected input"),
     "prompt_logprobs": ((), "completions and chat completions have them"),
@@ -102,6 +106,11 @@ RESPONSES: Unserved = {
     "response_format": (({"type": "text"},), "expected text.format"),
     "store": ((), STATELESS),
     "truncation": (("disabled",), "no input is cut: expected disabled"),
+}
+TOKENIZE: Unserved = {
+    **{name: CHAT[name] for name in ("chat_template", "media_io_kwargs")},
+    **{name: SAMPLED[name] for name in ("mm_processor_kwargs", "return_token_offsets")},
+    "tool_choice": (("none", "auto"), OF_CHATS),
 }
 
 

@@ -86,7 +86,14 @@ def responses_job(body: ResponsesBody, model: ServedModel) -> Job:
         messages.append({"role": "user", "content": body.input})
     else:
         messages += _messages(body.input)
-    prompt = prompt_of(messages, tools, model, "input", body.writing())
+    if not messages:
+        raise ApiError(400, "input: expected at least one item, got none", "input")
+    try:
+        prompt = prompt_of(messages, tools, model, "input", body.writing())
+    except ApiError:
+        if body.instructions:
+            model.encode(body.instructions, "instructions")  # raises where they are too long by themselves
+        raise
     return job(body, model, [prompt], 1, body.max_output_tokens, "max_output_tokens", "input", tools=tools)
 
 

@@ -83,7 +83,7 @@ class Sampled(Named):
         {
             *("metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
             *("service_tier", "user", "guided_decoding_backend", "include_reasoning", "request_id", "session_id"),
-            *("spaces_between_special_tokens", "stream_interval", "truncation_side"),
+            *("return_mm_kwargs", "spaces_between_special_tokens", "stream_interval", "truncation_side"),
             *("early_stopping", "length_penalty"),  # of beam search, which is refused
         }
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from redraft.openai.body import MAX_ITEMS
+from redraft.openai.body import MAX_ITEMS, TOKENIZE, Unserved
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import ChatMessage, Conversation, Named
@@ -18,6 +18,9 @@ from redraft.request import INT32_MAX, MAX_INPUT_IDS
 
 class TokenizeBody(Conversation):
     """A text, or a conversation as `/v1/chat/completions` takes it."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"user", "request_id"})
+    UNSERVED: ClassVar[Unserved] = TOKENIZE
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_ITEMS)

@@ -11,11 +11,12 @@ from tokenizers.processors import TemplateProcessing
 
 from redraft.bundle.generation import GENERATION_CONFIG
 from redraft.errors import BundleError
-from redraft.openai.body import CHAT, COMPLETIONS, EMPTY, RESPONSES, SAMPLED
+from redraft.openai.body import CHAT, COMPLETIONS, EMPTY, RESPONSES, SAMPLED, TOKENIZE
 from redraft.openai.errors import ApiError, invalid_body
 from redraft.openai.model import ServedModel
 from redraft.openai.responses import ResponsesBody, responses_job
 from redraft.openai.schemas import ChatBody, CompletionBody
+from redraft.openai.tokens import TokenizeBody
 from redraft.openai.translate import chat_job, completion_job, sampling
 from tests.openai.serving import toy_bundle
 
@@ -50,6 +51,15 @@ def test_an_unserved_field_is_refused_only_where_it_asks_for_something(body, fie
     error = refusal(body, model, **{field: {"a": 1}})
     assert (error.param, error.code) == (field, "unsupported_parameter")
     assert error.message == f"{field}: {text}"
+
+
+@pytest.mark.parametrize("field", TOKENIZE)
+def test_a_text_is_tokenized_beside_fields_that_ask_for_nothing(field):
+    plain, (neutral, text) = TokenizeBody(prompt="Hi"), TOKENIZE[field]
+    for value in (None, *EMPTY, *neutral):
+        assert TokenizeBody.model_validate({"prompt": "Hi", "user": "me", field: value}) == plain
+    with pytest.raises(ValidationError, match=text):
+        TokenizeBody.model_validate({"prompt": "Hi", field: {"a": 1}})
 
 
 @pytest.mark.parametrize("body", NEEDED)
@@ -117,6 +127,9 @@ def test_an_error_begins_with_the_field_that_the_client_sent(body, field, value,
         (ResponsesBody, {"text": {"verbosity": "high"}}, "text.verbosity"),
         (CompletionBody, {"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
         (ResponsesBody, {"input": [{"role": "user", "content": "a"}, {"type": "function_call"}]}, "input"),
+        (ResponsesBody, {"input": []}, "input"),
+        (ResponsesBody, {"instructions": "a" * 9999}, "instructions"),
+        (ResponsesBody, {"instructions": "a", "input": "a" * 9999}, "input"),
         (CompletionBody, {"best_of": 2}, "best_of"),
         (ResponsesBody, {"text": {"format": {"type": "json_schema"}}}, "text.format"),
         (ChatBody, {"response_format": {"type": "json_schema"}}, "response_format"),
@@ -128,6 +141,11 @@ def test_names_of_what_is_checked_later(body, fields, param, model):
     assert error.message.startswith(param)
     assert "messages" not in error.message
     assert error.message.count(", got ") <= 1
+
+
+def test_instructions_of_too_many_tokens_are_named(model):
+    error = refusal(ResponsesBody, model, instructions="a b " * 300)
+    assert (error.param, error.message) == ("instructions", "the prompt has 1200 tokens: expected at most 255")
 
 
 def test_a_models_own_sampling_is_used_where_the_client_says_nothing(tmp_path):
