@@ -415,7 +415,7 @@ async function ask(card, work, mended = () => false) {
 function setRunning() {
   by("send").textContent = running && !comparing ? "Stop" : "Send";
   document.querySelectorAll(".compare > button").forEach((button) => (button.disabled = Boolean(running)));
-  by("new").disabled = Boolean(running);
+  by("new").disabled = Boolean(running) && !comparing;
 }
 
 function scrollDown() {
@@ -428,6 +428,7 @@ function scrollDown() {
 function addComparison(card, answer) {
   const box = make("div", { class: "compare" });
   const button = make("button", { type: "button", text: "Run it by plain decoding too" });
+  button.disabled = Boolean(running); // a comparison that gave way to another question comes back while that runs
   button.addEventListener("click", () => compare(card, box, answer));
   box.append(button);
   card.append(box);
@@ -511,6 +512,7 @@ by("prompt").addEventListener("keydown", (event) => {
 by("settings").addEventListener("submit", (event) => event.preventDefault());
 by("key").addEventListener("change", () => load().catch(showFailure));
 by("new").addEventListener("click", () => {
+  running?.abort(); // at most a comparison
   messages.length = 0;
   document.querySelectorAll("#messages > :not(#welcome)").forEach((element) => element.remove());
   by("welcome").hidden = false;
