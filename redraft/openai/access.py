@@ -52,6 +52,8 @@ class Access:
 
     def check(self, scope: Scope, headers: Headers) -> None:
         """Raises ApiError for a request that may not pass."""
+        if len(headers.getlist("host")) > 1:  # a proxy in front may have read another one
+            raise ApiError(400, "the request has several Host headers: expected one")
         host = headers.get("host", "")
         if not self._ours(_host_name(host)):
             raise ApiError(

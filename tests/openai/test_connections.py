@@ -147,6 +147,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n"
         (CHUNKED + b"Content-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400, "malformed HTTP: Content-Length can't be"),
         (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 400, "malformed HTTP"),
         (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400, "malformed HTTP"),
+        (HEAD + b"Host: localhost\r\nContent-Length: 2\r\n\r\n{}", 400, "several Host headers: expected one"),
         (HEAD + b"Content-Length: -1\r\n\r\n{}", 400, "malformed HTTP"),
         (HEAD + b"Content-Length: 0x2\r\n\r\n{}", 400, "malformed HTTP"),
         (HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400, "malformed HTTP"),
