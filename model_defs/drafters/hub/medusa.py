@@ -44,6 +44,7 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
     for name, found in (("hidden_size", size), ("vocab_size", vocabulary), ("truncated_vocab_size", vocabulary)):
         if (said := folder.config.get(name)) not in (None, found):
             raise ValueError(f"{folder.path}: config.json says {name} {said!r}, and the heads have {found}")
+    folder.config.get("model_type")  # says nothing: heads have no layers of a model
     folder.config.get("num_hidden_layers")  # published configurations count otherwise
     return Reading(MedusaConfig(size, vocabulary, None, heads, blocks, "own"), weights)
 

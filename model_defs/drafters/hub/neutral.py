@@ -40,14 +40,16 @@ VALUES: dict[str, Any] = {
     "original_lm_head": False,
     "add_cross_attention": False,
     "is_encoder_decoder": False,
-    "pretraining_tp": 1,
+    "attention_mode": "gqa",
+    "shift_label": False,
 }
 """Fields that change what a drafter computes in some reader, and the values that change nothing, as null does. What
 the form's own reader takes is not asked here."""
 OF_TRAINING = (
     *("initializer_range", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"),
     *("num_anchors", "max_anchors", "confidence_head_alpha", "embed_requires_grad", "draft_attn_kernel", "ttt_steps"),
-    *("num_depths", "loss_type", "loss_decay_gamma", "gradient_checkpointing"),
+    *("num_depths", "loss_type", "loss_decay_gamma", "gradient_checkpointing", "enable_sp_ulysses"),
+    *("ce_loss_alpha", "l1_loss_alpha", "lambda_base_start", "lambda_base_decay_ratio", "auf"),
 )
 OF_TEXTS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
@@ -65,12 +67,14 @@ OF_TRANSFORMERS = (
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
     *("output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id"),
     *("remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
+    *("has_no_defaults_at_init", "base_config_key", "is_composition", "attribute_map", "sub_configs"),
+    *("pretraining_tp", "is_llama_config", "transformers.js_config"),
 )
 OF_SERVERS = (
     *("speculators_model_type", "speculators_version", "algorithm", "default_proposal_method", "proposal_methods"),
     *("verifier", "speculative_tokens", "num_lookahead_tokens", "base_model_name_or_path", "target_model_type"),
     *("target_model_name_or_path", "target_architecture", "eagle_decoder_type", "version", "license", "language"),
-    *("max_paths", "max_seq_len", "eagle_topk", "num_steps"),
+    *("max_paths", "max_seq_len", "eagle_topk", "num_steps", "topk", "medusa_choices"),
 )
 """How servers draft, and for which target: neither changes what a drafter computes"""
 SAID_BY_TENSORS = (
@@ -78,9 +82,13 @@ SAID_BY_TENSORS = (
     *("num_aux_hidden_states", "has_lm_head", "load_embedding_from_target", "load_lm_head_from_target"),
     *("parallel_draft_heads_num_layers", "medusa_num_heads", "medusa_num_layers", "medusa_fc_bias", "num_heads"),
     *("enable_confidence_head", "confidence_head_with_markov", "use_confidence_head", "max_window_layers"),
-    *("mrope_section", "mrope_interleaved", "finetuned", "use_sliding_window"),
+    *("mrope_section", "mrope_interleaved", "finetuned", "use_sliding_window", "use_mrope", "truncated_vocab_size"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
+    *("decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size", "output_router_logits"),
+    *("router_aux_loss_coef", "router_jitter_noise", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim"),
 )
-"""What the tensors, or other fields, tell as well; and the parts of RoPE for images"""
+"""What the tensors, or other fields, tell as well: experts and Domino's network have tensors of their own, which are
+refused; and the parts of RoPE for images"""
 NAMES = frozenset((*OF_TRAINING, *OF_TEXTS, *OF_TRANSFORMERS, *OF_SERVERS, *SAID_BY_TENSORS))
 
 OBJECTS = ("dflash_config", "eagle_config", "transformer_layer_config", "speculators_config")
@@ -94,7 +102,8 @@ FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.jinja"),
     *("chat_template*", "generation_config.json", "*processor_config.json", "hf_quant_config.json"),
     *("training_args*", "trainer_state*", "training_state*", "optimizer*", "scheduler*", "rng_state*", "scaler*"),
-    *("*_results.json", "*metrics*.json", "config_sentence_transformers.json", "recipe.yaml"),
+    *("*_results.json", "*metrics*.json", "config_sentence_transformers.json", "configuration.json"),
+    *("train_config.json", "training_config.json", "latest"),
     *(INDEX, PICKLED, PICKLED_INDEX, MEDUSA_FILE),
 )
 """Texts, pictures, programs, tokenizers, what training leaves, and the same weights in torch's format"""

@@ -159,9 +159,87 @@ def test_what_no_reader_knows_is_refused(target, tmp_path, name):
         read(tmp_path, target.config, {})
 
 
+AS_PUBLISHED: dict[str, tuple[Callable[[], Form], dict[str, Any]]] = {
+    "RedHat's EAGLE-3": (
+        lambda: speculators(speculators_config=SPECULATORS_CONFIG),
+        {
+            "has_no_defaults_at_init": False,
+            "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
+            "base_model_ep_plan": None,
+        }
+        | {"speculators_version": "0.1.0.dev42", "embed_requires_grad": False, "enable_sp_ulysses": False},
+    ),
+    "AngelSlim's EAGLE-3 for Qwen2.5": (
+        specforge,
+        {"use_mrope": False, "num_hidden_layers": 28, "sliding_window": 131072, "max_window_layers": 28},
+    ),
+    "EAGLE-3 of a trainer that counts Medusa's way": (specforge, {"truncated_vocab_size": 53}),
+    "EAGLE-1 for Mixtral": (
+        eagle,
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "output_router_logits": False, "router_aux_loss_coef": 0.02},
+    ),
+    "a SpecForge drafter for SmolLM2": (
+        specforge,
+        {
+            "is_llama_config": True,
+            "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
+            "pretraining_tp": 2,
+        }
+        | {"rope_interleaved": False},
+    ),
+    "DFlash of speculators": (
+        lambda: block_speculators("dflash"),
+        {"projector_type": "dflash", "pure_draft_prefix_len": 1, "emb_dim": 256, "gru_hidden_dim": 1024, "auf": False}
+        | {"lambda_base_start": 1.0, "lambda_base_decay_ratio": 1.0, "shift_label": False},
+    ),
+    "DSpark of speculators": (
+        lambda: block_speculators("dspark", sample_from_anchor=True),
+        {"markov_rank": 6, "ce_loss_alpha": 1.0, "l1_loss_alpha": 0.0, "confidence_head_alpha": 0.0},
+    ),
+    "DSpark of SpecForge": (dspark, {"dflash_config": {"attention_mode": "gqa", "enable_confidence_head": False}}),
+    "Medusa's heads as vLLM takes them": (
+        medusa,
+        {"model_type": "medusa", "num_heads": 3, "max_paths": 64, "topk": 10, "truncated_vocab_size": VOCAB},
+    ),
+}
+"""Fields that published folders have, beside those of the forms"""
+
+
+@pytest.mark.parametrize("name", AS_PUBLISHED)
+def test_what_published_folders_say_is_read(target, tmp_path, name):
+    make, fields = AS_PUBLISHED[name]
+    form = make()
+    form.config |= fields
+    read(form.write(tmp_path), target.config, {})
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "value"),
+    [
+        (dspark, "attention_mode", "mla"),
+        (lambda: block_speculators("dflash"), "shift_label", True),
+    ],
+)
+def test_published_fields_with_another_value_are_refused(target, tmp_path, make, field, value):
+    form = make()
+    form.config[field] = value
+    with pytest.raises(ValueError, match=f"config.json says {field} .*; read is"):
+        read(form.write(tmp_path), target.config, {})
+
+
 def test_files_that_no_reader_knows_are_refused(target, tmp_path):
     folder = modelopt().write(tmp_path)
-    for name in ("README.md", "LICENSE", ".gitattributes", "tokenizer.json", "training_args.bin", "pytorch_model.bin"):
+    for name in (
+        "configuration.json",
+        "train_config.json",
+        "latest",
+        "README.md",
+        "LICENSE",
+        ".gitattributes",
+        "tokenizer.json",
+        "training_args.bin",
+        "pytorch_model.bin",
+    ):
         (folder / name).write_text("changes nothing")
     load_drafter(folder, target)
     (folder / "embeddings.pt").write_text("")
