@@ -11,7 +11,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
-from redraft.grammar.json_schema import enforced_schema, parsed_schema, schema_rules
+from redraft.grammar.json_schema import json_rules
 from redraft.request import Guide
 from redraft.text import TextCodec
 
@@ -86,10 +86,8 @@ def library_grammar(guide: Guide) -> str:
 
 def _guided_text(guide: Guide) -> str:
     match guide.kind:
-        case "json":
-            return LLMatcher.grammar_from_lark(schema_rules("start", {"type": "object"}))
-        case "json_schema":
-            return LLMatcher.grammar_from_lark(schema_rules("start", enforced_schema(parsed_schema(guide.text))))
+        case "json" | "json_schema":
+            return LLMatcher.grammar_from_lark(json_rules("start", guide.text))
         case "regex":
             return LLMatcher.grammar_from_regex(_with_ascii_classes(guide.text))
         case "choice":

@@ -23,7 +23,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 from llguidance import LLMatcher
 
-from redraft.grammar.json_schema import SchemaError, enforced_schema, loosened_schema, schema_rules
+from redraft.grammar.json_schema import SchemaError, enforced_schema, json_rules, loosened_schema
 from redraft.grammar.library import compiled, grammar_tokens, library_grammar
 from redraft.request import Guide
 from redraft.text import TextCodec
@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 def test_a_large_integer_has_no_rules_beside_some_keywords():
     with pytest.raises(SchemaError, match="at most 9007199254740992 in size beside allOf"):
-        schema_rules("start", enforced_schema({"allOf": [{"const": BIG}]}))
+        json_rules("start", json.dumps({"allOf": [{"const": BIG}]}))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -330,6 +330,12 @@ def test_a_loosened_schema_keeps_what_can_be_enforced():
     assert admits(matcher(a(x={"uniqueItems": True}) | {"x-guidance": {"lenient": True}}), '{"x": [1, 1]}')
 
 
+def chain(length: int, end: dict) -> dict:
+    """Definitions each of which refers to the next one."""
+    links = {str(index): {"items": {"$ref": f"#/$defs/{index + 1}"}} for index in range(length)}
+    return links | {str(length): end}
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -339,11 +345,23 @@ def test_a_loosened_schema_keeps_what_can_be_enforced():
         | {"dependentRequired": {f"k{i}": [f"k{i + 1}"] for i in range(39)}},
         {"pattern": "^" + "(?=" * 5000},
         {"not": {"enum": ["a" * 5000 + str(i) for i in range(500)]}},
+        {"$ref": "#/$defs/0", "$defs": chain(2000, {"const": BIG})},
+        a(**{f"k{i}": {"$ref": "#/$defs/0"} for i in range(2000)}, big={"const": BIG})
+        | {"$defs": {"0": {"enum": ["x" * 100_000]}}},
+        a(**{f"k{i}": {"$ref": f"#/$defs/{i}"} for i in range(2000)}, big={"const": BIG})
+        | {"$defs": chain(2000, STRING)},
     ],
-    ids=["branches", "references", "dependencies", "pattern", "forbidden texts"],
+    ids=[
+        "branches", "references", "dependencies", "pattern", "forbidden texts", "chain", "repeated definition",
+        "references to a chain",
+    ],
 )  # fmt: skip
 def test_hostile_schemas_take_little_time(schema):
     begun = time.process_time()
     with suppress(SchemaError):
-        enforced_schema(schema)
+        json_rules("start", json.dumps(schema))
     assert time.process_time() - begun < 5
+
+
+def test_a_long_chain_of_references_is_read():
+    assert '"x"' in json_rules("start", json.dumps({"$ref": "#/$defs/0", "$defs": chain(900, {"const": "x"})}))

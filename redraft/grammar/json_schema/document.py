@@ -20,13 +20,26 @@ from redraft.request import clipped, shown
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 MAX_WORK = 20_000
-"""Schemas that are looked at for one document, each time that one is: what the library itself takes at most."""
+"""Steps that the schemas of one request may take: for a document, what the library itself takes at most."""
 REFERENCE = "#/$defs/"
 LongPath = tuple[int | str, ...]
 
 
 class SchemaError(ValueError):
     """A schema that is none, or that cannot be enforced. The message names the keyword by its path."""
+
+
+class Work:
+    """Steps taken for the schemas of one request: one each time that a schema is looked at."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def spend(self, steps: int = 1) -> None:
+        """Count steps. Raises SchemaError where they are too many."""
+        self._steps += steps
+        if self._steps > MAX_WORK:
+            raise SchemaError(f"it is too large: expected one that {MAX_WORK} steps can rewrite")
 
 
 class Node(dict[str, Any]):
@@ -44,11 +57,12 @@ class Document:
     """A schema and its definitions. `problems` are the keywords that could not be read, each with what was expected;
     the schemas are without them."""
 
-    def __init__(self, schema: dict[str, Any]):
+    def __init__(self, schema: dict[str, Any], work: Work):
+        self.spend = work.spend
+        self.spend()  # fails before the schema is crawled where no steps are left
         self.problems: list[str] = []
         self.definitions: dict[str, Schema] = {}
         """By name, those that the schema reaches."""
-        self._work = 0
         self._names: dict[int, str] = {}
         specification = _specification(schema, DRAFT202012)
         resource = specification.create_resource(schema)
@@ -64,12 +78,6 @@ class Document:
         while self._pending:
             name, *target = self._pending.pop()
             self.definitions[name] = self._read(*target)
-
-    def spend(self) -> None:
-        """Count one schema that is looked at. Raises SchemaError where it is one too many."""
-        self._work += 1
-        if self._work > MAX_WORK:
-            raise SchemaError(f"it is too large: expected one that {MAX_WORK} steps can rewrite")
 
     def problem(self, path: LongPath, text: str) -> None:
         """Note a keyword that cannot be read or enforced."""

@@ -11,10 +11,10 @@ import math
 from itertools import chain, combinations, permutations
 from typing import Any
 
-from redraft.grammar.json_schema.document import REFERENCE, TYPES, Document, LongPath, Node, Schema, SchemaError
+from redraft.grammar.json_schema.document import REFERENCE, TYPES, Document, LongPath, Node, Schema, SchemaError, Work
 from redraft.grammar.json_schema.logic import Logic, same
 from redraft.grammar.json_schema.patterns import ANY_TEXT, split_pattern
-from redraft.grammar.json_schema.rules import EXACT
+from redraft.grammar.json_schema.rules import EXACT, schema_rules
 from redraft.request import shown
 
 FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
@@ -29,23 +29,30 @@ MOST_REASONS = 3
 ROOT_OPTIONS = "x-guidance"
 
 
-def enforced_schema(schema: Any) -> dict[str, Any]:
+def json_rules(rule: str, text: str) -> str:
+    """Rules of Lark for JSON that a schema's text describes, or for any object where it is empty; the first of them has
+    this name. Raises SchemaError."""
+    work = Work()
+    return schema_rules(rule, enforced_schema(_parsed(text) if text else {"type": "object"}, work), work)
+
+
+def enforced_schema(schema: Any, work: Work | None = None) -> dict[str, Any]:
     """The schema as the library enforces all of it. Raises SchemaError with the paths of what it cannot enforce."""
-    rewritten, problems = loosened_schema(schema)
+    rewritten, problems = loosened_schema(schema, work)
     if problems and not _options(schema).get("lenient"):
         raise SchemaError("; ".join(problems[:MOST_REASONS]))
     return rewritten
 
 
-def loosened_schema(schema: Any) -> tuple[dict[str, Any], list[str]]:
+def loosened_schema(schema: Any, work: Work | None = None) -> tuple[dict[str, Any], list[str]]:
     """The schema without what the library cannot enforce, and the paths of that. Raises SchemaError where it is no
-    schema at all."""
+    schema at all, or takes more steps than `work` has left."""
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     if not isinstance(schema, dict):
         raise SchemaError(f"expected a JSON schema, got {shown(schema)}")
     try:
-        document = Document(schema)
+        document = Document(schema, work or Work())
         rewritten = _Rewriter(document).rewritten()
     except RecursionError:
         raise SchemaError("it is nested too deeply") from None
@@ -54,7 +61,7 @@ def loosened_schema(schema: Any) -> tuple[dict[str, Any], list[str]]:
     return rewritten, document.problems
 
 
-def parsed_schema(text: str) -> Any:
+def _parsed(text: str) -> Any:
     """The JSON of a schema. Raises SchemaError."""
     try:
         return json.loads(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from redraft.grammar.json_schema.document import TYPES, SchemaError
+from redraft.grammar.json_schema.document import REFERENCE, TYPES, SchemaError, Work
 from redraft.grammar.json_schema.logic import type_of
 from redraft.grammar.json_schema.patterns import all_but
 
@@ -14,14 +14,19 @@ ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 space. It is not the library's default. A schema may have another form in its key `x-guidance`."""
 EXACT = 2**53
 """The library takes numbers as doubles, which are exact up to here."""
+CHARACTERS_PER_STEP = 100
+"""What is written in about the time of a step."""
 _OBJECT = {"properties", "required", "additionalProperties"}
 _ARRAY = {"items", "prefixItems", "minItems", "maxItems"}
 
 
-def schema_rules(name: str, schema: dict[str, Any]) -> str:
+def schema_rules(name: str, schema: dict[str, Any], work: Work) -> str:
     """Rules for JSON that an enforced schema describes, the first of them by this name. Raises SchemaError for a large
-    integer that would need a rule for a keyword that has none here."""
-    return _Rules(name, schema | {"x-guidance": ONE_LINE | schema.get("x-guidance", {})}).text
+    integer that would need a rule for a keyword that has none here, or more steps than `work` has left."""
+    try:
+        return _Rules(name, schema | {"x-guidance": ONE_LINE | schema.get("x-guidance", {})}, work).text
+    except RecursionError:
+        raise SchemaError("it is nested too deeply") from None
 
 
 def has_large_integers(value: Any) -> bool:
@@ -34,21 +39,30 @@ def has_large_integers(value: Any) -> bool:
 
 
 class _Rules:
-    def __init__(self, name: str, root: dict[str, Any]):
-        self._name, self._root = name, root
+    def __init__(self, name: str, root: dict[str, Any], work: Work):
+        self._name, self._root, self._work = name, root, work
         self._bodies: list[str] = []
         self._targets: dict[str, str] = {}
+        self._large = set[str]()
+        """References to schemas that have large integers, themselves or by their references."""
         schema = {keyword: value for keyword, value in root.items() if keyword not in ("x-guidance", "$defs")}
+        if not has_large_integers(root):
+            self.text = f"{name}: {self._json(schema)}"
+            return
+        definitions = {REFERENCE + name: one for name, one in root.get("$defs", {}).items()}
+        while more := {name for name in definitions.keys() - self._large if self._is_large(definitions[name])}:
+            self._large |= more
         form = {name: value for name, value in root["x-guidance"].items() if name in (*ONE_LINE, "whitespace_pattern")}
-        if form != ONE_LINE and self._is_large(schema, set()):
+        if form != ONE_LINE and self._is_large(schema):
             raise SchemaError(f"expected integers of at most {EXACT} in size beside x-guidance")
-        first = self._expression(schema) if self._is_large(schema, set()) else self._json(schema)
+        first = self._expression(schema) if self._is_large(schema) else self._json(schema)
         self.text = "\n".join((f"{name}: {first}", *self._bodies))
 
-    def _is_large(self, schema: Any, seen: set[str]) -> bool:
+    def _is_large(self, schema: Any) -> bool:
         """Whether a schema has large integers among its values, itself or by its references."""
+        self._work.spend()
         if isinstance(schema, list):
-            return any(self._is_large(one, seen) for one in schema)
+            return any(map(self._is_large, schema))
         if not isinstance(schema, dict):
             return False
         if any(has_large_integers(schema[keyword]) for keyword in ("const", "enum") if keyword in schema):
@@ -59,11 +73,7 @@ class _Rules:
             for keyword in ("items", "additionalProperties", "prefixItems", "anyOf", "allOf")
             if keyword in schema
         ]
-        reference = schema.get("$ref")
-        if reference is not None and reference not in seen:
-            seen.add(reference)
-            below.append(self._target(reference))
-        return any(self._is_large(one, seen) for one in below)
+        return schema.get("$ref") in self._large or any(map(self._is_large, below))
 
     def _target(self, reference: str) -> Any:
         schema = self._root
@@ -81,10 +91,12 @@ class _Rules:
         definitions = {"$defs": self._root["$defs"]} if "$defs" in self._root and '"$ref"' in json.dumps(schema) else {}
         # The last key: the library puts the last one where it has taken the options from, and the order counts.
         options = {"x-guidance": self._root["x-guidance"]}
-        return f"%json {json.dumps(schema | definitions | options)}"
+        text = json.dumps(schema | definitions | options)
+        self._work.spend(len(text) // CHARACTERS_PER_STEP)  # each has all definitions
+        return f"%json {text}"
 
     def _expression(self, schema: Any) -> str:
-        if not self._is_large(schema, set()):
+        if not self._is_large(schema):
             return self._rule(self._json(schema))
         types, keywords = schema.get("type", TYPES), schema.keys() - {"type"}
         types = [types] if isinstance(types, str) else [*types]

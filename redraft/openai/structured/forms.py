@@ -9,12 +9,8 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from redraft.openai.structured.grammars import (
-    CallGrammar,
-    json_rule,
-    parameters_schema,
-    terminal,
-)
+from redraft.grammar.json_schema import Work
+from redraft.openai.structured.grammars import CallGrammar, arguments_rules, terminal
 from redraft.openai.structured.reader import CallReader, Reading, Tags
 from redraft.openai.structured.tools import Function
 from redraft.text import TextCodec
@@ -205,13 +201,13 @@ def _named_calls(
     write: Callable[[str], str] = str,
 ) -> str:
     """A rule of a call: the name, as it is written, between texts or special tokens, the arguments as JSON, an end."""
-    calls, objects = [], []
+    calls, objects, work = [], [], Work()
     for index, function in enumerate(functions):
         head = [terminal(part, codec) for part in (*before, write(function.name), *after)]
         # An error of the library names the rule, and so the function.
         name = f"arguments_of_{re.sub('[^a-z0-9]+', '_', function.name.lower())}_{index}"
         calls.append(" ".join([*head, name, *(terminal(part, codec) for part in end)]))
-        objects.append(json_rule(name, parameters_schema(function, len(functions) == 1)))
+        objects.append(arguments_rules(name, function, len(functions) == 1, work))
     return "\n".join((f"{rule}: {' | '.join(calls)}", *objects))
 
 

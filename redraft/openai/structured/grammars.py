@@ -10,9 +10,9 @@ from typing import Any
 from redraft.grammar.json_schema import (
     MOST_REASONS,
     SchemaError,
-    enforced_schema,
+    Work,
+    json_rules,
     loosened_schema,
-    parsed_schema,
     schema_rules,
 )
 from redraft.openai.errors import ApiError
@@ -21,7 +21,7 @@ from redraft.openai.structured.tools import Function
 from redraft.request import Guide
 from redraft.text import TextCodec
 
-ANY_OBJECT = '{"type": "object"}'
+ANY_OBJECT = {"type": "object"}
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -48,11 +48,11 @@ class CallGrammar:
     def or_json(self, field: str, wanted: Guide, codec: TextCodec) -> Guide:
         """Calls, or the JSON that a field wants. Raises ApiError where the grammar is too long, or the schema none."""
         try:
-            schema = enforced_schema(parsed_schema(wanted.text or ANY_OBJECT))
+            rules = json_rules("json", wanted.text)
         except SchemaError as error:
             raise ApiError(400, f"{field}: the json_schema cannot be used: {error}", field) from None
         start = f"start: json | {self._opening(codec)} calls"
-        return guide_for("tools", "grammar", "\n".join((start, json_rule("json", schema), self.rules)))
+        return guide_for("tools", "grammar", "\n".join((start, rules, self.rules)))
 
 
 def terminal(text: str, codec: TextCodec) -> str:
@@ -61,24 +61,21 @@ def terminal(text: str, codec: TextCodec) -> str:
     return json.dumps(text) if token is None else f"<[{token}]>"
 
 
-def json_rule(name: str, schema: dict[str, Any]) -> str:
-    """Rules of Lark: JSON that a schema describes, on one line unless the schema itself says otherwise. Raises ApiError
-    where they have no place for a large integer of it."""
+def arguments_rules(rule: str, function: Function, only: bool, work: Work) -> str:
+    """Rules of a function's arguments as JSON, as far as a grammar can enforce their schema. Raises ApiError for what
+    it cannot if the function is the `only` one that may be called, or is strict."""
     try:
-        return schema_rules(name, schema)
+        schema, problems = loosened_schema(function.parameters or {}, work)
+        rules = schema_rules(rule, _of_an_object(schema), work)
     except SchemaError as error:
-        raise ApiError(400, f"tools: the grammar cannot be used: {error}", "tools") from None
-
-
-def parameters_schema(function: Function, only: bool) -> dict[str, Any]:
-    """The schema of a function's arguments, as far as a grammar can enforce it. Raises ApiError for what it cannot if
-    the function is the `only` one that may be called, or is strict."""
-    try:
-        schema, problems = loosened_schema(function.parameters or {})
-    except SchemaError as error:
-        schema, problems = {"additionalProperties": True}, [str(error)]
+        rules, problems = schema_rules(rule, ANY_OBJECT, Work()), [str(error)]
     if problems and (only or function.strict):
         reasons = "; ".join(problems[:MOST_REASONS])
         raise ApiError(400, f"tools: the parameters of {function.name!r} cannot be enforced: {reasons}", "tools")
+    return rules
+
+
+def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema's objects, on one line; that of none if it names no keys."""
     schema = {"type": "object"} | {name: value for name, value in schema.items() if name not in ("type", "x-guidance")}
     return schema if schema.get("properties") or schema.keys() - {"type", "properties"} else NO_PARAMETERS

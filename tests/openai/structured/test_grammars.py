@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -226,3 +227,28 @@ def test_an_error_of_the_library_names_the_function(form):
     with pytest.raises(ValueError, match=r"^arguments_of_get_it_1: Unsatisfiable schema: ") as refused:
         compiled(grammar_tokens(words, 257), library_grammar(grammar.after_opening()))
     assert "%json" not in str(refused.value)
+
+
+def test_functions_share_the_work_that_schemas_may_take():
+    """The ones after it are as free as one that cannot be enforced."""
+    large = {"properties": {f"k{index}": {"type": "string"} for index in range(6000)}}
+    begun = time.process_time()
+    functions = [Function(name=f"f{index}", parameters=large) for index in range(30)]
+    rules = FORMS["llama3"].grammar([*functions, STOP], False, codec(())).rules
+    assert time.process_time() - begun < 2
+    assert rules.count('"k5999"') == 1
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"x": {"allOf": [{"const": 2**60}]}}},
+        {"properties": {"x": {"$ref": "#/$defs/0"}}}
+        | {"$defs": {str(i): {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(600)} | {"600": {"const": 2**60}}},
+    ],
+    ids=["beside allOf", "a chain of references"],
+)
+def test_a_large_integer_without_a_rule_is_free_among_others(parameters):
+    assert '{"name": "f", "parameters": {"x": 1}}' in arguments_of(parameters)
+    with pytest.raises(ApiError, match=r"the parameters of 'f' cannot be enforced: (expected int|it is too l)"):
+        arguments_of(parameters, strict=True)
