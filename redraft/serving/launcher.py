@@ -31,7 +31,7 @@ from redraft.serving.processes import (
     remove_shared_memory,
 )
 from redraft.serving.ranks import launch_command
-from redraft.serving.rundir import RunDir, Settings, State, SwapOrder, cannot_write, tail
+from redraft.serving.rundir import RunDir, Settings, State, SwapOrder, cannot_write, check_text, tail
 from redraft.serving.tritonserver import TritonInstallation, check_shared_memory
 
 STOP_S = 25.0
@@ -263,6 +263,9 @@ def _unusable(run_dir: RunDir, error: OSError) -> ServingError:
 
 
 def _check_bundle(settings: Settings) -> None:
+    check_text(settings.bundle, "bundle")
+    if settings.hostfile:
+        check_text(settings.hostfile, "hostfile")
     if not (settings.bundle / "config.json").is_file():
         raise ServingError(
             f"{settings.bundle} is not a bundle: it has no config.json; `make engines`{IN_CLONE} builds one"

@@ -118,8 +118,17 @@ class State(BaseModel):
     """As given, with the bundle that is served now."""
 
 
+def check_text(path: Path, kind: str) -> None:
+    """Raises ServingError for a path that is not UTF-8: no settings and no log can name it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ServingError(f"the path of the {kind} is not UTF-8: {str(path)!a}; rename it or choose another") from None
+
+
 class RunDir:
-    """Paths of one service. Raises ServingError where the path is a circle of links, or too long for a Unix socket."""
+    """Paths of one service. Raises ServingError where the path is a circle of links, not UTF-8, or too long for a Unix
+    socket."""
 
     def __init__(self, path: Path):
         try:
@@ -128,6 +137,7 @@ class RunDir:
             raise ServingError(
                 f"cannot use the run directory {path}: its links lead in a circle; choose another with --run-dir"
             ) from None
+        check_text(self.path, "run directory")
         self.socket = self.path / "worker.sock"
         """A link to the socket of the worker that takes new requests."""
         self.bundle = self.path / "bundle"

@@ -179,6 +179,22 @@ def test_a_run_directory_too_deep_for_a_socket(tmp_path, fake_bundle):
         serve(tmp_path / ("x" * 100), settings(fake_bundle))
 
 
+def test_a_path_that_is_not_utf_8_is_refused(tmp_path, fake_bundle):
+    """Settings are written as JSON."""
+    odd = tmp_path / os.fsdecode(b"\xff")
+    odd.symlink_to(fake_bundle)
+    assert settings(odd).bundle.resolve() == fake_bundle, "a link of such a name is fine"
+    odd.unlink()
+    odd.mkdir()
+    (odd / "config.json").write_text("{}")
+    for run_dir, given in (
+        (odd, settings(fake_bundle)), (tmp_path / "run", settings(odd)),
+        (tmp_path / "run", settings(fake_bundle, hostfile=odd / "hosts")),
+    ):  # fmt: skip
+        with pytest.raises(ServingError, match=r"is not UTF-8: '.*udcff"):
+            serve(run_dir, given)
+
+
 @pytest.mark.slow
 def test_a_second_service_in_the_same_place_is_refused(service, fake_bundle):
     with pytest.raises(ServingError, match=r"a service is running from .*redraft stop"):
