@@ -48,7 +48,7 @@ _QWEN_TAGS = Tags(
     key="<parameter=", key_end=">", value="", value_end="</parameter>", end="</function>", own_lines=True,
 )  # fmt: skip
 _GLM_TAGS = Tags(
-    head=re.compile(r"\s*([\w.-]+)"), head_end="\n",
+    head=re.compile(r"\s*([\w.-]+)\s*"), head_end="",
     key="<arg_key>", key_end="</arg_key>", value="<arg_value>", value_end="</arg_value>", end=CALL_END, own_lines=False,
 )  # fmt: skip
 
@@ -127,9 +127,8 @@ def _read_pythonic(answer: CallReader) -> Reading[None]:
     while True:
         if (yield from answer.peek()) == "[":
             if (yield from answer.python_call("[")):
-                while (yield from answer.peek()) == ",":
-                    if not (yield from answer.python_call(",")):
-                        break
+                while (yield from answer.python_call(",")):
+                    pass
                 yield from answer.skip("]")
         else:
             while (yield from answer.call(bare=True)):

@@ -62,6 +62,7 @@ class Tags:
     head: re.Pattern[str]
     """Up to `head_end`, the function's name as its group."""
     head_end: str
+    """"" where the name ends before the first of the other tags, each of which begins with the same character."""
     key: str
     key_end: str
     value: str
@@ -222,8 +223,9 @@ class CallReader:
             text = self._text[self._at :]
             if head := _HEAD.match(text):
                 self._begin(self._name(head[1], bare), self._at + head.end())
-                yield from (self._arguments(end) if (yield from self.peek()) == "{" else self._other_value())
-                if self.whole and not (yield from self._literal("}")):
+                is_object = (yield from self.peek()) == "{"
+                yield from (self._arguments(end) if is_object else self._other_value())
+                if (self.whole or not is_object) and not (yield from self._literal("}")):
                     yield from self._matching(_REST, "}")
                 break
             if self._is_time(len(text), parsed):
@@ -266,8 +268,7 @@ class CallReader:
         if not called or (bare and not (given and self._is_tool(fields) and fields.keys() <= _FIELDS)):
             raise NotACall
         self._begin(name, after)
-        self._argue(_written(given[0] if given else None))
-        self._whole_calls += 1
+        self._argue_value(given[0] if given else None)
 
     def _headed(self, head: re.Pattern[str], end: str) -> Reading[None]:
         match = yield from self._matching(head, "{")
@@ -275,7 +276,8 @@ class CallReader:
         yield from self._arguments(end)
 
     def _tagged(self, tags: Tags) -> Reading[None]:
-        head = yield from self._matching(tags.head, tags.head_end)
+        head = yield from self._matching(tags.head, tags.head_end or tags.key[0])
+        self._at -= not tags.head_end
         name, before, opening = head[1], self.calls, "{"
         while True:
             if (yield from self._literal(tags.key)):
@@ -396,6 +398,15 @@ class CallReader:
         elif text:
             self._found.append(CallPart(self.calls - 1, text))
 
+    def _argue_value(self, arguments: Any) -> None:
+        """Pass on a whole call's arguments: models write them as a quoted text too, and null or no text for none."""
+        if isinstance(arguments, str):
+            text = mended(arguments).strip() or "{}"
+        else:
+            text = json.dumps({} if arguments is None else finite(arguments), ensure_ascii=False)
+        self._argue(strict(text))
+        self._whole_calls += value_end(text) == len(text)
+
     def _arguments(self, end: str) -> Reading[None]:
         """Pass on the object that begins here as it arrives. Where it is no JSON it goes on to the mark `end` or the
         text's end: what has been passed on cannot be taken back."""
@@ -435,8 +446,7 @@ class CallReader:
                 stop = value_end(source)
                 if stop is not None and (self._ended or stop < len(text)):  # a number may go on
                     self._at += stop
-                    self._argue(_written(from_json(strict(source[:stop]))))
-                    self._whole_calls += 1
+                    self._argue_value(from_json(strict(source[:stop])))
                     return
                 if self._ended or not may_go_on(source):
                     raise NotACall
@@ -500,10 +510,3 @@ def _malformed_end(source: str, end: str) -> int | None:
     while place >= 0 and is_within_text(source[:place]):
         place = source.find(end, place + 1)
     return place if place >= 0 else None
-
-
-def _written(arguments: Any) -> str:
-    """A whole call's arguments as a JSON text: models write them as a quoted text too, and null for none."""
-    if isinstance(arguments, str):
-        return strict(mended(arguments))
-    return json.dumps(finite({} if arguments is None else arguments), ensure_ascii=False)

@@ -34,7 +34,7 @@ def typed_value(text: str, parameters: Mapping[str, Any], name: str) -> Any:
     templates make of true, false and null in Python. What is none of these is the text."""
     types, word = _types(_property(parameters, name), parameters), text.strip()
     try:
-        value = _PYTHON[word] if word in _PYTHON else finite(from_json(word))
+        value = _PYTHON[word] if word in _PYTHON else finite(from_json(word, allow_inf_nan=False))
     except ValueError:
         value = text
     kind = _TYPES.get(type(value), "null")

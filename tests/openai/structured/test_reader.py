@@ -293,6 +293,11 @@ CASES = [
     ("mistral", "[TOOL_CALLS]no call", "[TOOL_CALLS]no call", []),
     ("mistral", "[TOOL_CALLS]" + "a" * 300 + "{}", "[TOOL_CALLS]" + "a" * 300 + "{}", []),
     ("mistral", '[TOOL_CALLS]add{"a": [1]} done', " done", [("add", '{"a": [1]}')]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": ""}</tool_call>', "", [("add", "{}")]),
+    ("hermes", '<tool_call>{"arguments": " ", "name": "add"}</tool_call>', "", [("add", "{}")]),
+    ("glm45", "<tool_call>add</tool_call> done", " done", [("add", "{}")]),
+    ("glm45", "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "", [("add", '{"a": 1}')]),
+    ("pythonic", "[ add ( a = 1 ) , add() ]", "", [("add", '{"a": 1}'), ("add", "{}")]),
 ]  # fmt: skip
 
 
@@ -316,6 +321,8 @@ def test_arguments_are_json_also_where_the_model_writes_less(written, given):
 
 
 MALFORMED = [
+    ("hermes", '<tool_call>{"name": "add", "arguments": "hello"}</tool_call>', "", [("add", "hello")]),
+    ("hermes", '<tool_call>{"arguments": "1 apple", "name": "add"}</tool_call>', "", [("add", "1 apple")]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call> x', " x", [("add", '{"a": }}')]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "</tool_call>"', "", [("add", '{"a": "</tool_call>"')]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1</tool_call> x', " x", [("add", '{"a": 1')]),
@@ -387,6 +394,7 @@ TEXTS = [
     ("add", '{"b": [1]}', {"b": [1]}),
     ("add", "1e999", 1.7976931348623157e308), ("add", "", ""), ("city", "1", "1"), ("city", "null", "null"),
     ("day", "null", None), ("day", "None", None), ("day", "5", "5"), ("day", "Monday", "Monday"),
+    ("day", "NaN", "NaN"), ("add", "Infinity", "Infinity"),
 ]  # fmt: skip
 
 
