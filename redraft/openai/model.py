@@ -171,6 +171,11 @@ class ServedModel:
             raise too_long(param, str(error).replace("text:", f"{param}:", 1)) from None
         return self.check_ids((encoder or self.codec).encode(text, add_special_tokens), param)
 
+    @property
+    def text_bytes(self) -> int:
+        """Bytes that a text in the context may have at most."""
+        return self._limits.text_bytes
+
     def check_ids(self, ids: list[int], param: str) -> list[int]:
         """The token ids of a prompt, as they are. Raises ApiError where they cannot be a prompt of this model."""
         if not ids:

@@ -15,6 +15,10 @@ from redraft.openai.structured.use import tool_use
 from redraft.openai.translate import prompt_text
 from redraft.request import INT32_MAX, MAX_INPUT_IDS
 
+MAX_TEXT_BYTES = 2**20
+"""A text that is counted, unless the context holds a longer one. A tokenizer takes half a minute for 15 MB, and has one
+of the few threads that read large bodies meanwhile."""
+
 
 class TokenizeBody(Conversation):
     """A text, or a conversation as `/v1/chat/completions` takes it."""
@@ -44,7 +48,7 @@ class DetokenizeBody(Named):
 
 
 def tokenize(body: TokenizeBody, model: ServedModel) -> dict[str, Any]:
-    """The token ids of a text or conversation, of any length. Raises ApiError."""
+    """The token ids of a text or conversation, also of one that the context does not hold. Raises ApiError."""
     if body.messages is None:
         text, param = body.prompt or "", "prompt"
     else:
@@ -52,6 +56,9 @@ def tokenize(body: TokenizeBody, model: ServedModel) -> dict[str, Any]:
         messages = [message.model_dump() for message in body.messages]
         text, param = prompt_text(messages, tools, model, "messages", body.writing())[0], "messages"
     model.check_unicode(text, param)
+    size, most = len(text.encode()), max(MAX_TEXT_BYTES, model.text_bytes)
+    if size > most:
+        raise ApiError(400, f"{param}: expected at most {most} bytes, got {size}", param)
     encoder = model.codec if body.messages is None else model.encoder(body.writing())
     ids = encoder.encode(text, body.add_special_tokens)
     texts = [model.codec.token_string(token) for token in ids] if body.return_token_strs else None

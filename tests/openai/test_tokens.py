@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from redraft.openai.tokens import MAX_TEXT_BYTES
 from tests.openai.serving import directly, front_end
 from tests.openai.test_chat_completions import HELLO, PROMPT
 from tests.toy_engine import toy_codec
@@ -72,6 +73,8 @@ def test_a_text_that_no_context_holds_is_counted(server):
         ("/tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
         ("/tokenize", {"prompt": "\ud800"}, None),
         ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": " " * (MAX_TEXT_BYTES + 1)}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a" * MAX_TEXT_BYTES}]}, "messages"),
         ("/tokenize", {"prompt": "a", "more": 1}, "more"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
