@@ -136,6 +136,8 @@ class AdaptedCheckpoint:
             if missing := {"A", "B"} - parts.keys():
                 raise FetchError(f"{self._folder} has no lora_{min(missing)} of {name}")
             a, b = parts["A"], parts["B"]
+            if self._shapes[name].ndim != 2:
+                raise FetchError(f"{self._folder} changes {name}, which is no matrix")
             rows, columns = tuple(self._shapes[name].shape)
             expected = (columns, rows) if name in self._tables else (rows, columns)
             if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or (len(b), a.shape[1]) != expected:
@@ -189,6 +191,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
         own = settings.get(name) or {}
         if not isinstance(own, dict) or not all(is_number(value) and value > 0 for value in own.values()):
             raise FetchError(f"{file}: {name} is {shown(own)}, expected numbers by module")
+        for key in own:
+            try:
+                re.compile(key)
+            except re.error as error:
+                raise FetchError(f"{file}: {name} has the key {shown(key)}, which is no pattern ({error})") from None
     if not is_number(settings.get("lora_alpha")):
         raise FetchError(f"{file}: lora_alpha is {shown(settings.get('lora_alpha'))}, expected a number")
     return settings

@@ -136,7 +136,9 @@ class FolderCheckpoint:
     def _header(self, name: str) -> Tensor | None:
         """A wanted weight's shape as a meta tensor; None where the folder lacks it."""
         if not self._packed(name):
-            return self._stored[name]
+            if not (stored := self._stored[name]).ndim:
+                raise FetchError(f"{self.folder}: {name} is a single number, expected rows")
+            return stored
         if self._quantization is None:
             if name in self._stored:
                 raise FetchError(f"{self.folder}: {name} is {self._stored[name].dtype}, expected floating point")
@@ -153,6 +155,11 @@ class FolderCheckpoint:
             return self._quantization.weight(lambda suffix: read(f"{layer}.{suffix}"))
         except FetchError as refusal:
             raise FetchError(f"{self.folder}: {layer}.{refusal}") from None
+        except (IndexError, RuntimeError, TypeError, ValueError, ArithmeticError) as error:
+            raise FetchError(
+                f"{self.folder}: {layer} is not quantized as its tensors and quantization_config say together "
+                f"({str(error).partition(chr(10))[0]})"
+            ) from error
 
     def _read(self, name: str) -> Tensor | None:
         return self._of_file(*self._files[name]) if name in self._files else None

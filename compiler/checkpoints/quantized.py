@@ -169,7 +169,8 @@ def scaled(read: Read, block: list[int] | None = None, symmetric: bool = True) -
     def for_each(numbers: Tensor) -> Tensor:
         numbers = _of_groups(numbers)
         for axis in range(2):
-            size = block[axis] if block else -(-weight.shape[axis] // numbers.shape[axis])
+            size = -(-weight.shape[axis] // numbers.shape[axis])
+            size = min(block[axis], weight.shape[axis]) if block else size  # a hostile block may be of any size
             numbers = numbers.repeat_interleave(size, axis).narrow(axis, 0, weight.shape[axis])
         return numbers
 

@@ -161,4 +161,7 @@ class TargetConfig:
             raise UnsupportedModelError(f"partial_rotary_factor {shares.pop()}, expected 1")
         if head_size % 2 or config.rope.rotated(head_size) % 2:
             raise UnsupportedModelError(f"heads of size {head_size}, whose elements RoPE cannot turn in pairs")
+        for name, divisors in (("short_factor", rope.short_divisors), ("long_factor", rope.long_divisors)):
+            if divisors is not None and len(divisors) != (pairs := rope.rotated(head_size) // 2):
+                raise ValueError(f"LongRoPE's {name} has {len(divisors)} numbers, expected {pairs}, one for each pair")
         return config

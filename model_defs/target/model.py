@@ -243,7 +243,7 @@ class Target(nn.Module):
                 shapes = [hf[source].shape for source in weight.sources]
             except KeyError as missing:
                 raise ValueError(f"weight {missing} is missing") from None
-            found: tuple[int, ...] = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+            found: tuple[int, ...] = (sum(shape[:1].numel() for shape in shapes), *shapes[0][1:])
             with suppress(RuntimeError, IndexError):  # shapes that do not fit each other, or the change
                 found = tuple(weight.read([torch.empty(shape, device="meta") for shape in shapes]).shape)
             if found != expected[name].shape or any(other[1:] != shapes[0][1:] for other in shapes):

@@ -123,7 +123,7 @@ class RopeConfig:
         common = cls(
             theta=scaling.get("rope_theta", raw.get("rope_theta", 10000.0)),
             type=kind,
-            factor=scaling.get("factor") or longest / (original or longest),
+            factor=longest / (original or longest) if scaling.get("factor") is None else scaling["factor"],
             low_freq_factor=scaling.get("low_freq_factor", 1.0),
             high_freq_factor=scaling.get("high_freq_factor", 4.0),
             original_max_position=longest if kind == "dynamic" else original or longest,

@@ -118,6 +118,7 @@ def test_the_plain_model_is_another_one(checkpoint, tmp_path):
         ({"r": 4}, "has rank 3, and adapter_config.json says 4"),
         ({"lora_alpha": float("nan")}, "lora_alpha is nan, expected a number"),
         ({"rank_pattern": [1]}, "rank_pattern is .*, expected numbers by module"),
+        ({"alpha_pattern": {"(": 2}}, r"alpha_pattern has the key '\(', which is no pattern"),
         ({"use_dora": True}, "use_dora and the lora_magnitude_vector of .* do not fit"),
     ],
 )
@@ -142,6 +143,10 @@ LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
         ({f"{LAYER}.lora_A.weight": torch.ones(3, 32, dtype=torch.int8)}, r"lora_A\.weight is torch\.int8"),
         ({f"{LAYER}.x": torch.ones(2)}, r"holds model\.layers\.0\.self_attn\.q_proj\.x .*, and the model has none"),
         ({LAYER.replace("0", "9") + ".lora_A.weight": torch.ones(3, 32)}, "which the model does not have"),
+        (
+            {f"base_model.model.model.norm.lora_{part}.weight": torch.ones(3, 3) for part in "AB"},
+            r"changes model\.norm\.weight, which is no matrix",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(checkpoint, tmp_path, change, message):

@@ -182,6 +182,8 @@ ODD_FIELDS = {
         [1],
         {"rope_type": "yarn"},
         {"rope_type": "longrope", "short_factor": 5, "long_factor": []},
+        {"rope_type": "longrope", "short_factor": [1], "long_factor": [1]},
+        {"rope_type": "linear", "factor": 0},
     ],
     "eos_token_id": [-1, 1.5, NAN, "x", {}, {"a": 1}, [[1]], [None], 2**62],
     "quantization_config": [5, [1], {"quant_method": ["x"]}, {"quant_method": "gptq", "bits": {}}],
@@ -291,6 +293,17 @@ def test_integers_are_no_weights(checkpoint, tmp_path):
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(FetchError, match=r"model\.norm\.weight is torch\.int8, expected floating point"):
         FolderCheckpoint(folder, "hostile")
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"])
+def test_a_number_is_no_weight(checkpoint, tmp_path, name):
+    for tied in (True, False):
+        folder = folder_with(checkpoint, tmp_path, tie_word_embeddings=tied)
+        save_file(load_file(folder / "model.safetensors") | {name: torch.ones(())}, folder / "model.safetensors")
+        assert "is a single number, expected rows" in message(read_folder, folder)
+    shapes = load_file(checkpoint / "model.safetensors") | {"model.norm.weight": torch.ones(())}
+    with pytest.raises(ValueError, match=r"has shape \(\)"):
+        Target.check_weights(shapes, TargetConfig.load(checkpoint))
 
 
 @pytest.mark.parametrize("id_", [2**32 - 1, -1, 2**31, 1.5, "x"])

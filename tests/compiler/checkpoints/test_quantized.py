@@ -218,6 +218,29 @@ def test_a_tensor_that_its_configuration_belies_is_named(checkpoint, tmp_path, s
         fetch(source, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "quantize"),
+    [
+        (SYMMETRIC, lambda w: symmetric_gptq(w, 7) | {"g_idx": torch.full((w.shape[1],), 99)}),
+        (SYMMETRIC, lambda w: symmetric_gptq(w, 7) | {"qweight": torch.ones(w.shape[1] // 8, len(w))}),
+        (SYMMETRIC, lambda w: symmetric_gptq(w, 7) | {"scales": torch.ones(())}),
+        (SYMMETRIC | {"group_size": "x"}, lambda w: {n: t for n, t in symmetric_gptq(w, 7).items() if n != "g_idx"}),
+        ({"quant_method": "awq"}, lambda w: awq(w) | {"scales": torch.ones(0, len(w))}),
+        ({"quant_method": "fp8", "weight_block_size": [1, 1]}, lambda w: scaled(w, torch.float8_e4m3fn)),
+        ({"quant_method": "fp8", "weight_block_size": [-1]}, lambda w: scaled(w, torch.float8_e4m3fn)),
+    ],
+)
+def test_tensors_that_do_not_fit_their_quantization_are_refused(checkpoint, tmp_path, settings, quantize):
+    write(checkpoint, tmp_path / "source", settings, quantize)
+    with pytest.raises(FetchError, match=r"model\.layers\.0\.\w+\.\w+ is not quantized as its tensors and"):
+        fetch(tmp_path / "source", tmp_path)
+
+
+def test_a_block_may_be_larger_than_a_weight():
+    stored = {"weight": torch.ones(2, 4).to(torch.float8_e4m3fn), "weight_scale": torch.full((1, 1), 3.0)}
+    assert torch.equal(read_scaled(stored.get, [2**40, 2**40]), torch.full((2, 4), 3.0))
+
+
 @pytest.mark.parametrize("named", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("zero", [7, 8])
 def test_zeros_of_symmetric_weights_show_the_version(named, zero):
