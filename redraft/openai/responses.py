@@ -87,7 +87,7 @@ def responses_job(body: ResponsesBody, model: ServedModel) -> Job:
     else:
         messages += _messages(body.input)
     if not messages:
-        raise ApiError(400, "input: expected at least one item, got none", "input")
+        raise ApiError(400, "input: expected at least one message, got none", "input")
     try:
         prompt = prompt_of(messages, tools, model, "input", body.writing())
     except ApiError:
