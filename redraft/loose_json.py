@@ -12,7 +12,8 @@ from pydantic_core import from_json
 
 _LOOSE = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|,(?=\s*[}\]])', re.DOTALL)
 """A text, which may be cut off, or a comma before a closing bracket."""
-_WHOLE_TEXTS = re.compile(r'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
+_PARTS = re.compile(r'[^"]++|"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""What stands between texts, or a text."""
 _FIRST_NONCHARACTER = 0xFDD0
 _STAND_INS = {code: _FIRST_NONCHARACTER + code for code in range(0x20)}
 """Unicode has as many characters that no text may have as there are control characters."""
@@ -47,10 +48,12 @@ def value_end(text: str) -> int | None:
     return end if may_go_on(text[:end]) else None
 
 
-def is_within_text(text: str) -> bool:
-    """Whether the beginning of a JSON value ends within a text."""
-    match = _WHOLE_TEXTS.match(text)
-    return match is not None and match.end() < len(text)
+def find_outside_texts(text: str, mark: str) -> int:
+    """Index of the first mark that is not within a text of the JSON; -1 where there is none."""
+    for part in _PARTS.finditer(text):
+        if part[0][0] != '"' and (index := part[0].find(mark)) >= 0:
+            return part.start() + index
+    return -1
 
 
 def may_go_on(text: str) -> bool:

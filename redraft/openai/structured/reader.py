@@ -14,8 +14,15 @@ from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
-from redraft.loose_json import finite, is_within_text, may_go_on, mended, strict, value_end
-from redraft.openai.structured.values import braced_json, escaped, is_text_only, keyword_arguments, typed_value
+from redraft.loose_json import find_outside_texts, finite, may_go_on, mended, strict, value_end
+from redraft.openai.structured.values import (
+    braced_json,
+    closing_bracket,
+    escaped,
+    is_text_only,
+    keyword_arguments,
+    typed_value,
+)
 from redraft.text import overlap
 
 T = TypeVar("T")
@@ -352,24 +359,24 @@ class CallReader:
         head = yield from self._matching(_PYTHON_HEAD, "(")
         if head[1] not in self._tools:
             raise NotACall
-        end = self._at
+        parsed = 0
         while True:
-            while (end := self._text.find(")", end)) >= 0:
-                arguments = keyword_arguments(self._text[self._at : end])
-                end += 1
-                if arguments is not None:
-                    self._begin(head[1], end)
+            source = self._text[self._at :]
+            if self._is_time(len(source), parsed):
+                parsed = len(source)
+                if (end := closing_bracket(source)) is not None:
+                    if (arguments := keyword_arguments(source[:end])) is None:
+                        raise NotACall
+                    self._begin(head[1], self._at + end + 1)
                     self._argue(json.dumps(arguments, ensure_ascii=False))
                     self._whole_calls += 1
                     return
-            if self._ended:
-                if ")" not in self._text[self._at :]:  # cut off
-                    self._begin(head[1], len(self._text))
+                if self._ended:
+                    if ")" in source:
+                        raise NotACall
+                    self._begin(head[1], len(self._text))  # cut off
                     return
-                raise NotACall
-            tried = len(self._text) - self._at
             yield
-            end = self._at + tried
 
     def _braced(self, quote: str, end: str) -> Reading[None]:
         head = yield from self._matching(_BRACED_HEAD, "{")
@@ -424,7 +431,8 @@ class CallReader:
                 stop = value_end(source)
                 self._whole_calls += stop is not None
                 if stop is None:
-                    stop = _malformed_end(source, end)
+                    mark = find_outside_texts(source, end) if end else -1
+                    stop = mark if mark >= 0 else None
                 certain = source if self._ended else source[: len(source) - overlap(source, end)]
                 certain = certain[:stop].rstrip(", \t\r\n")  # a comma may turn out to be one before a bracket
                 self._argue(strict(certain[passed:]))
@@ -502,11 +510,3 @@ class CallReader:
             self._found[-1] += kept
         elif kept:
             self._found.append(kept)
-
-
-def _malformed_end(source: str, end: str) -> int | None:
-    """Where arguments that are no JSON end: before the first mark `end` that is not within a text."""
-    place = source.find(end) if end else -1
-    while place >= 0 and is_within_text(source[:place]):
-        place = source.find(end, place + 1)
-    return place if place >= 0 else None

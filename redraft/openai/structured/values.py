@@ -18,6 +18,8 @@ _PYTHON = {"True": True, "False": False, "None": None}
 _JAVASCRIPT = {"true": True, "false": False, "null": None}
 _BARE_KEY = re.compile(r"([{,]\s*)([\w.$-]+)(?=\s*:)")
 
+_PYTHON_PARTS = re.compile(r""""(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+'|[^"'()\[\]{}]++|[()\[\]{}]""", re.DOTALL)
+
 
 def escaped(text: str) -> str:
     """A part of a text as a part of a JSON string."""
@@ -41,6 +43,18 @@ def typed_value(text: str, parameters: Mapping[str, Any], name: str) -> Any:
     if "string" in types and kind not in types and not (kind == "integer" and "number" in types):
         return text
     return value
+
+
+def closing_bracket(source: str) -> int | None:
+    """Index of the bracket that closes a call in Python, after whose opening bracket the source begins; None where it
+    has none."""
+    depth, part = 0, _PYTHON_PARTS.match(source)
+    while part is not None:
+        depth += (part[0] in "([{") - (part[0] in ")]}")
+        if depth < 0:
+            return part.start()
+        part = _PYTHON_PARTS.match(source, part.end())
+    return None
 
 
 def keyword_arguments(source: str) -> dict[str, Any] | None:

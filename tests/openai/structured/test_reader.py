@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 
 import pytest
 
@@ -469,3 +470,18 @@ def test_long_arguments_take_linear_time():
     pieces = [reader.push("abcd")[0].arguments for _ in range(100_000)]
     assert pieces[-1] == "abcd"
     assert len(reader.push("x" * 2_000_000)[0].arguments) == 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("form", "start", "again"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": bad "', "</tool_call>"),
+        ("pythonic", "[add(a=", "f()"),
+        ("pythonic", '[add(a="', ")"),
+        ("gemma4", "<|tool_call>call:add{a:", '<|"|>'),
+    ],
+)
+def test_hostile_answers_take_little_time(form, start, again):
+    begun = time.process_time()
+    read(form, [start, *[again] * 8000])
+    assert time.process_time() - begun < 3
