@@ -22,6 +22,7 @@ from redraft.request import (
     InvalidRequest,
     Options,
     SequenceStats,
+    StopReason,
     joined_extras,
     request,
 )
@@ -42,6 +43,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    stop_reason: StopReason | None = None
     stats: SequenceStats = field(default_factory=SequenceStats)
     seconds: float = 0.0
     log_probs: list[float] | None = None
@@ -304,6 +306,7 @@ def _joined(outputs: Sequence[Output], seconds: float) -> Answer:
         token_ids=[token for output in outputs for token in output.token_ids],
         text="".join(output.text for output in outputs),
         finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
         stats=last.stats or SequenceStats(),
         seconds=seconds,
         **joined_extras(outputs),

@@ -53,6 +53,10 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Word = Annotated[str, Field(max_length=1000)]
 
 
+StopReason = int | str
+"""What ended a text beside the model's own end tokens: a stop word, or the id of a token of `stop_token_ids`."""
+
+
 class InvalidRequest(ValueError):
     """A message that cannot be served as it is; the text says which field, its value and what was expected."""
 

@@ -20,7 +20,7 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node, follow
 from redraft.decoding.verification import Verdict
 from redraft.engines.features import Features, join
-from redraft.request import DraftTree, GenerateRequest, SequenceStats
+from redraft.request import DraftTree, GenerateRequest, SequenceStats, StopReason
 from redraft.text import TextCodec, TextStream
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Output:
     prompt_top_log_probs: list[Alternatives] | None = None
     draft_trees: list[DraftTree] | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: StopReason | None = None
     error: str | None = None
     """Why the request failed, where the finish reason is `error`."""
     stats: SequenceStats | None = None
@@ -154,7 +155,10 @@ class Sequence:
         special = {word: codec.special_id(word) for word in request.stop_words}
         if request.end_id is not None and request.end_id not in end_ids:
             end_ids = frozenset({request.end_id} - {-1})
-        self.end_ids = end_ids | {*request.stop_token_ids, *(token for token in special.values() if token is not None)}
+        stops: dict[int, StopReason] = {token: token for token in request.stop_token_ids}
+        stops |= {token: word for word, token in special.items() if token is not None}
+        self.end_ids = end_ids | stops.keys()
+        self._stop_reasons = {token: reason for token, reason in stops.items() if token not in end_ids}
         self.key = key
         self.request = request
         self.prompt = np.asarray(prompt, dtype=np.int32)
@@ -180,6 +184,7 @@ class Sequence:
         self.fresh: list[Node] | None = None
         self.proposals = Proposals() if request.draft_trees else None
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: StopReason | None = None
         self.error: str | None = None
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
@@ -335,7 +340,7 @@ class Sequence:
         output.text += self._text.take()
         if output.text:
             self._next_output = now + self._stream_interval_s
-        output.finish_reason = self.finish_reason
+        output.finish_reason, output.stop_reason = self.finish_reason, self.stop_reason
         output.error = self.error
         if self.finish_reason:
             output.stats = self.stats
@@ -379,6 +384,7 @@ class Sequence:
     def _append(self, verdict: Verdict, place: int) -> None:
         token = verdict.tokens[place]
         if token in self.end_ids:
+            self.stop_reason = self._stop_reasons.get(token)
             return self.finish("stop")
         output, scores = self._output, verdict.log_probs
         output.token_ids.append(token)
@@ -390,6 +396,7 @@ class Sequence:
         self.stats.output_tokens += 1
         grammar = self.sampler.grammar
         if self._text.push(token) or self._completes_stop_word(token):
+            self.stop_reason = self._text.stop_word
             return self.finish("stop")
         if grammar is not None and grammar.complete_length == self.stats.output_tokens:
             if not grammar.failed:

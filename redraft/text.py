@@ -182,6 +182,8 @@ class TextStream:
         """Text of runs, after that of the window before them, which nothing can change any more."""
         self._held = ""
         self._ready: list[str] = []
+        self.stop_word: str | None = None
+        """The one that was met."""
         self._begin(prompt)
 
     def push(self, token: int) -> bool:
@@ -297,9 +299,9 @@ class TextStream:
         # A stop word ends the text, so that no later byte can change the run that it is found in.
         characters = self._run[: len(self._run) - self._unfinished_bytes()]
         text = self._held + (self._text_after(characters) if characters else "")
-        ends = [(start + len(word), start) for word in self._stop_words if (start := text.find(word)) >= 0]
+        ends = [(start + len(word), start, word) for word in self._stop_words if (start := text.find(word)) >= 0]
         if ends:
-            end, start = min(ends)
+            end, start, self.stop_word = min(ends)
             self._ready.append(text[: end if self._include_stop_word else start])
             self._held, self._settled = "", ""
             self._window, self._run, self._decoded = [], [], 0

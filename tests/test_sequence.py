@@ -53,6 +53,28 @@ def step(sequence: Sequence, text: str) -> None:
     sequence.step(gained, None, NODES[: len(gained.tokens)], len(gained.tokens), False)
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"stop_words": ["x", "cd"]}, "cd"),
+        ({"stop_words": ["<end>"]}, None),
+        ({"stop_words": ["<end>"], "end_id": -1}, "<end>"),
+        ({"stop_token_ids": CODEC.encode("d")}, CODEC.encode("d")[0]),
+        ({"stop_token_ids": [0]}, None),
+        ({"stop_word_ids": [CODEC.encode("cd")]}, None),
+        ({"max_tokens": 2}, None),
+    ],
+)
+def test_what_ended_the_text_beside_the_models_end_tokens(fields, reason):
+    sequence = begun("ab", **fields)
+    if sequence.finish_reason is None:
+        step(sequence, "cd<end>")
+    assert sequence.finish_reason
+    output = sequence.take_output()
+    assert output is not None
+    assert output.stop_reason == reason
+
+
 def test_the_first_text_comes_at_once_and_the_rest_is_gathered(clock):
     sequence = begun("a", return_log_probs=True)
     assert sequence.take_output().text == "a"

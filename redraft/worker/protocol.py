@@ -15,7 +15,16 @@ from typing import Any, Literal
 import msgpack
 from pydantic import BaseModel, Field, ValidationError
 
-from redraft.request import DraftTree, GenerateRequest, InvalidRequest, Message, SequenceStats, describe, shown
+from redraft.request import (
+    DraftTree,
+    GenerateRequest,
+    InvalidRequest,
+    Message,
+    SequenceStats,
+    StopReason,
+    describe,
+    shown,
+)
 from redraft.scheduling.service_stats import ServiceStats
 
 SUPERVISOR_PIPE = "supervisor.pipe"
@@ -72,6 +81,7 @@ class Chunk(BaseModel):
     draft_trees: list[DraftTree] | None = None
     done: bool = False
     finish_reason: Literal["stop", "length", "cancelled", "timeout"] | None = None
+    stop_reason: StopReason | None = None
     stats: SequenceStats | None = None
 
 

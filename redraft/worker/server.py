@@ -323,6 +323,7 @@ class Worker:
             self._active.pop(key, None)
             message["done"] = True
             message["finish_reason"] = output.finish_reason
+            message["stop_reason"] = output.stop_reason
             message["stats"] = asdict(output.stats) if output.stats else None
         self._send(client, message)
 

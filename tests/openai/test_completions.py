@@ -168,9 +168,10 @@ def test_stop_tokens_and_stop_texts_are_kept_or_not(server):
     before = CODEC.decode(plain.token_ids[: plain.token_ids.index(stop)])
     body = {"prompt": IDS, "temperature": 0, "max_tokens": 16}
     (choice,) = server.post("/v1/completions", body | {"stop_token_ids": [stop]}).json()["choices"]
-    assert (choice["text"], choice["finish_reason"]) == (before, "stop")
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (before, "stop", stop)
     kept = {"stop": before[-1], "include_stop_str_in_output": True}
     (choice,) = server.post("/v1/completions", body | kept).json()["choices"]
     assert choice["text"] == before[: before.index(before[-1]) + 1]
+    assert choice["stop_reason"] == before[-1]
     (choice,) = server.post("/v1/completions", body | {"bad_words": [before[0]]}).json()["choices"]
     assert not choice["text"].startswith(before[0])

@@ -47,7 +47,7 @@ class ChatAnswer:
                     "index": index,
                     "message": _message(choice),
                     "logprobs": {"content": choice.log_probs, "refusal": None} if self._body.logprobs else None,
-                    "finish_reason": choice.finish_reason,
+                    **choice.ending,
                 }
                 | ({"draft_trees": choice.trees} if self._body.draft_trees else {})
                 for index, choice in enumerate(self._choices)
@@ -78,7 +78,7 @@ class ChatAnswer:
             calls = [_call_delta(delta) for delta in deltas if isinstance(delta, CallPart)]
             parts += [self._event(place, {"tool_calls": [call]}) for call in calls]
             if chunk.done:
-                parts.append(self._event(place, {}, finish_reason=choice.finish_reason))
+                parts.append(self._event(place, {}, ending=choice.ending))
             if parts:
                 yield b"".join(parts)
         if self._body.usage_at_end:
@@ -91,10 +91,10 @@ class ChatAnswer:
 
     def _event(
         self, index: int, delta: dict[str, Any], entries: list[dict[str, Any]] | None = None,
-        trees: list[dict[str, Any]] | None = None, *, finish_reason: str | None = None,
+        trees: list[dict[str, Any]] | None = None, *, ending: dict[str, Any] | None = None,
     ) -> bytes:  # fmt: skip
         log_probs = {"content": entries, "refusal": None} if entries else None
-        one = {"index": index, "delta": delta, "logprobs": log_probs, "finish_reason": finish_reason}
+        one = {"index": index, "delta": delta, "logprobs": log_probs, **(ending or {"finish_reason": None})}
         if trees:
             one["draft_trees"] = trees
         return self._write([one], usage(self._job, self._choices) if self._body.usage_always else None)

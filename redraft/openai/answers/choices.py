@@ -12,7 +12,7 @@ from redraft.openai.model import ServedModel
 from redraft.openai.structured.reader import CallReader, Delta
 from redraft.openai.structured.thoughts import Thought, ThoughtReader
 from redraft.openai.translate import Job
-from redraft.request import SequenceStats
+from redraft.request import SequenceStats, StopReason
 from redraft.worker.protocol import Chunk
 
 IMPOSSIBLE = -9999.0
@@ -42,11 +42,17 @@ class Choice:
     calls: list[Call] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: StopReason | None = None
     stats: SequenceStats | None = None
     log_probs: list[dict[str, Any]] = field(default_factory=list)
     """In the chat form."""
     trees: list[dict[str, Any]] = field(default_factory=list)
     """Draft trees, where they are asked for."""
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """Why it ended, as vLLM says it."""
+        return {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason}
 
     @property
     def output_tokens(self) -> int:
@@ -72,7 +78,7 @@ class Choice:
             else:
                 self.calls[delta.index].arguments += delta.arguments
         self.token_ids += chunk.token_ids
-        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.finish_reason, self.stop_reason = chunk.finish_reason or self.finish_reason, chunk.stop_reason
         if self.reader is not None and self.calls and self.reader.whole:
             ended = self.finish_reason == "stop" or (self.finish_reason == "length" and self.reader.enough)
             self.finish_reason = TOOL_CALLS if ended else self.finish_reason

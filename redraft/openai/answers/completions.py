@@ -52,7 +52,7 @@ class CompletionAnswer:
         return {
             **self._head,
             "choices": [
-                {"index": index, "text": text, "logprobs": found, "finish_reason": choice.finish_reason}
+                {"index": index, "text": text, "logprobs": found, **choice.ending}
                 | scores[index]
                 | ({"draft_trees": choice.trees} if self._body.draft_trees else {})
                 for index, (text, found, choice) in enumerate(zip(texts, lists, self._choices, strict=True))
@@ -67,8 +67,8 @@ class CompletionAnswer:
             text, found = self._add(place, chunk)
             trees = self._trees[place].write(chunk.draft_trees or ())
             if text or found or trees or chunk.done:
-                reason = self._choices[place].finish_reason
-                one = {"index": place, "text": text, "logprobs": found, "finish_reason": reason}
+                ending = self._choices[place].ending if chunk.done else {"finish_reason": None}
+                one = {"index": place, "text": text, "logprobs": found, **ending}
                 yield self._write([one | ({"draft_trees": trees} if trees else {})])
         if self._body.usage_at_end:
             yield self._write([])
