@@ -3,7 +3,7 @@
 # seventeenth row cost?
 CALL=b; source "$(dirname "$0")/lib.sh"
 
-RTX=$SCRATCH/$(cd "$KIT" && ls tensorrt_rtx*_libs*.part2 2>/dev/null | head -n 1 | sed 's/\.part2$//')
+RTX=$SCRATCH/$(second_half_of "tensorrt_rtx*_libs*")
 join "$RTX" "$SCRATCH/a/$(basename "$RTX").part1" "$KIT/$(basename "$RTX").part2"
 row install 20 python3 -m pip install -q --no-index --no-deps --no-compile --target "$SCRATCH/site" --upgrade "$RTX" "$SCRATCH"/a/*.whl
 use_kernels "$SCRATCH/common"

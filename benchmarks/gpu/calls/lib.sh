@@ -36,6 +36,9 @@ python_row() {
   row "$name" "$limit" python3 -m "$module" --device "$DEVICE" --output "$OUT/$name.json" "$@"
 }
 
+# second_half_of PATTERN: the name of the file whose second half is in this call's folder.
+second_half_of() { basename "$(find "$KIT" -name "$1.part2" 2>/dev/null | head -n 1)" .part2; }
+
 # join FILE PART ...: put a file together again from its parts.
 join() {
   [ -n "$DRY" ] && return
