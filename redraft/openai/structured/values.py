@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from redraft.loose_json import finite, mended, value_end
+from redraft.loose_json import finite, mended, strict, value_end
 
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 _PYTHON = {"True": True, "False": False, "None": None}
@@ -36,9 +36,10 @@ def typed_value(text: str, parameters: Mapping[str, Any], name: str) -> Any:
     templates make of true, false and null in Python. What is none of these is the text."""
     types, word = _types(_property(parameters, name), parameters), text.strip()
     try:
-        value = _PYTHON[word] if word in _PYTHON else finite(from_json(word, allow_inf_nan=False))
+        value = _PYTHON[word] if word in _PYTHON else finite(from_json(strict(mended(word)), allow_inf_nan=False))
     except ValueError:
-        value = text
+        literal = keyword_arguments(f"value={word}") if types and "string" not in types else None
+        value = text if literal is None or len(literal) > 1 else literal["value"]
     kind = _TYPES.get(type(value), "null")
     if "string" in types and kind not in types and not (kind == "integer" and "number" in types):
         return text
@@ -96,7 +97,9 @@ class _Names(ast.NodeTransformer):
 
 def _json_values(arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments as JSON has them. Raises ValueError or TypeError where it does not."""
-    return finite(json.loads(json.dumps(arguments)))
+    values = finite(json.loads(json.dumps(arguments)))
+    json.dumps(values, ensure_ascii=False).encode()  # half of a surrogate pair is no character
+    return values
 
 
 def _property(parameters: Mapping[str, Any], name: str) -> Any:
@@ -118,6 +121,9 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
         return {_TYPES.get(type(value), "null") for value in values}
     if isinstance(types := schema.get("type"), str | list):
         return {types} if isinstance(types, str) else {kind for kind in types if isinstance(kind, str)}
+    if isinstance(schema.get("allOf"), list):
+        joined = [types for part in schema["allOf"] if (types := _types(part, root, depth + 1))]
+        return set.intersection(*joined) if joined else set()
     for several in ("anyOf", "oneOf"):
         if isinstance(schema.get(several), list):
             found = [_types(one, root, depth + 1) for one in schema[several]]

@@ -22,7 +22,15 @@ from redraft.openai.structured.forms import (
 from redraft.openai.structured.reader import CallPart, CallReader
 from redraft.worker.protocol import Chunk
 
-CITY = {"type": "object", "properties": {"city": {"type": "string"}, "day": {"$ref": "#/$defs/day"}}}
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "day": {"$ref": "#/$defs/day"},
+        "place": {"type": "object"},
+        "name": {"allOf": [{"description": "a name"}, {"type": "string"}]},
+    },
+}
 TOOLS: dict = {"add": {}, "get_weather": CITY | {"$defs": {"day": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}}
 WORDS = [
     "Hello",
@@ -298,6 +306,7 @@ CASES = [
     ("hermes", '<tool_call>{"arguments": " ", "name": "add"}</tool_call>', "", [("add", "{}")]),
     ("glm45", "<tool_call>add</tool_call> done", " done", [("add", "{}")]),
     ("glm45", "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "", [("add", '{"a": 1}')]),
+    ("pythonic", r'[add(a="\ud83d\ude00")]', "", [("add", '{"a": "😀"}')]),
     ("pythonic", "[ add ( a = 1 ) , add() ]", "", [("add", '{"a": 1}'), ("add", "{}")]),
 ]  # fmt: skip
 
@@ -335,6 +344,7 @@ MALFORMED = [
     ("glm45", "<tool_call>add\nme</tool_call>", None, []),
     ("pythonic", "[add(1, 2)]", None, []),
     ("pythonic", "[add(a=b)]", None, []),
+    ("pythonic", r'[add(a="\ud83d")]', None, []),
     ("pythonic", "[subtract(a=1)]", None, []),
     ("pythonic", "[1] says so.", None, []),
     ("deepseek_v31", f"{DEEPSEEK_CALLS}{DEEPSEEK_CALL}add{DEEPSEEK_SEPARATOR}none{DEEPSEEK_CALL_END}", None, []),
@@ -395,7 +405,9 @@ TEXTS = [
     ("add", '{"b": [1]}', {"b": [1]}),
     ("add", "1e999", 1.7976931348623157e308), ("add", "", ""), ("city", "1", "1"), ("city", "null", "null"),
     ("day", "null", None), ("day", "None", None), ("day", "5", "5"), ("day", "Monday", "Monday"),
-    ("day", "NaN", "NaN"), ("add", "Infinity", "Infinity"),
+    ("day", "NaN", "NaN"), ("add", "Infinity", "Infinity"), ("add", '{"a": 1,}', {"a": 1}),
+    ("add", "{'a': 1}", "{'a': 1}"), ("place", "{'a': True}", {"a": True}), ("place", "{'a': b}", "{'a': b}"),
+    ("name", "5", "5"),
 ]  # fmt: skip
 
 
