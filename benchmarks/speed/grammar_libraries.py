@@ -3,9 +3,9 @@
     python -m benchmarks.speed.grammar_libraries --model artifacts/models/SmolLM2-135M-Instruct
 
 For each schema of --schemas a text that meets it is written token by token, as masks of llguidance allow it (seeded).
-Measured are the time to compile the schema; the time of a mask at each place of that text; that of masks along a path
-of --depth drafted tokens with the way back, which a tree needs for every node that it expands; that of a copy of the
-state, another way to branch; and that of the forced tokens. Times are medians and 99th percentiles over all places.
+Measured are the time to compile the schema; the time of a mask at each place of that text; that of a copy of the
+state, with which each path of a draft tree begins; and that of the forced tokens. Times are medians and 99th
+percentiles over all places.
 Last come microseconds a row of what a GPU that chooses tokens is given: the bits of all rows of trees of --rows rows,
 whose masks are made or, as the tree was grown with them, only packed.
 """
@@ -44,12 +44,10 @@ console = Console()
 
 @dataclass(frozen=True)
 class Matcher:
-    """A library's state in one text: what may come next, one token on, so many tokens back, a state of its own, and
-    what must come next."""
+    """A library's state in one text: what may come next, one token on, a state of its own, and what must come next."""
 
     mask: Callable[[], Any]
     take: Callable[[int], Any]
-    back: Callable[[int], Any]
     copy: Callable[[], Any]
     forced: Callable[[], Any]
 
@@ -63,8 +61,7 @@ class LLGuidance:
     def compile(self, schema: str) -> Matcher:
         matcher: Any = compiled(self._tokens, library_grammar(Guide(kind="json_schema", text=schema)))
         return Matcher(
-            matcher.compute_bitmask, matcher.consume_token, matcher.rollback, matcher.deep_copy,
-            matcher.compute_ff_tokens,
+            matcher.compute_bitmask, matcher.consume_token, matcher.deep_copy, matcher.compute_ff_tokens,
         )  # fmt: skip
 
 
@@ -84,10 +81,10 @@ class XGrammar:
     def compile(self, schema: str) -> Matcher:
         form = {"any_whitespace": False, "separators": (ONE_LINE["item_separator"], ONE_LINE["key_separator"])}
         grammar = self._compiler.compile_json_schema(schema, **form)
-        matcher = self._library.GrammarMatcher(grammar, max_rollback_tokens=64)
+        matcher = self._library.GrammarMatcher(grammar)
         bits = self._library.allocate_token_bitmask(1, self._vocab_size)
         return Matcher(
-            lambda: matcher.fill_next_token_bitmask(bits), matcher.accept_token, matcher.rollback, matcher.fork,
+            lambda: matcher.fill_next_token_bitmask(bits), matcher.accept_token, matcher.fork,
             matcher.find_jump_forward_string,
         )  # fmt: skip
 
@@ -98,7 +95,6 @@ class Times:
 
     compile: list[float] = field(default_factory=list)
     mask: list[float] = field(default_factory=list)
-    path: list[float] = field(default_factory=list)
     copy: list[float] = field(default_factory=list)
     forced: list[float] = field(default_factory=list)
 
@@ -121,27 +117,20 @@ def text_of(codec: TextCodec, vocab_size: int, schema: str, rng: np.random.Gener
     return tokens
 
 
-def measure(library: LLGuidance | XGrammar, schema: str, text: list[int], depth: int, times: Times) -> None:
+def measure(library: LLGuidance | XGrammar, schema: str, text: list[int], times: Times) -> None:
     """Add the times of a library at all places of a text. Raises ValueError where it does not take the text."""
 
-    def timed(seconds: list[float], call: Callable[..., Any], *given: Any) -> Any:
+    def timed(seconds: list[float], call: Callable[[], Any]) -> Any:
         started = time.perf_counter()
-        result = call(*given)
+        result = call()
         seconds.append(time.perf_counter() - started)
         return result
 
-    def path(drafted: list[int]) -> None:
-        for token in drafted:
-            matcher.take(token)
-            matcher.mask()
-        matcher.back(len(drafted))
-
-    matcher = timed(times.compile, library.compile, schema)
-    for place, token in enumerate(text[: -depth - 1]):
+    matcher = timed(times.compile, lambda: library.compile(schema))
+    for place, token in enumerate(text[:-1]):
         timed(times.mask, matcher.mask)
         timed(times.copy, matcher.copy)
         timed(times.forced, matcher.forced)
-        timed(times.path, path, text[place : place + depth])
         if not matcher.take(token):
             raise ValueError(f"token {place} of its text is refused")
 
@@ -202,7 +191,6 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder with a tokenizer.json")
     parser.add_argument("--schemas", type=Path, default=HERE / "schemas.jsonl")
-    parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--output", type=Path, default=Path("artifacts/reports/grammar_libraries.json"))
     args = parser.parse_args(argv)
@@ -224,12 +212,12 @@ def main(argv: list[str] | None = None) -> None:
         rows += measure_rows(grammars.compile(Guide(kind="json_schema", text=schema)), text, args.rows)
         for name, library in libraries.items():
             try:
-                measure(library, schema, text, args.depth, found[name])
+                measure(library, schema, text, found[name])
             except (RuntimeError, ValueError) as error:
                 refused.append(f"{name}, {case.name}: {str(error)[:200]}")
     measured = {name: {"schemas": len(times.compile), "ms": percentiles(times)} for name, times in found.items()}
     per_row = dict(zip(("made", "packed"), np.percentile(rows, (50, 99), axis=0).T.tolist(), strict=True))
-    report = {"schemas": args.schemas.name, "depth": args.depth, "libraries": measured, "refused": refused}
+    report = {"schemas": args.schemas.name, "libraries": measured, "refused": refused}
     report |= {"rows": args.rows, "us_per_row": per_row}
     write_json(args.output, report)
     table(report).show(console)

@@ -28,7 +28,7 @@ def test_a_report(model, capsys):
     report = json.loads((model / "r.json").read_text())
     found = report["libraries"]["llguidance"]
     assert found["schemas"] == 1
-    assert list(found["ms"]) == ["compile", "mask", "path", "copy", "forced"]
+    assert list(found["ms"]) == ["compile", "mask", "copy", "forced"]
     assert all(0 < median <= high for median, high in found["ms"].values())
     assert [line.split(":")[0] for line in report["refused"]] == ["llguidance, never"]
     made, packed = report["us_per_row"]["made"], report["us_per_row"]["packed"]
