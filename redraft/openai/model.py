@@ -132,9 +132,10 @@ class ServedModel:
             raise ApiError(400, str(error), param) from None
         return text
 
-    def thinking_after(self, prompt: str) -> Thinking | None:
-        """How thoughts may begin the answer to a prompt; None where they may not."""
-        return thinking_after(prompt, self.codec, self._marks, self._thinks) if self._marks else None
+    def thinking_after(self, prompt: str, continued: str = "") -> Thinking | None:
+        """How thoughts may begin the answer to a prompt, which ends with a `continued` message; None where they may
+        not."""
+        return thinking_after(prompt, self.codec, self._marks, self._thinks, continued) if self._marks else None
 
     def check_unicode(self, text: str, param: str) -> None:
         """Raises ApiError for a text that no tokenizer takes."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from redraft.chat import Writing
+from redraft.chat import Writing, turns
 from redraft.openai.errors import CLIENTS_FIELDS, ApiError, invalid_request, too_long
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import MAX_CHOICES, ChatBody, CompletionBody, Sampled
@@ -103,7 +103,8 @@ def prompt_text(
     """The same before it is encoded, and how thoughts may begin the answer. A forced call's opening is part of it where
     no thoughts come before the call."""
     text = model.chat_text(messages, tools.for_template if tools else [], param, writing)
-    thinking = model.thinking_after(text)
+    continued = turns(messages)[-1]["content"] if writing.continue_final_message else ""
+    thinking = model.thinking_after(text, continued)
     if tools is not None and not (thinking and thinking.expected):
         text += tools.opening
     return text, thinking

@@ -77,12 +77,15 @@ class Thinking:
         return len(self.codec.encode_part(thoughts))
 
 
-def thinking_after(prompt: str, codec: TextCodec, marks: ThoughtMarks, expected: bool) -> Thinking | None:
-    """How the answer to a prompt may begin; None where the prompt has ended the thoughts itself."""
+def thinking_after(
+    prompt: str, codec: TextCodec, marks: ThoughtMarks, expected: bool, continued: str = ""
+) -> Thinking | None:
+    """How the answer to a prompt may begin; None where the prompt has ended the thoughts itself. `continued` is the
+    message within which it ends, if it does: its thoughts may go on, and none begin after them."""
     prompt = prompt.rstrip()
-    if prompt.endswith(marks.end):
+    begun = prompt.endswith(marks.begin) or continued.rfind(marks.begin) > continued.rfind(marks.end)
+    if prompt.endswith(marks.end) or (continued.strip() and not begun):
         return None
-    begun = prompt.endswith(marks.begin)
     return Thinking(codec, marks, begun, expected or begun)
 
 

@@ -12,7 +12,9 @@ import pytest
 from redraft.grammar.library import compiled, grammar_tokens, library_grammar
 from redraft.openai.launch import ReasoningParser
 from redraft.openai.model import ServedModel
+from redraft.openai.schemas import ChatBody
 from redraft.openai.structured.thoughts import MARKS, NO_THOUGHTS, Thinking, ThoughtReader, marks_of, thinking_after
+from redraft.openai.translate import chat_job
 from redraft.request import Guide
 from redraft.text import TextCodec
 from tests.openai.parrot_worker import PARROT_LIMITS, PARROT_TEMPLATE, VOCABULARY
@@ -75,6 +77,24 @@ def test_thoughts_come_as_they_arrive():
 def test_the_end_of_the_prompt_says_whether_thoughts_have_begun(prompt, begun):
     thinking = thinking_after(prompt, CODEC, THINK, False)
     assert (None if thinking is None else thinking.begun) == begun
+
+
+@pytest.mark.parametrize(
+    ("content", "begun"),
+    [
+        ("", False),
+        ("<think>\nFirst, ", True),
+        ([{"type": "text", "text": "<think>a</think>b<think>c"}], True),
+        ("<think>a</think>b", None),
+        ("Sure, ", None),
+    ],
+)
+def test_a_continued_message_says_whether_thoughts_have_begun(content, begun, tmp_path):
+    body = {"messages": [{"role": "assistant", "content": content}], "continue_final_message": True}
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    model = served(tmp_path, f"Q:{template}{{# </think> #}}")
+    (prompt,) = chat_job(ChatBody.model_validate(body), model).prompts
+    assert (prompt.thinking and prompt.thinking.begun) is begun
 
 
 def test_marks_are_those_of_the_template_or_the_vocabulary():
