@@ -168,6 +168,13 @@ ACCEPTED: dict[str, tuple[Any, list[str], list[str]]] = {
     "not ahead of a pattern": (
         STRING | {"pattern": "^(?!aws:)[a-z:]+$"}, ['"x"', '"aw"', '"aws"'], ['"aws:x"', '"aws:"'],
     ),
+    "not one of several ahead": (
+        STRING | {"pattern": "^(?!foo|bar$)[a-z|]+$"}, ['"fo"', '"bar|"', '"x"'], ['"foo"', '"foo|"', '"bar"'],
+    ),
+    "no escaped bar ahead": (STRING | {"pattern": r"^(?!a\|b)[ab|]+$"}, ['"a"', '"b"'], ['"a|b"']),
+    "not blank": (STRING | {"pattern": r"^(?!\s*$).+"}, ['"x"', '" x "'], ['""', '"  "']),
+    "braces that repeat nothing": (STRING | {"pattern": r"^{{[a-z]{2}}}$"}, ['"{{ab}}"'], ['"{{a}}"', '"ab"']),
+    "escaped angle brackets": (STRING | {"pattern": r"^\<[\<\>]\>$"}, ['"<>>"'], ['"<a>"']),
     "a bracket in a class": (STRING | {"pattern": r"^[[\]&&~a-c]+$"}, ['"[]"', '"&~"'], ['"d"']),
     "a large constant": ({"const": BIG}, [str(BIG)], [str(BIG - 21), str(BIG + 1)]),
     "large values": ({"enum": [BIG, -BIG, "x", None]}, [str(-BIG), '"x"', "null"], [str(BIG + 1)]),

@@ -8,19 +8,22 @@ from collections.abc import Iterable, Iterator
 ANY_TEXT = r"[\s\S]*"
 _LOOK_AHEAD = re.compile(r"\(\?(?P<sign>[=!])")
 _LOOK_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])")
-_OF_A_CLASS = re.compile(r"\^?\[(?P<characters>[^\^\[\]\\](?:[^\[\]\\]|\\.)*)\][*]\$")
+_OF_A_CLASS = re.compile(r"\^?(?:\[(?P<characters>[^\^\[\]\\](?:[^\[\]\\]|\\.)*)\]|(?P<escape>\\[sdw]))[*]\$")
+_LITERAL_BRACE = re.compile(r"(?<!\\[pPxu])\{(?!\d+(?:,\d*)?\})")
+"""An opening brace that begins no repetition, property or code point."""
 _LITERAL = re.compile(r"\^?(?P<text>(?:[^\\^$.|?*+()\[\]{}]|\\[^\w\s])+)(?P<end>\$?)")
 
 
 def split_pattern(pattern: str) -> list[str]:
     """Patterns that together match what one with look-ahead at its start does. Raises ValueError for look-around
     elsewhere, and for what no automaton finds: references back to groups, and ends of words."""
-    parts, rest = [], pattern.removeprefix("^")
+    parts, rest = list[str](), pattern.removeprefix("^")
     if rest != pattern:
         while group := _LOOK_AHEAD.match(rest):
             end = _end_of_group(rest)
             inner, rest = rest[group.end() : end], rest[end + 1 :]
-            parts.append(f"^(?:{inner})" if group["sign"] == "=" else _unlike(inner))
+            alternatives = re.split(r"(?<!\\)[|]", inner)
+            parts += [f"^(?:{inner})"] if group["sign"] == "=" else map(_unlike, alternatives)
         pattern = f"^{rest}"
     if rest or not parts:
         parts.append(pattern)
@@ -46,7 +49,7 @@ def _unlike(inner: str) -> str:
     """A pattern of the texts that `inner` does not match at their start, for the two forms that have a simple one: a
     literal, and a class of characters repeated up to the end. Raises ValueError for others."""
     if repeated := _OF_A_CLASS.fullmatch(inner):
-        return f"[^{repeated['characters']}]"
+        return f"[^{repeated['characters'] or repeated['escape']}]"
     literal = _LITERAL.fullmatch(inner)
     if literal is None:
         raise ValueError("this look-around cannot be enforced")
@@ -69,14 +72,16 @@ def _end_of_group(pattern: str) -> int:
 
 
 def _in_rust(pattern: str) -> str:
-    """The same pattern, where an opening bracket within a class is a character like any other."""
+    """The same pattern, where an opening bracket within a class is a character like any other, and so are a brace
+    that begins nothing, and escaped angle brackets."""
     written = []
     for index, item, in_class in _items(pattern):
         if not in_class and _LOOK_AROUND.match(pattern, index):
             raise ValueError("this look-around cannot be enforced")
         if not in_class and re.fullmatch(r"\\[1-9kbB]", item):
             raise ValueError(f"{item} cannot be enforced")
-        written.append("\\" + item if in_class and item in "[&~" else item)
+        is_plain = item in "[&~" if in_class else _LITERAL_BRACE.match(pattern, index)
+        written.append("\\" + item if is_plain else item[1:] if item in (r"\<", r"\>") else item)
     return "".join(written)
 
 
