@@ -132,6 +132,12 @@ def with_usual_context(config: BundleConfig, target: Target, say: Callable[[str]
     part = "the target's" if length == longest else f"of the target's {longest:,}"
     cost = f"caches of {config.limits.slots} slots take up to {size(bytes_of(length))} of {size(memory)} of memory"
     say(f"contexts of {length:,} tokens, {part}: {cost}; --max-len chooses another")
+    rope = target.config.rope
+    if rope.type == "longrope" and length > rope.original_max_position:
+        say(
+            f"LongRoPE: all texts have the factors for long contexts; --max-len {rope.original_max_position} or less "
+            "takes those for short ones"
+        )
     return of_length(length)
 
 

@@ -25,6 +25,7 @@ from compiler.checkpoints.gguf import GgufCheckpoint
 from compiler.checkpoints.source import BLOCK, Checkpoint, FetchError
 from compiler.checkpoints.writer import write_weights
 from model_defs.files import StoredTensors, read_json, weight_files
+from model_defs.target.bounds import shown
 from model_defs.target.config import TargetConfig
 from model_defs.target.model import Target
 from redraft.chat import ChatTemplate
@@ -145,8 +146,8 @@ def store(checkpoint: Checkpoint, out: Path, chat_template: Path | None, say: Sa
     with step("write the tokenizer"):
         write_tokenizer(out, tokenizer, chat_template)
     try_template(out, say)
-    with progress("fetch_model: weights", total, "bytes") as shown:
-        write_weights(out, shapes, partial(finite_blocks, checkpoint), lambda count: shown.update(shown.done + count))
+    with progress("fetch_model: weights", total, "bytes") as bar:
+        write_weights(out, shapes, partial(finite_blocks, checkpoint), lambda count: bar.update(bar.done + count))
     checkpoint.copy_settings(out)
     write_config(out, checkpoint.config, checkpoint.title)
 
@@ -198,6 +199,8 @@ def write_tokenizer(folder: Path, tokenizer: Any, chat_template: Path | None) ->
     """Write tokenizer.json, tokenizer_config.json and chat templates, if there are any. Raises FetchError."""
     if chat_template:
         tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+    if not isinstance(tokenizer.chat_template, str | dict | None):
+        raise FetchError(f"the tokenizer's chat_template is {shown(tokenizer.chat_template)}, expected a text")
     tokenizer.save_pretrained(folder)
     if not (folder / "tokenizer.json").exists():
         raise FetchError("the tokenizer has no fast form (tokenizer.json)")

@@ -66,7 +66,9 @@ def load_tokenizer(source: Path) -> Any:
             # By its own class transformers rebuilds a tokenizer from the vocabulary, with the class's rules for cutting
             # texts into words, whatever `tokenizer.json` says of them.
             kind = PreTrainedTokenizerFast if (source / TOKENIZER).is_file() else AutoTokenizer
-            return kind.from_pretrained(source, trust_remote_code=False)
+            tokenizer = kind.from_pretrained(source, trust_remote_code=False)
+            tokenizer("a")  # some odd settings are noticed only here
+            return tokenizer
         # In a folder of its own, as a `tokenizer.json` beside the file would be read instead. AutoTokenizer reads the
         # model's configuration too, and refuses architectures that it does not know.
         with TemporaryDirectory() as folder:

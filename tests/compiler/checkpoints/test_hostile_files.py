@@ -295,6 +295,17 @@ def test_integers_are_no_weights(checkpoint, tmp_path):
         FolderCheckpoint(folder, "hostile")
 
 
+@pytest.mark.parametrize(
+    "settings", [{"chat_template": 5}, {"model_max_length": "x"}, {"eos_token": 5}, {"added_tokens_decoder": [1]}]
+)
+def test_odd_settings_of_a_tokenizer_are_refused(checkpoint, tmp_path, settings):
+    folder = folder_with(checkpoint, tmp_path)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    assert "tokenizer" in message(fetch, folder, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"])
 def test_a_number_is_no_weight(checkpoint, tmp_path, name):
     for tied in (True, False):
