@@ -181,8 +181,11 @@ def user_prompt(folder: Path, user: str) -> str:
 
 
 def template_digest(folder: Path) -> str | None:
-    """sha256 of a folder's default chat template; None where it has none."""
-    source = _sources(folder)[0].get(DEFAULT)
+    """sha256 of a folder's default chat template; None where it has none that can be read."""
+    try:
+        source = _sources(folder)[0].get(DEFAULT)
+    except TemplateError:
+        return None
     return hashlib.sha256(source.encode()).hexdigest() if source is not None else None
 
 
@@ -252,14 +255,25 @@ def _with_argument_texts(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     ]
 
 
+def _named(value: Any) -> dict[str, str]:
+    """The `chat_template` of a `tokenizer_config.json`, a text or a list of templates with names, by name. Raises
+    TemplateError for what is neither."""
+    if value is None or isinstance(value, str):
+        return {} if value is None else {DEFAULT: value}
+    try:
+        sources = {entry["name"]: entry["template"] for entry in value}
+    except (KeyError, TypeError):
+        sources = {"": value}
+    if not all(isinstance(text, str) for text in (*sources, *sources.values())):
+        raise TemplateError(f"chat_template: expected a text or a list of name and template, got {value!r:.60}")
+    return sources
+
+
 def _sources(folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """A folder's chat templates by name, and its tokenizer's configuration."""
     config_file, template_file = folder / "tokenizer_config.json", folder / TEMPLATE_FILE
     config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-    listed = config.get("chat_template")
-    if isinstance(listed, str):
-        listed = [{"name": DEFAULT, "template": listed}]
-    sources = {entry["name"]: entry["template"] for entry in listed or ()}
+    sources = _named(config.get("chat_template"))
     if template_file.is_file():
         sources[DEFAULT] = template_file.read_text(encoding="utf-8")
     for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja")):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from redraft.chat import ChatTemplate, Writing, user_prompt
+from redraft.chat import ChatTemplate, Writing, template_digest, user_prompt
 from redraft.templates.renderer import TemplateError
 
 CALL = {"function": {"name": "f", "arguments": '{"a": [1]}'}}
@@ -261,3 +261,14 @@ def test_a_message_that_is_left_out_cannot_be_continued():
         ChatTemplate("x").render([USER], writing=Writing(continue_final_message=True))
     with pytest.raises(ValueError, match="continue_final_message: expected add_generation_prompt false"):
         Writing(continue_final_message=True, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    "value", [5, ["plain"], [{"template": "plain"}], [{"name": "default", "template": None}], {"default": "plain"}]
+)
+def test_templates_in_no_known_form_cannot_be_read(value, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+    with pytest.raises(TemplateError, match="chat_template: expected a text or a list of name and template, got "):
+        ChatTemplate.load(tmp_path)
+    assert user_prompt(tmp_path, "Hi") == "Hi"
+    assert template_digest(tmp_path) is None
