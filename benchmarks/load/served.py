@@ -89,7 +89,7 @@ class Served:
         seconds = time.perf_counter() - started
         assert answer.stats is not None
         assert answer.finish_reason is not None
-        return Answer(answer.token_ids, answer.text, answer.finish_reason, answer.stats, seconds)
+        return Answer(answer.token_ids, answer.text, answer.finish_reason, stats=answer.stats, seconds=seconds)
 
     def _clock(self) -> Clock:
         totals = self.client.status().totals

@@ -43,7 +43,7 @@ class Echo:
         if self.last is not None and len(self.asked) > self.last:
             raise KeyboardInterrupt
         stats = SequenceStats(steps=4, accepted=5, accepted_by_depth=[4, 1], offered_by_depth=[4, 2], decode_ms=80.0)
-        return [Answer(list(range(wanted.max_tokens)), wanted.text, "length", stats) for wanted in requests]
+        return [Answer(list(range(wanted.max_tokens)), wanted.text, "length", stats=stats) for wanted in requests]
 
 
 def asked(setting, method, prompt, round_):
