@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 
 import httpx
 import openai
@@ -81,7 +82,7 @@ def test_the_options_reach_the_service(tmp_path, monkeypatch):
     assert KEY not in wanted.model_dump_json()
     command = launch.command(RunDir(tmp_path), wanted)
     assert KEY not in command
-    given = [*zip(command, command[1:], strict=False)]
+    given = [*pairwise(command)]
     assert {("--model-name", "mine"), ("--tool-parser", "llama3")} <= {*given}
     assert [name for option, name in given if option == "--allow-host"] == ["a.example", "b.example"]
 
