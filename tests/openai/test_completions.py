@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from benchmarks.load.clients.connect import connect
 from redraft.chat import ChatTemplate
 from redraft.openai.answers.choices import CompletionLogProbs
 from redraft.openai.model import ServedModel
+from tests.grammar.test_prefixes import CODECS
 from tests.openai.serving import MODEL, TEMPLATE, directly, toy_bundle
 from tests.toy_engine import toy_codec
 
@@ -130,6 +133,18 @@ def test_offsets_count_characters_of_the_text(tmp_path):
         places = dict(zip(found["tokens"], found["text_offset"], strict=True))
         assert (places["<end>"], places["a"], places["!"]) == (0, first, first + 3)
         assert found["tokens"][2] == "bytes:\\xe6"
+
+
+@pytest.mark.parametrize("prefix", CODECS)
+@pytest.mark.parametrize("text", ["hi", " hi", "yes no", "</s> no", "né"])
+def test_offsets_leave_out_the_space_that_a_tokenizer_puts_before_a_text(text, prefix):
+    codec = CODECS[prefix]
+    model = SimpleNamespace(codec=codec, token_text=partial(ServedModel.token_text, SimpleNamespace(codec=codec)))
+    ids = [codec.special_id("<s>"), *codec.encode(text)]
+    found = CompletionLogProbs(model, 0, False).add(ids, [None, *[-1.0] * (len(ids) - 1)], None, text)
+    begun = text[found["text_offset"][-1] :]
+    token = found["tokens"][-1]
+    assert begun in ({"é"} if token.startswith("bytes:") else {token, token.removeprefix(" ")})
 
 
 @pytest.mark.parametrize("echo", [False, True])

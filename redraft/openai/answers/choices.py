@@ -225,7 +225,10 @@ class CompletionLogProbs:
                 written = self._special if echoed is None else echoed.startswith(text, self._offset)
                 self._offset += len(text) if written else 0
             else:
-                self._offset += len(self._decoder.decode(self._model.codec.token_bytes(token)))
+                piece = self._decoder.decode(self._model.codec.token_bytes(token))
+                if echoed is not None and not echoed.startswith(piece, self._offset):
+                    piece = piece.removeprefix(" ")  # which SentencePiece puts before a text, and the text lacks
+                self._offset += len(piece)
         best: list[dict[str, float] | None] | None = None
         if self._alternatives:
             best = [
