@@ -33,7 +33,7 @@ SOURCES = (
     "compiler/writers/*.py",
     "model_defs/**/*.py",
     *(f"plugins/**/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
-    *(f"redraft/bundle/{name}.py" for name in ("backends", "config", "manifest", "writer")),
+    *(f"redraft/bundle/{name}.py" for name in ("backends", "config", "generation", "manifest", "writer")),
     *(f"redraft/decoding/{name}.py" for name in ("construction", "random_trees", "retrieval", "verification")),
     "redraft/engines/memory.py",
     *(f"redraft/engines/tensorrt/{name}.py" for name in ("engine", "library", "profiles")),

@@ -160,6 +160,7 @@ RUN_TIME = {
     *(f"redraft/{name}.py" for name in ("__init__", "batch", "errors", "method", "request", "runtime")),
     *(f"redraft/scheduling/{name}.py" for name in ("__init__", "prompt_rows", "scheduler", "service_stats", "slots")),
     *(f"redraft/{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
+    *(f"redraft/{name}.py" for name in ("chat", "loose_json", "templates/__init__", "templates/renderer")),
     *(f"redraft/console/{name}.py" for name in ("__init__", "output", "program", "progress", "resources")),
     *(f"redraft/decoding/{name}.py" for name in ("__init__", "draws", "growth", "log_probs", "ngram", "noise")),
     *(f"redraft/decoding/{name}.py" for name in ("origins", "packing", "rejection", "sampling", "token_tree")),

@@ -66,7 +66,7 @@ def test_requests_count_by_how_they_ended(served):
     answers, found = served
     assert [answer["choices"][0]["finish_reason"] for answer in answers] == ["length", "length", "stop"]
     reasons = {labels[1]: value for labels, value in found.items() if labels[0] == "request_success_total"}
-    assert reasons == {"stop": 1, "length": 2, "cancelled": 1, "timeout": 0}
+    assert reasons == {"stop": 1, "length": 2, "cancelled": 1, "timeout": 0, "error": 0}
     assert found["generation_tokens_total",] > sum(answer["usage"]["completion_tokens"] for answer in answers)
     assert found["openai_answers_total", CHAT, "200"] == 4
     assert (found["worker_up",], found["num_requests_running",], found["num_requests_waiting",]) == (1, 0, 0)
