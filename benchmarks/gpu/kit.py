@@ -1,4 +1,4 @@
-"""Make what the four calls of `benchmarks/gpu/calls` need on a GPU machine without network, from a clone alone.
+"""Make what the four calls of `benchmarks/gpu/calls` need on a GPU machine without network.
 
     python -m benchmarks.gpu.kit
 

@@ -44,7 +44,7 @@ PARTS = {
     "lora_magnitude_vector.weight": "magnitude",
 }
 TABLE = "lora_embedding_A"
-"""Of an embedding, whose A is [r, tokens] and B [hidden, r]"""
+"""The key of an embedding's A, which is [r, tokens]; its B is [hidden, r]."""
 
 
 class AdaptedCheckpoint:

@@ -26,9 +26,9 @@ COUNTS = {
     "num_experts_per_tok": 1 << 12,
     "no_rope_layer_interval": 1 << 10,
 }
-"""Whole numbers of 1 to so many: some ten times what models have"""
+"""Whole numbers from 1 to a maximum, some ten times what models have"""
 FROM_ZERO = {"sliding_window": 1 << 40, "max_window_layers": 1 << 10, "sliding_window_pattern": 1 << 10}
-"""Whole numbers of 0 to so many"""
+"""Whole numbers from 0 to a maximum"""
 MOST_EXPERTS = 1 << 17
 """Experts of all layers together"""
 FLAGS = (

@@ -62,7 +62,7 @@ class Document:
         self.spend()  # fails before the schema is crawled where no steps are left
         self.problems: list[str] = []
         self.definitions: dict[str, Schema] = {}
-        """By name, those that the schema reaches."""
+        """The definitions that the schema reaches, by name."""
         self._names: dict[int, str] = {}
         specification = _specification(schema, DRAFT202012)
         resource = specification.create_resource(schema)
