@@ -187,6 +187,8 @@ class Child:
         """SIGTERM to it, then, after `grace` seconds (at once if 0), SIGKILL to all that is left of its processes."""
         if grace and self.alive:
             end_processes([psutil.Process(self.pid)], grace)
+        if self._process is not None:
+            self._process.kill()  # in an exec it carries no mark yet, and `processes` misses it
         end_processes(self.processes(), grace=0)
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

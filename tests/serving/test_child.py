@@ -36,6 +36,14 @@ def test_it_may_open_as_many_files_as_the_hard_limit_says(child):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_it_ends_before_it_has_become_its_program(child, monkeypatch):
+    """In an exec it has no environment that would tell whose it is."""
+    monkeypatch.setattr(child, "processes", list)
+    child.start()
+    child.end(grace=0)
+    assert not child.alive
+
+
 def test_a_full_log_gives_way_to_a_new_one(tmp_path, child):
     log, old = tmp_path / "triton.log", tmp_path / "triton.log.1"
     log.write_text("x" * (LIMIT // 2))

@@ -202,7 +202,7 @@ def test_the_whole_sequence_on_the_cpu(target, model, tmp_path, monkeypatch, bar
 
         def wait(self, timeout=None):
             if timeout and timeout > 60 and "build/train_drafter.py" in self.args:
-                while self.poll() is None and not log.exists():
+                while self.poll() is None and not (log.exists() and log.read_text()):
                     time.sleep(0.05)
                 timeout = 0 if impatient else timeout
             return super().wait(timeout)
