@@ -41,13 +41,11 @@ one-rank:
 	@$(if $(filter-out 1,$(TP)),$(error TP=$(TP): bench compares bundles of one rank; benchmarks/speed/tensor_parallel.py compares numbers of ranks))
 $(PARTS:%=bench-%): one-rank | $(MODEL)/source.json
 
-bench-steps: $(addsuffix /manifest.json,$(BASELINE) $(BUNDLE)) ## step times, the host's part of a step, q/k norms, experts, prefix reuse
+bench-steps: $(addsuffix /manifest.json,$(BASELINE) $(BUNDLE)) ## step times, the host's part of a step, prefix reuse
 	$(PY) -m benchmarks.speed.step_times $(BASELINE) --output $(REPORTS)/step_times.json
 	$(PY) -m benchmarks.speed.host_overhead --output $(REPORTS)/host_overhead.json
 	$(PY) -m benchmarks.speed.host_overhead --logits --output $(REPORTS)/host_overhead_logits.json
 	$(PY) -m benchmarks.cache.prefix_reuse --bundle $(BUNDLE) --output $(REPORTS)/prefix_reuse.json
-	-$(PY) -m benchmarks.verify.qk_norm --model $(MODEL) --engines $(ENGINES) --output $(REPORTS)/qk_norm.json
-	-$(PY) -m benchmarks.verify.experts --model $(MODEL) --engines $(ENGINES) --output $(REPORTS)/experts.json
 
 bench-methods: $(BUNDLE)/budget.json $(BASELINE)/manifest.json $(TUNED)/budget.json $(WIDTHS)/budget.json ## single stream, streams, all methods, by batch, beam widths
 	$(PY) -m benchmarks.speed.single_stream --auto-regressive $(BASELINE) --speculative $(BUNDLE) --dataset $(PROMPTS) \
@@ -85,8 +83,6 @@ bench-trees: $(addsuffix /manifest.json,$(BASELINE) $(NARROW) $(BUNDLE) $(BUDGET
 	  --output $(REPORTS)/constructions_spec_bench.json,constructions on its prompts)
 	$(PY) -m benchmarks.speed.grid --bundle $(NARROW) $(BUNDLE) --dataset $(PROMPTS) --num-prompts 20 --max-tokens 64 \
 	  --output $(REPORTS)/grid.json
-	$(PY) -m benchmarks.replay.ngram_chances --data $(TEACHER) --shards 8
-	$(PY) -m benchmarks.replay.ngram_evidence --bundle $(BUNDLE)
 	$(PY) -m benchmarks.replay.answers --bundle $(BUNDLE) --dataset $(OWN) --max-tokens 512 --output $(ANSWERS)-own
 	$(PY) -m benchmarks.replay.retrieval --answers $(ANSWERS) $(if $(filter-out $(OWN),$(PROMPTS)),--warm-up $(ANSWERS)-own) \
 	  --budgets 4 12 16 32 --output $(REPORTS)/retrieval.json
@@ -140,8 +136,6 @@ bench-training: $(COUNTS)/token_counts.npy $(ABLATIONS) $(EQUAL) ## drafters on 
 	$(PY) -m benchmarks.training.held_out $(wildcard drafters/$(DEFAULT)*) --model $(MODEL) --data $(TEACHER) $(HELD_OUT) \
 	  --output $(REPORTS)/held_out.json
 	$(PY) -m benchmarks.training.token_frequency $(COUNTS)/token_counts.npy --output $(REPORTS)/token_frequency.json
-	$(PY) -m benchmarks.training.learning_curve $(patsubst %/,%,$(dir $(EQUAL))) --output $(REPORTS)/equal_budget.png
-	$(PY) -m benchmarks.training.learning_curve $(patsubst %/,%,$(dir $(ABLATIONS))) --output $(REPORTS)/ablation_curves.png
 
 bench-precision: $(CALIBRATION) ## what 8-bit networks change
 	$(PY) -m benchmarks.speed.precision --model $(MODEL) --calibration $(CALIBRATION) --dataset $(PROMPTS) --num-prompts 20 \

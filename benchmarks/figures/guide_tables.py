@@ -10,7 +10,6 @@ from benchmarks.figures.tables import Table
 from benchmarks.load import saturation
 from benchmarks.load.other_clients import compare
 from benchmarks.robustness import faults
-from benchmarks.speed import grammar_libraries
 from benchmarks.verify import structured
 
 TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
@@ -20,7 +19,6 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "other_clients": compare.table,
     "prefix_reuse": prefix_reuse.table,
     "prefix_reuse_other": prefix_reuse.other_table,
-    "grammar_libraries": grammar_libraries.table,
     "structured": structured.texts_table,
     "structured_interfaces": structured.texts_table,
     "structured_methods": structured.methods_table,

@@ -9,8 +9,6 @@ from benchmarks.figures import lyanna_tables, redrafter_tables
 from benchmarks.figures.contenders import NAMES, Load, contenders, gain, methods_table, more_than_first, served, speedup
 from benchmarks.figures.tables import Table
 from benchmarks.load.comparison import AR
-from benchmarks.load.fairness import Cell
-from benchmarks.load.fairness import table as beside_long_prompts
 from benchmarks.rsd import report as rsd_report
 
 CONSTRUCTIONS = {
@@ -66,12 +64,6 @@ def load_test(load: Load) -> Table:
     return served(load("load_test"), {})
 
 
-def fairness(load: Load) -> Table:
-    """What long prompts cost their neighbours, by the worker and the clients that send them."""
-    cells = ({name: value for name, value in cell.items() if name != "slow_down"} for cell in load("fairness")["cells"])
-    return beside_long_prompts([Cell(**cell) for cell in cells])
-
-
 def _compared(figures: str, entry: Mapping[str, Any]) -> str:
     more = more_than_first(entry)
     return f"{figures} ({more})" if more else figures
@@ -123,7 +115,6 @@ def lossless(load: Load) -> Table:
 TABLES: dict[str, Callable[[Load], Table]] = {
     "single_stream": single_stream,
     "load_test": load_test,
-    "fairness": fairness,
     "all_methods": all_methods,
     "redrafter_table1": redrafter_tables.table1,
     "redrafter_table2": redrafter_tables.table2,

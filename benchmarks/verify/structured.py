@@ -15,9 +15,9 @@ one prompt reuse its rows.
 With --speed they are made one at a time and timed, without reuse, and the same prompts are answered without schema and
 grammar too: what drafts are worth to JSON and to plain text.
 
-`--schemas` is a file of lines {"name", "prompt", "schema"}, as benchmarks.verify.function_schemas writes them, or a
-folder of JSON schemas, such as JSONSchemaBench's `data`. Schemas that the library refuses, and those whose prompt is
-too long, are counted apart. What is done is kept beside --output: the same command goes on where it was cut short.
+`--schemas` is a file of lines {"name", "prompt", "schema"}, or a folder of JSON schemas, such as JSONSchemaBench's
+`data`. Schemas that the library refuses, and those whose prompt is too long, are counted apart. What is done is kept
+beside --output: the same command goes on where it was cut short.
 """
 
 from __future__ import annotations

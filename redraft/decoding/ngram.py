@@ -17,7 +17,7 @@ CHANCES = {
     1: (0.14, 0.36, 0.53, 0.70),
 }
 """How often a guess is right, by the number of tokens matched and by how often in a row (1, 2, 3, 4 or more times) the
-same token followed them. Measured by benchmarks/replay/ngram_chances.py on answers of SmolLM2-135M-Instruct."""
+same token followed them. Measured on answers of SmolLM2-135M-Instruct."""
 TABLE_CHANCE = 0.25
 LONGEST, MOST_TIMES = max(CHANCES), 4
 

@@ -1,16 +1,13 @@
 """Single-stream and concurrent comparisons on the toy engine, and their figures."""
 
 import argparse
-import asyncio
 import json
 import sys
 
 import pytest
 
-from benchmarks.load import compare_triton, comparison
-from benchmarks.load.clients.base import Generation
+from benchmarks.load import comparison
 from benchmarks.load.llama_cpp import LlamaCpp
-from benchmarks.load.metrics import Timeline
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed import single_stream
 from redraft.bundle.budget import BudgetTable
@@ -118,21 +115,3 @@ def test_a_comparison_starts_from_what_the_warm_up_served():
 def test_llama_cpp_that_does_not_start(tmp_path):
     with pytest.raises(RuntimeError, match=r"llama\.cpp"):
         LlamaCpp(sys.executable, tmp_path / "no.gguf")
-
-
-def test_triton_overhead_is_the_extra_time():
-    def runs(seconds):
-        return [[Timeline("0", "", sent=0.0, chunk_times=[0.1], finished=seconds, output_tokens=10, text="x")]] * 3
-
-    figures = compare_triton.report({compare_triton.TRITON: runs(1.1), compare_triton.WORKER: runs(1.0)})
-    assert figures["overhead"] == pytest.approx(0.1)
-    assert figures["Triton"]["tokens_per_s"] == pytest.approx(10 / 1.1)
-    assert figures["same_texts"]
-
-
-def test_triton_and_worker_take_turns(fake_client, tokenizer_folder):
-    clients = {compare_triton.TRITON: fake_client(), compare_triton.WORKER: fake_client()}
-    generations = [Generation("a", 4), Generation("b", 4)]
-    runs = asyncio.run(compare_triton.compare(clients, generations, ChatTokenizer(tokenizer_folder), 3))
-    assert [len(client.seen) for client in clients.values()] == [7, 7]
-    assert compare_triton.report(runs)["same_texts"]
