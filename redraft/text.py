@@ -33,7 +33,7 @@ class TextCodec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._inner = _without_prefix(tokenizer)
+        self._inner = _with_spaces_kept(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._added = added.keys()
         steps = _decoding_steps(tokenizer)
@@ -324,27 +324,28 @@ def overlap(text: str, word: str) -> int:
     return 0
 
 
-def _without_prefix(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer without the space that it puts before a text; itself, where it puts none."""
+def _with_spaces_kept(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer that leaves the spaces at a text's ends as they are; itself, where it does so already."""
     steps = {"normalizer": tokenizer.normalizer, "pre_tokenizer": tokenizer.pre_tokenizer}
     changed = {}
     for name, step in steps.items():
         state = None if step is None else json.loads(step.__getstate__())
-        if state != (plain := _without_space(state)):
+        if state != (plain := _keeping_spaces(state)):
             changed[name] = plain
     return Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | changed)) if changed else tokenizer
 
 
-def _without_space(step: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A normalizer or pre-tokenizer, as JSON, that puts no space before a text; None where it does nothing else."""
-    if step is None or step["type"] == "Prepend":
+def _keeping_spaces(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A normalizer or pre-tokenizer, as JSON, that puts no space before a text and strips none; None where it does
+    nothing else."""
+    if step is None or step["type"] in ("Prepend", "Strip"):
         return None
     if step["type"] == "Metaspace":
         return step | {"prepend_scheme": "never"}
     if step["type"] == "ByteLevel":
         return step | {"add_prefix_space": False}
     if step["type"] == "Sequence":
-        lists = {name: [_without_space(inner) for inner in steps] for name, steps in step.items() if name != "type"}
+        lists = {name: [_keeping_spaces(inner) for inner in steps] for name, steps in step.items() if name != "type"}
         return step | {name: [inner for inner in steps if inner] for name, steps in lists.items()}
     return step
 

@@ -49,10 +49,10 @@ class _Tokens:
         for token in self._codec.encode_part(text):
             spelt = self.tokens[token] if token < self.eos_token_id else b""
             if not spelt or not rest.startswith(spelt):
-                return [*ids, *self._longest_tokens(rest)]  # the tokenizer has changed the text, or left some out
+                break  # the tokenizer has changed the text, or left some out
             ids += self._longest_tokens(spelt) if token in self._special else [token]
             rest = rest[len(spelt) :]
-        return ids
+        return [*ids, *self._longest_tokens(rest)]
 
     def _longest_tokens(self, text: bytes) -> Iterator[int]:
         """The longest tokens that spell a text, one after the other, as far as there are any."""

@@ -1,4 +1,5 @@
-"""Guides with tokenizers that put a space before a text, as SentencePiece's, and guides that spell special tokens."""
+"""Guides with tokenizers that put a space before a text, as SentencePiece's, or strip it, and guides that spell special
+tokens."""
 
 from __future__ import annotations
 
@@ -46,6 +47,7 @@ PREFIXES = {
     "Llama 2": (PREPEND, None),
     "Mistral v0.3": (None, pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)),
     "always": (None, pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=True)),
+    "stripped": (normalizers.Sequence([normalizers.Strip(), PREPEND]), None),
 }
 
 
@@ -92,6 +94,7 @@ GUIDES = {
     "schema": (Guide(kind="json_schema", text=json.dumps(PERSON)), is_person),
     "choice": (Guide(kind="choice", text='["yes", "no"]'), ["yes", "no"].__contains__),
     "spaces": (Guide(kind="choice", text='[" yes", "  no", "a b "]'), [" yes", "  no", "a b "].__contains__),
+    "leading space": (Guide(kind="regex", text=" (yes|no)"), re.compile(" (yes|no)").fullmatch),
     "regex": (Guide(kind="regex", text="(yes|no){2}( name)?é"), re.compile("(yes|no){2}( name)?é").fullmatch),
     "GBNF": (
         Guide(kind="grammar", text='root ::= "name: " ("yes" | "no") "\\n"'),
@@ -155,6 +158,7 @@ def test_forced_calls(prefix, form):
 def test_parts_and_words_have_no_space_before_them(prefix):
     codec = CODECS[prefix]
     spelt = lambda ids: [VOCABULARY[token] for token in ids]  # noqa: E731
+    assert spelt(codec.encode_part(" ")) == [SPACE]
     assert spelt(codec.encode_part('name": " yes')) == ["name", '":', SPACE, '"', f"{SPACE}yes"]
     assert [spelt(ids) for ids in codec.encode_words(["no", " yes"])] == [["no"], [f"{SPACE}no"], [f"{SPACE}yes"]]
     assert spelt(codec.encode("no")) == [f"{SPACE}no"], "a prompt has its space"
@@ -207,3 +211,12 @@ def test_an_end_token_of_another_kind_spells_no_text(special):
         tokens.append(int(np.flatnonzero(state.mask())[0]))
         state.advance(tokens[-1])
     assert b"".join(map(codec.token_bytes, tokens)) == b"a<end>b"
+
+
+def test_what_the_tokenizer_drops_at_the_end_of_a_text_is_spelt_all_the_same():
+    """As BERT's normalizer drops control characters."""
+    tokenizer = Tokenizer.from_str(sentencepiece_codec("Llama 2").json())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.BertNormalizer(clean_text=True, lowercase=False), PREPEND])
+    grammars = Grammars(TextCodec(tokenizer), len(VOCABULARY), {END})
+    state = grammars.compile(Guide(kind="regex", text="\x01(yes|no)")).start([END])
+    assert np.flatnonzero(state.mask()).tolist() == [VOCABULARY.index("<0x01>")]
