@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -49,6 +50,8 @@ MAX_TIMEOUT_S = 86_400.0
 AUTO_REGRESSIVE = "auto_regressive"
 """The method that every bundle has: no drafts."""
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TopK = Annotated[int, Field(ge=-1, le=INT32_MAX), AfterValidator(lambda count: max(count, 0))]
+"""0 and, as other servers have it, -1: all tokens."""
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Word = Annotated[str, Field(max_length=1000)]
 
@@ -96,21 +99,27 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+def seed_or_drawn(seed: int) -> int | None:
+    """A seed; None for -1, with which vLLM and llama.cpp draw one."""
+    return None if seed == -1 else seed
+
+
 class SamplingConfig(Message):
     """How the next token is chosen; a field that is absent (or null) has no effect.
 
     Only a temperature samples. Decoding is greedy without one, with one below 1e-4, and where `top_k` is 1. `top_k` 0
-    and `top_p` 0 count as absent. After the temperature, `min_p` keeps the tokens that have at least this share of the
-    most likely one's probability; top-k and then top-p choose from them. `logit_bias` is added to the logits of the
-    tokens with these ids, before penalties and filters. `repetition_penalty` counts the tokens of prompt and answer. So
-    do the presence and frequency penalties; with `penalize_prompt` false they count those of the answer only.
+    or -1, `top_p` 0 and `seed` -1 count as absent. After the temperature, `min_p` keeps the tokens that have at least
+    this share of the most likely one's probability; top-k and then top-p choose from them. `logit_bias` is added to the
+    logits of the tokens with these ids, before penalties and filters. `repetition_penalty` counts the tokens of prompt
+    and answer. So do the presence and frequency penalties; with `penalize_prompt` false they count those of the answer
+    only.
     """
 
     temperature: float | None = Field(default=None, ge=0)
-    top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    top_k: TopK | None = None
     top_p: float | None = Field(default=None, ge=0, le=1)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = Field(default=None, ge=0, lt=2**64)
+    seed: Annotated[int, Field(ge=-1, lt=2**64), AfterValidator(seed_or_drawn)] | None = None
     repetition_penalty: float | None = Field(default=None, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
     presence_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     frequency_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)

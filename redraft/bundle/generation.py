@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from redraft.bundle.config import first_problem, read_json_object
 from redraft.errors import BundleError
-from redraft.request import INT32_MAX, MAX_PENALTY
+from redraft.request import INT32_MAX, MAX_PENALTY, TopK
 
 GENERATION_CONFIG = "generation_config.json"
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
@@ -23,7 +23,7 @@ class GenerationConfig(BaseModel):
 
     temperature: Annotated[FiniteFloat, Field(ge=0)] | None = None
     top_p: Share | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), AfterValidator(lambda count: max(count, 0))] | None = None
+    top_k: TopK | None = None
     min_p: Share | None = None
     repetition_penalty: Annotated[FiniteFloat, Field(ge=1 / MAX_PENALTY, le=MAX_PENALTY)] | None = None
     max_new_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None

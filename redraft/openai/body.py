@@ -10,14 +10,20 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from redraft.openai.errors import UNSERVED
+from redraft.samplers import SAMPLERS, asks_for_nothing
 
 TEXT_ONLY = "this model reads and writes text only"
 OF_CHATS = "chat completions and responses have it"
+OF_COMPLETIONS = "completions have it"
 ALL_CHOICES = "no choices are dropped: expected n"
 LOG_PROBS = "message.output_text.logprobs"
 """The value of a response's `include` that asks for log-probabilities."""
-NO_TRANSFER = "no caches are sent to other servers"
+NO_ADAPTERS = "no adapters are served"
+NO_GATEWAY = "there is one model, and no gateway before it"
 NO_IDS = "token ids are not returned"
+NO_TEXT = "no text is generated here"
+NO_TRANSFER = "no caches are sent to other servers"
+STATELESS = "nothing is stored: send what was said before as input"
 
 MAX_FIELDS = 256
 """Fields of a JSON body or of a message."""
@@ -28,92 +34,162 @@ hundred thousand of them take seconds in which no stream goes on."""
 Unserved = dict[str, tuple[tuple[Any, ...], str]]
 """Fields that are known and not served, each with the values that ask for nothing beside `EMPTY`, and what to say of
 others."""
-EMPTY: tuple[Any, ...] = (False, "", [], {})
-"""Values of unserved fields that ask for nothing; a null field is an absent one anyway."""
 
-SAMPLED: Unserved = {
-    "allowed_token_ids": ((), "logit_bias with positive numbers favours tokens"),
-    "ec_transfer_params": ((), NO_TRANSFER),
-    "guided_whitespace_pattern": ((), "the grammar says where white space may stand"),
-    "kv_transfer_params": ((), NO_TRANSFER),
-    "logits_processors": ((), "no code of clients is run"),
-    "logprob_token_ids": ((), "log-probabilities are those of the most likely tokens: expected top_logprobs"),
-    "mm_processor_kwargs": ((), TEXT_ONLY),
-    "priority": ((0,), "requests have no priorities"),
-    "repetition_detection": ((), "no repetition is looked for: expected a penalty"),
-    "return_prompt_text": ((), "the prompt is not returned"),
-    "return_token_ids": ((), NO_IDS),
-    "return_token_offsets": ((), NO_IDS),
-    "return_tokens_as_token_ids": ((), NO_IDS),
-    "routed_experts_prompt_start": ((0,), "no routed experts are returned"),
-    "structural_tag": ((), "expected structured_outputs or response_format"),
-    "thinking_token_budget": ((-1,), "no budget of thoughts is kept"),
-    "truncate_prompt_tokens": ((), "no prompt is cut"),
-    "use_beam_search": ((), "no beam search is served"),
-    "vllm_xargs": ((), "there are no extensions"),
-    "watermarking": ((), "no watermark is written"),
-}
-"""Of every endpoint that generates text."""
-CHAT: Unserved = {
+PLAIN_TEXT: tuple[Any, ...] = ({"type": "text"},)
+VERBOSITY: Unserved = {"verbosity": (("medium",), "this model has no verbosity to set")}
+UNSERVED_FIELDS: Unserved = {
+    **{name: (off, "no such sampler is served") for name, off in SAMPLERS.items()},
+    **VERBOSITY,
+    "adapter_id": ((), NO_ADAPTERS),
+    "add_generation_prompt": ((True, False), OF_CHATS),
     "add_special_tokens": ((), "the chat template writes the special tokens"),
+    "allowed_token_ids": ((), "logit_bias with positive numbers favours tokens"),
     "audio": ((), TEXT_ONLY),
+    "bad_words": ((), NO_TEXT),
     "best_of": ((1,), ALL_CHOICES),
+    "cache_prompt": ((True,), NO_TEXT),
     "chat_template": ((), "the bundle's template is used: expected chat_template_kwargs"),
-    "echo": ((), "completions have it"),
+    "chat_template_kwargs": ((), OF_CHATS),
+    "continue_final_message": ((), OF_CHATS),
+    "custom_logit_processor": ((), "no code of clients is run"),
+    "custom_params": ((), "no code of clients is run"),
+    "data_sources": ((), "no hosted tools are served"),
+    "decoder_input_details": ((), "expected prompt_logprobs"),
+    "details": ((), "expected logprobs"),
+    "documents": ((), OF_CHATS),
+    "draft_trees": ((), "completions and chat completions have them"),
+    "ebnf": ((), "expected structured_outputs"),
+    "ec_transfer_params": ((), NO_TRANSFER),
+    "echo": ((), OF_COMPLETIONS),
+    "fallbacks": ((), NO_GATEWAY),
+    "frequency_penalty": ((0,), NO_TEXT),
     "function_call": (("none", "auto"), "expected tools and tool_choice"),
     "functions": ((), "expected tools"),
-    "media_io_kwargs": ((), TEXT_ONLY),
-    "modalities": ((["text"],), TEXT_ONLY),
-    "moderation": ((), "no moderation is served"),
-    "prediction": ((), "no predicted outputs are served"),
-    "reasoning_effort": (("none", "medium"), "this model has no reasoning to set"),
-    "store": ((), "nothing is stored"),
-    "verbosity": (("medium",), "this model has no verbosity to set"),
-    "web_search_options": ((), "no hosted tools are served"),
-}
-COMPLETIONS: Unserved = {
-    "modalities": ((["text"],), TEXT_ONLY),
-    "parallel_tool_calls": ((True,), OF_CHATS),
-    "prompt_embeds": ((), "expected a prompt of text or token ids"),
-    "store": ((), "nothing is stored"),
-    "suffix": ((), "no text is put between two others: expected prompt only"),
-    "tool_choice": (("none", "auto"), OF_CHATS),
-    "tools": ((), OF_CHATS),
-    "top_logprobs": ((0,), "expected the number as logprobs"),
-}
-STATELESS = "nothing is stored: send what was said before as input"
-RESPONSES: Unserved = {
-    "access_programs": ((), STATELESS),
-    "background": ((), STATELESS),
-    "background_options": ((), STATELESS),
-    "best_of": ((1,), ALL_CHOICES),
-    "context_management": ((), "no context is compacted"),
-    "conversation": ((), STATELESS),
-    "draft_trees": ((), "completions and chat completions have them"),
-    "enable_response_messages": ((), "the messages that the template reads are not returned"),
-    "image": ((), TEXT_ONLY),
+    "grammar": ((), "expected structured_outputs"),
+    "guided_whitespace_pattern": ((), "the grammar says where white space may stand"),
+    "guideline": ((), "expected a system message"),
+    "id_slot": ((-1,), "slots are not chosen by clients"),
+    "ignore_eos": ((), NO_TEXT),
+    "image_data": ((), TEXT_ONLY),
+    "include": ((), "responses have it"),
+    "include_stop_str_in_output": ((), NO_TEXT),
+    "instructions": ((), "responses have it"),
+    "kv_transfer_params": ((), NO_TRANSFER),
+    "logit_bias": ((), NO_TEXT),
+    "logits_processors": ((), "no code of clients is run"),
+    "logprob_token_ids": ((), "log-probabilities are those of the most likely tokens: expected top_logprobs"),
     "logprobs": ((), f"expected include of {LOG_PROBS}"),
+    "lora": ((), NO_ADAPTERS),
+    "lora_path": ((), NO_ADAPTERS),
     "max_tool_calls": ((0,), "no hosted tools are served"),
     "media_io_kwargs": ((), TEXT_ONLY),
-    "moderation": ((), "no moderation is served"),
+    "min_p": ((0,), NO_TEXT),
+    "min_tokens": ((0,), NO_TEXT),
+    "mm_processor_kwargs": ((), TEXT_ONLY),
     "modalities": ((["text"],), TEXT_ONLY),
+    "models": ((), NO_GATEWAY),
+    "moderation": ((), "no moderation is served"),
     "n": ((1,), "a response has one answer"),
-    "previous_input_messages": ((), STATELESS),
-    "previous_response_id": ((), STATELESS),
-    "prompt": ((), "no prompts are stored: expected input"),
+    "n_discard": ((0,), "no prompt is cut"),
+    "n_indent": ((0,), "lines are not counted"),
+    "n_keep": ((-1, 0), "no prompt is cut"),
+    "n_predict": ((-1,), "expected max_tokens"),
+    "n_probs": ((0,), "expected logprobs"),
+    "no_stop_trim": ((), "expected include_stop_str_in_output"),
+    "options": ((), "expected its fields in the body"),
+    "parallel_tool_calls": ((True, False), OF_CHATS),
+    "parse_tool_calls": ((True,), "calls are always read"),
+    "plugins": ((), NO_GATEWAY),
+    "post_sampling_probs": ((), "log-probabilities are those before samplers"),
+    "prediction": ((), "no predicted outputs are served"),
+    "presence_penalty": ((0,), NO_TEXT),
+    "priority": ((0,), "requests have no priorities"),
+    "prompt_embeds": ((), "expected a prompt of text or token ids"),
     "prompt_logprobs": ((), "completions and chat completions have them"),
+    "provider": ((), NO_GATEWAY),
     "reasoning": (
         ({"effort": "none"}, {"effort": "medium"}, {"summary": "auto"}, {"effort": "medium", "summary": "auto"}),
         "this model has no reasoning to set",
     ),
-    "response_format": (({"type": "text"},), "expected text.format"),
-    "store": ((), STATELESS),
-    "truncation": (("disabled",), "no input is cut: expected disabled"),
-}
-TOKENIZE: Unserved = {
-    **{name: CHAT[name] for name in ("chat_template", "media_io_kwargs")},
-    **{name: SAMPLED[name] for name in ("mm_processor_kwargs", "return_token_offsets")},
+    "reasoning_effort": (("none", "medium"), "this model has no reasoning to set"),
+    "reasoning_format": (("auto", "deepseek", "parsed"), "thoughts are reasoning_content"),
+    "regex": ((), "expected structured_outputs"),
+    "repeat_penalty": ((1,), "expected repetition_penalty"),
+    "repetition_detection": ((), "no repetition is looked for: expected a penalty"),
+    "repetition_penalty": ((1,), NO_TEXT),
+    "response_fields": ((), "the answer has all its fields"),
+    "response_format": (PLAIN_TEXT, "expected text.format"),
+    "return_cached_tokens_details": ((), "usage counts the cached tokens"),
+    "return_full_text": ((), "expected echo of completions"),
+    "return_hidden_states": ((), "no hidden states are returned"),
+    "return_meta_info": ((), "usage and metrics are always there"),
+    "return_progress": ((), "no progress is sent"),
+    "return_prompt_text": ((), "the prompt is not returned"),
+    "return_prompt_token_ids": ((), NO_IDS),
+    "return_routed_experts": ((), "no routed experts are returned"),
+    "return_token_ids": ((), NO_IDS),
+    "return_token_offsets": ((), NO_IDS),
+    "return_tokens": ((), NO_IDS),
+    "return_tokens_as_token_ids": ((), NO_IDS),
+    "route": (("fallback",), NO_GATEWAY),
+    "routed_experts_prompt_start": ((0,), "no routed experts are returned"),
+    "routed_experts_start_len": ((0,), "no routed experts are returned"),
+    "safe_prompt": ((), "expected a system message"),
+    "sanitize_control_tokens": ((), OF_CHATS),
+    "separate_reasoning": ((True,), "thoughts are always apart"),
+    "session_params": ((), STATELESS),
+    "skip_special_tokens": ((True,), NO_TEXT),
+    "speculative": ((True,), NO_TEXT),
+    "stop": ((), NO_TEXT),
+    "stop_regex": ((), "expected stop"),
+    "stop_token_ids": ((), NO_TEXT),
+    "store": ((), "nothing is stored"),
+    "stream": ((), NO_TEXT),
+    "stream_options": (({"include_usage": False},), NO_TEXT),
+    "stream_reasoning": ((True,), "thoughts are streamed as they come"),
+    "structural_tag": ((), "expected structured_outputs or response_format"),
+    "structured_outputs": ((), NO_TEXT),
+    "suffix": ((), "no text is put between two others: expected prompt only"),
+    "t_max_predict_ms": ((-1, 0), "expected timeout"),
+    "temperature": ((1,), NO_TEXT),
+    "text": (
+        ({"format": PLAIN_TEXT[0]}, {"verbosity": "medium"}, {"format": PLAIN_TEXT[0], "verbosity": "medium"}),
+        "responses have it: expected response_format",
+    ),
+    "thinking_token_budget": ((-1,), "no budget of thoughts is kept"),
+    "timings_per_token": ((), "metrics are always there"),
     "tool_choice": (("none", "auto"), OF_CHATS),
+    "tool_prompt": ((), "the chat template lists the tools"),
+    "tools": ((), OF_CHATS),
+    "top_k": ((-1, 0), NO_TEXT),
+    "top_logprobs": ((0,), "expected the number as logprobs"),
+    "top_n_tokens": ((0,), "expected top_logprobs"),
+    "top_p": ((0, 1), NO_TEXT),
+    "transforms": ((), "no prompt is cut"),
+    "truncate": ((), "no prompt is cut"),
+    "truncate_prompt_tokens": ((), "no prompt is cut"),
+    "truncation": (("disabled",), "no input is cut: expected disabled"),
+    "usage": (({"include": False},), "expected stream_options"),
+    "use_audio_in_video": ((), TEXT_ONLY),
+    "vllm_xargs": ((), "there are no extensions"),
+    "watermarking": ((), "no watermark is written"),
+    "web_search_options": ((), "no hosted tools are served"),
+}
+"""Of every endpoint, but for the fields that it serves."""
+RESPONSES: Unserved = {
+    "access_programs": ((), STATELESS),
+    "background": ((), STATELESS),
+    "background_options": ((), STATELESS),
+    "context_management": ((), "no context is compacted"),
+    "conversation": ((), STATELESS),
+    "draft_trees": UNSERVED_FIELDS["draft_trees"],
+    "enable_response_messages": ((), "the messages that the template reads are not returned"),
+    "image": ((), TEXT_ONLY),
+    "previous_input_messages": ((), STATELESS),
+    "previous_response_id": ((), STATELESS),
+    "prompt": ((), "no prompts are stored: expected input"),
+    # OpenAI's default, so that its clients say it without a wish to read the answer again.
+    "store": ((True, False), STATELESS),
 }
 
 
@@ -125,7 +201,7 @@ class Body(BaseModel):
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
     """Fields that are about the service, not about the text."""
     UNSERVED: ClassVar[Unserved] = {}
-    """Beside those of the classes that it extends."""
+    """Beside those of the classes that it extends which are no fields of its own."""
     LONG: ClassVar[frozenset[str]] = frozenset()
     """Fields that may have more than MAX_ITEMS items."""
 
@@ -135,12 +211,12 @@ class Body(BaseModel):
         if not isinstance(data, dict):
             return data
         check_sizes(data, cls.LONG | cls.WITHOUT_EFFECT)
-        unserved, kept = _unserved(cls), {}
+        fields, kept = unserved(cls), {}
         for name, value in data.items():
             if value is None or name in cls.WITHOUT_EFFECT:
                 continue
-            if name in unserved:
-                neutral, text = unserved[name]
+            if name in fields:
+                neutral, text = fields[name]
                 if not asks_for_nothing(value, neutral):
                     raise PydanticCustomError(UNSERVED, "{field}: {text}", {"field": name, "text": text})
                 continue
@@ -158,14 +234,10 @@ def check_sizes(data: Mapping[str, Any], unchecked: Container[str] = ()) -> None
 
 
 @cache
-def _unserved(body: type[Body]) -> Unserved:
-    """A body's unserved fields and those of the classes that it extends."""
-    tables = [vars(base).get("UNSERVED", {}) for base in reversed(body.__mro__)]
-    return {name: entry for table in tables for name, entry in table.items()}
-
-
-def asks_for_nothing(value: Any, neutral: tuple[Any, ...] = ()) -> bool:
-    """Whether a field's value is empty, in that its own fields are null, or one of the `neutral` ones."""
-    if isinstance(value, dict):
-        value = {name: part for name, part in value.items() if part is not None}
-    return any(value == item and isinstance(value, bool) is isinstance(item, bool) for item in (*EMPTY, *neutral))
+def unserved(body: type[Body]) -> Unserved:
+    """The fields that a body knows and does not serve."""
+    fields: Unserved = {}
+    for base in reversed([base for base in body.__mro__ if issubclass(base, Body)]):
+        fields = {name: entry for name, entry in fields.items() if name not in base.model_fields}
+        fields |= vars(base).get("UNSERVED", {})
+    return fields

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator
 
-from redraft.openai.body import CHAT, LOG_PROBS, MAX_ITEMS, RESPONSES, Body, Unserved
+from redraft.openai.body import LOG_PROBS, MAX_ITEMS, RESPONSES, VERBOSITY, Body, Unserved
 from redraft.openai.errors import ApiError, not_served
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import Conversation, Sampled, StreamOptions
@@ -36,7 +36,7 @@ TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_te
 class TextOptions(Body):
     """The form of the answer."""
 
-    UNSERVED: ClassVar[Unserved] = {"verbosity": CHAT["verbosity"]}
+    UNSERVED: ClassVar[Unserved] = VERBOSITY
 
     format: TextFormat = TextFormat(type="text")
 

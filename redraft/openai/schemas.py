@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from redraft.chat import Writing
-from redraft.openai.body import CHAT, COMPLETIONS, MAX_ITEMS, SAMPLED, Body, Unserved, check_sizes
+from redraft.openai.body import MAX_ITEMS, UNSERVED_FIELDS, Body, Unserved, check_sizes
 from redraft.openai.errors import UNSERVED
 from redraft.openai.structured.formats import ResponseFormat, Schema, StructuredOutputs, vllm_guides
 from redraft.openai.structured.tools import AUTO, ChatTools, Choice
@@ -35,8 +35,11 @@ from redraft.request import (
     Bias,
     Guide,
     TokenId,
+    TopK,
     Word,
+    seed_or_drawn,
 )
+from redraft.samplers import SAMPLER_SETTINGS
 
 MAX_CHOICES = 128
 """Sequences of one HTTP request: prompts times `n`."""
@@ -57,7 +60,9 @@ def _one_or_more(value: Any) -> Any:
 Stop = Annotated[list[Word], BeforeValidator(_one_or_more), Field(max_length=MAX_WORDS["stop_words"])]
 Penalty = Annotated[FiniteFloat, Field(ge=-2, le=2)]
 TokenKey = Annotated[str, AfterValidator(_token_id)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+# llama.cpp's clients send no biases as an empty list.
+Biases = Annotated[dict[TokenKey, Bias], BeforeValidator(lambda value: {} if value == [] else value)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), AfterValidator(seed_or_drawn)]
 
 
 class StreamOptions(Body):
@@ -72,6 +77,14 @@ class StreamOptions(Body):
 class Named(Body):
     """A request to the model."""
 
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = SAMPLER_SETTINGS | {
+        *("metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
+        *("service_tier", "user", "request_id", "session_id", "keep_alive", "rid", "ttl"),
+        *("guided_decoding_backend", "include_reasoning", "return_mm_kwargs", "spaces_between_special_tokens"),
+        *("stream_interval", "truncation_side"),
+    }
+    UNSERVED: ClassVar[Unserved] = UNSERVED_FIELDS
+
     model: str | None = None
 
 
@@ -79,19 +92,9 @@ class Sampled(Named):
     """The fields that every endpoint which generates text has, named and bounded as OpenAI's and vLLM's. Of samplings
     that are absent, `ServedModel.sampling` has the default."""
 
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
-            *("service_tier", "user", "guided_decoding_backend", "include_reasoning", "request_id", "session_id"),
-            *("return_mm_kwargs", "spaces_between_special_tokens", "stream_interval", "truncation_side"),
-            *("early_stopping", "length_penalty"),  # of beam search, which is refused
-        }
-    )
-    UNSERVED: ClassVar[Unserved] = SAMPLED
-
     temperature: FiniteFloat | None = Field(default=None, ge=0)
     top_p: FiniteFloat | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX)
+    top_k: TopK | None = None
     min_p: FiniteFloat | None = Field(default=None, ge=0, le=1)
     stream: bool = False
     seed: Seed | None = None
@@ -102,7 +105,7 @@ class Sampled(Named):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: FiniteFloat | None = Field(default=None, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
-    logit_bias: dict[TokenKey, Bias] = Field(default={}, max_length=MAX_BIASES)
+    logit_bias: Biases = Field(default={}, max_length=MAX_BIASES)
     min_tokens: int = Field(default=0, ge=0, le=INT32_MAX)
     ignore_eos: bool = False
     timeout: FiniteFloat | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
@@ -153,7 +156,7 @@ class Choices(Sampled):
     def _of_a_stream_or_not(self) -> Self:
         if self.usage_at_end and not self.stream:
             raise ValueError("stream_options: expected only with stream true")
-        if self.prompt_logprobs is not None and self.stream:
+        if self.prompt_logprobs and self.stream:
             raise ValueError("prompt_logprobs: expected only with stream false")
         return self
 
@@ -164,7 +167,7 @@ class Choices(Sampled):
 
     @property
     def prompt_alternatives(self) -> int | None:
-        return self.prompt_logprobs
+        return None if self.stream else self.prompt_logprobs
 
     @property
     def usage_at_end(self) -> bool:
@@ -220,8 +223,6 @@ class Conversation(Named):
 class ChatBody(Choices, Conversation):
     """`POST /v1/chat/completions`."""
 
-    UNSERVED: ClassVar[Unserved] = CHAT
-
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_ITEMS)
     max_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
@@ -256,6 +257,11 @@ def _prompts(value: Any) -> list[str | list[int]]:
     raise ValueError("expected a text, token ids, or a list of either")
 
 
+def _number_or_off(value: Any) -> Any:
+    """A number; None for false, with which chat completions turn log-probabilities off."""
+    return None if value is False else value
+
+
 def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_id, value))
 
@@ -267,8 +273,6 @@ def _is_id(value: Any) -> bool:
 class CompletionBody(Choices):
     """`POST /v1/completions`: the text is continued as it is, without a chat template."""
 
-    UNSERVED: ClassVar[Unserved] = COMPLETIONS
-
     LONG: ClassVar[frozenset[str]] = frozenset({"prompt"})
 
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
@@ -276,7 +280,7 @@ class CompletionBody(Choices):
     best_of: int | None = None
     echo: bool = False
     add_special_tokens: bool = True
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
+    logprobs: Annotated[int | None, BeforeValidator(_number_or_off)] = Field(default=None, ge=0, le=MOST_ALTERNATIVES)
 
     @model_validator(mode="after")
     def _as_many_as_are_shown(self) -> Self:

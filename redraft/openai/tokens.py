@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from redraft.openai.body import MAX_ITEMS, TOKENIZE, Unserved
+from redraft.openai.body import MAX_ITEMS
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import ChatMessage, Conversation, Named
@@ -22,9 +22,6 @@ of the few threads that read large bodies meanwhile."""
 
 class TokenizeBody(Conversation):
     """A text, or a conversation as `/v1/chat/completions` takes it."""
-
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"user", "request_id"})
-    UNSERVED: ClassVar[Unserved] = TOKENIZE
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_ITEMS)

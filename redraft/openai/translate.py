@@ -217,7 +217,7 @@ def _sampling(body: Sampled, model: ServedModel, seed: int | None, min_length: i
     chosen = sampling(body, model)
     return {
         "temperature": chosen["temperature"],
-        "top_k": chosen["top_k"] if chosen["top_k"] > 0 else None,
+        "top_k": chosen["top_k"] or None,
         "top_p": chosen["top_p"] or None,
         "min_p": chosen["min_p"] or None,
         "seed": seed,

@@ -11,13 +11,14 @@ from tokenizers.processors import TemplateProcessing
 
 from redraft.bundle.generation import GENERATION_CONFIG
 from redraft.errors import BundleError
-from redraft.openai.body import CHAT, COMPLETIONS, EMPTY, RESPONSES, SAMPLED, TOKENIZE
+from redraft.openai.body import unserved
 from redraft.openai.errors import ApiError, invalid_body
 from redraft.openai.model import ServedModel
 from redraft.openai.responses import ResponsesBody, responses_job
 from redraft.openai.schemas import ChatBody, CompletionBody
-from redraft.openai.tokens import TokenizeBody
+from redraft.openai.tokens import TokenizeBody, tokenize
 from redraft.openai.translate import chat_job, completion_job, sampling
+from redraft.samplers import EMPTY, asks_for_nothing
 from tests.openai.serving import toy_bundle
 
 NEEDED = {
@@ -25,9 +26,8 @@ NEEDED = {
     CompletionBody: {"prompt": "Hi"},
     ResponsesBody: {"input": "Hi"},
 }
-JOBS = {ChatBody: chat_job, CompletionBody: completion_job, ResponsesBody: responses_job}
-UNSERVED = {ChatBody: SAMPLED | CHAT, CompletionBody: SAMPLED | COMPLETIONS, ResponsesBody: SAMPLED | RESPONSES}
-PAIRS = [(body, field) for body, table in UNSERVED.items() for field in table]
+TOKENIZED = {TokenizeBody: {"prompt": "Hi"}}
+JOBS = {TokenizeBody: tokenize, ChatBody: chat_job, CompletionBody: completion_job, ResponsesBody: responses_job}
 
 
 @pytest.fixture(scope="module")
@@ -38,28 +38,34 @@ def model(tmp_path_factory) -> ServedModel:
 def refusal(body, model: ServedModel, **fields) -> ApiError:
     """The error of a body, from its schema or from the worker's request."""
     with pytest.raises((ApiError, ValidationError)) as raised:
-        JOBS[body](body.model_validate(NEEDED[body] | fields), model)
+        JOBS[body](body.model_validate((NEEDED | TOKENIZED)[body] | fields), model)
     error = raised.value
     return invalid_body(error) if isinstance(error, ValidationError) else error
 
 
-@pytest.mark.parametrize(("body", "field"), PAIRS)
-def test_an_unserved_field_is_refused_only_where_it_asks_for_something(body, field, model):
-    plain, (neutral, text) = body.model_validate(NEEDED[body]), UNSERVED[body][field]
-    for value in (None, {"effort": None}, *EMPTY, *neutral):
-        assert body.model_validate(NEEDED[body] | {field: value}) == plain
-    error = refusal(body, model, **{field: {"a": 1}})
-    assert (error.param, error.code) == (field, "unsupported_parameter")
-    assert error.message == f"{field}: {text}"
+@pytest.mark.parametrize("body", NEEDED | TOKENIZED)
+def test_an_unserved_field_is_refused_only_where_it_asks_for_something(body, model):
+    needed = (NEEDED | TOKENIZED)[body]
+    plain = body.model_validate(needed)
+    for field, (neutral, text) in unserved(body).items():
+        for value in (
+            None,
+            {"effort": None},
+            *neutral,
+            *(value for value in EMPTY if asks_for_nothing(value, neutral)),
+        ):
+            assert body.model_validate(needed | {field: value}) == plain, (field, value)
+        error = refusal(body, model, **{field: {"a": 1}})
+        assert (error.param, error.code) == (field, "unsupported_parameter")
+        assert error.message == f"{field}: {text}"
 
 
-@pytest.mark.parametrize("field", TOKENIZE)
-def test_a_text_is_tokenized_beside_fields_that_ask_for_nothing(field):
-    plain, (neutral, text) = TokenizeBody(prompt="Hi"), TOKENIZE[field]
-    for value in (None, *EMPTY, *neutral):
-        assert TokenizeBody.model_validate({"prompt": "Hi", "user": "me", field: value}) == plain
-    with pytest.raises(ValidationError, match=text):
-        TokenizeBody.model_validate({"prompt": "Hi", field: {"a": 1}})
+def test_false_asks_for_nothing_unless_true_does():
+    for neutral in ((), (1,), (True, False)):
+        assert asks_for_nothing(False, neutral)
+    assert not asks_for_nothing(False, (True,))
+    assert not asks_for_nothing(0)
+    assert not asks_for_nothing(True, (1,))
 
 
 @pytest.mark.parametrize("body", NEEDED)
@@ -74,7 +80,7 @@ def test_neutral_values_of_served_fields_are_taken(body, model):
         **{"length_penalty": 0.5, "early_stopping": True, "add_special_tokens": body is CompletionBody},
         **{"parallel_tool_calls": True, "include_stop_str_in_output": False, "guided_decoding_backend": "auto"},
     }
-    taken = {*body.model_fields, *body.WITHOUT_EFFECT, *UNSERVED[body]}
+    taken = {*body.model_fields, *body.WITHOUT_EFFECT, *unserved(body)}
     known = {name: value for name, value in harmless.items() if value is None or name in taken}
     plain = JOBS[body](body.model_validate(NEEDED[body] | {"seed": 1}), model).requests
     assert JOBS[body](body.model_validate(NEEDED[body] | known | {"seed": 1}), model).requests == plain
@@ -161,7 +167,7 @@ def test_a_models_own_sampling_is_used_where_the_client_says_nothing(tmp_path):
             **{"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
         }
         said = body.model_validate(needed | {"temperature": 0, "top_k": -1, "top_p": 1, "min_p": 0})
-        assert sampling(said, served) == {"temperature": 0, "top_k": -1, "top_p": 1, "min_p": 0} | {
+        assert sampling(said, served) == {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0} | {
             "repetition_penalty": 1.1
         }
         (request,) = JOBS[body](asked, served).requests

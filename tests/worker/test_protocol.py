@@ -16,12 +16,17 @@ FIELDS = st.fixed_dictionaries(
     {
         **dict.fromkeys(("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"), FLOATS),
         "top_p": st.none() | st.floats(0, 1, width=32),
-        "top_k": st.none() | st.integers(0, 2**31 - 1) | st.integers(0, 5),
+        "top_k": st.none() | st.integers(-1, 2**31 - 1) | st.integers(-1, 5),
         "min_length": st.none() | st.integers(0, 3),
         "logit_bias": st.none() | st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100)),
-        "seed": st.integers(0, 2**64 - 1),
+        "seed": st.integers(-1, 2**64 - 1),
     }
 )
+
+
+def test_minus_1_asks_for_no_limit_and_a_drawn_seed():
+    """As in vLLM."""
+    assert SamplingConfig(top_k=-1, seed=-1) == SamplingConfig(top_k=0)
 
 
 @given(fields=FIELDS, scale=st.sampled_from([1.0, 30.0, 1e4]))

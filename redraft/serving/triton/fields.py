@@ -26,6 +26,7 @@ from redraft.request import (
     describe,
     shown,
 )
+from redraft.samplers import turned_off
 
 _SHARED = {
     "temperature": "sampling.temperature",
@@ -156,7 +157,11 @@ class Contract:
         except RecursionError:
             raise InvalidRequest("id and unknown fields: expected JSON that is not nested so deeply") from None
         expected = _TRITON_PARAMETERS | _CLIENT_PARAMETERS
-        unknown = [name for name in given if name not in expected and not name.startswith("triton_")]
+        unknown = [
+            name
+            for name, value in given.items()
+            if not (name in expected or name.startswith("triton_") or turned_off(name, value))
+        ]
         if unknown:
             known = ", ".join(sorted({*self.fields, *self.flags, *self.must_be_one, *self.without_effect}))
             named = ", ".join(shown(name) for name in sorted(unknown)[:_MOST_NAMED])

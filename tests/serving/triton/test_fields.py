@@ -79,6 +79,42 @@ def test_top_p_0_is_no_top_p():
     assert ENSEMBLE.parse("r", ensemble(top_p=floats(0))).sampling.top_p == 0
 
 
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_no_limit_has_two_numbers(top_k):
+    assert ENSEMBLE.parse("r", ensemble(top_k=ints(top_k))).sampling.top_k == 0
+
+
+def test_neutral_values_of_tensors_ask_for_nothing():
+    """Those of both models, also of a tensor that only the other one has: HTTP makes a parameter of it."""
+    shared = {
+        **{"beam_width": ints(1), "num_return_sequences": ints(1), "min_length": ints(0), "min_tokens": ints(0)},
+        **{"repetition_penalty": floats(1), "presence_penalty": floats(0), "frequency_penalty": floats(0)},
+        **{"min_p": floats(0), "return_log_probs": flag(False), "exclude_input_in_output": flag(True)},
+        **{"return_perf_metrics": flag(False), "return_num_input_tokens": flag(False), "cache_prompt": flag(True)},
+        **{"return_context_logits": flag(False), "stop_token_ids": np.zeros((1, 0), np.int32), "cache_salt": text("")},
+    }
+    top = {"top_k": ints(0), "top_p": floats(1), "stop_words": text(""), "bad_words": text(""), "stream": flag(False)}
+    runtime = {"runtime_top_k": ints(-1), "runtime_top_p": floats(1), "runtime_top_p_decay": floats(1)}
+    beams = {"len_penalty": floats(1), "early_stopping": flag(False), "beam_search_diversity_rate": floats(0)}
+    others = {"typical_p": 1.0, "mirostat": 0, "early_stopping": False, "mirostat_tau": 5.0, "top_a": 0, "tfs_z": 1}
+    given = ENSEMBLE.parse("r", ensemble(**shared, **top, length_penalty=floats(1)), json.dumps(others))
+    ids = TENSORRT_LLM.parse(
+        "r",
+        {"input_ids": ints(5), "request_output_len": ints(4)} | shared | runtime | beams | {"streaming": flag(False)},
+    )
+    for request in (given, ids):
+        sampling = request.sampling.model_dump(exclude_defaults=True)
+        penalties = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+        assert sampling == penalties | {"min_length": 0, "min_p": 0, "top_k": 0, "top_p": 1}
+        rest = request.model_dump(
+            exclude={"sampling", "text", "input_ids", "max_tokens", "id", "op"}, exclude_defaults=True
+        )
+        assert rest == {}
+    for name, value in {"typical_p": 0.5, "mirostat": 2, "top_a": 1, "do_sample": False}.items():
+        with pytest.raises(InvalidRequest, match=f"unknown field '{name}'"):
+            ENSEMBLE.parse("r", ensemble(), json.dumps({name: value}))
+
+
 def test_a_stream_never_starts_with_the_prompt():
     tensors = ensemble(exclude_input_in_output=flag(False))
     assert not ENSEMBLE.parse("r", tensors | {"stream": flag(False)}).exclude_input_in_output
@@ -226,7 +262,7 @@ def test_token_ids_are_trimmed_to_input_lengths():
         (guided("json", "{}"), "^guided_decoding_guide: expected no text for json; json_schema takes a schema"),
         (guided("regex", "a" * 300_000), "^guided_decoding_guide: expected at most 262144 characters, got 300000"),
         ({"top_p": floats(1.5)}, "^top_p: .*got 1.5"),
-        ({"top_k": ints(-1)}, "^top_k: .*got -1"),
+        ({"top_k": ints(-2)}, "^top_k: .*got -2"),
         ({"repetition_penalty": floats(0)}, "^repetition_penalty: .*got 0"),
         ({"beam_width": ints(2)}, "beam_width: expected 1"),
         ({"surprise": ints(2)}, "surprise: unknown field"),
