@@ -47,7 +47,6 @@ METRICS_PORT ?= 8002
 OPENAI_PORT ?= 8003
 RUN_DIR   ?= artifacts/run
 PROMPTS   ?= benchmarks/prompts.jsonl
-SPEC_BENCH ?=
 RATES     ?= 0.5 1 2
 PROTOCOL  ?= grpc
 LOADTEST  ?=
@@ -74,7 +73,7 @@ named    = $(if $(filter-out file,$(origin $(1))),--named)
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: SOURCE ADAPTER CHAT_TEMPLATE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS SPEC_BENCH RATES PROTOCOL LOADTEST CLIENTTEST RESULTS;"
+	@echo "Variables: SOURCE ADAPTER CHAT_TEMPLATE MODEL DRAFTER SHAPE METHODS BUNDLE BASELINE PROMPTS RATES PROTOCOL LOADTEST CLIENTTEST RESULTS;"
 	@echo "BACKEND and the PRECISION that it takes: openvino fp32 bf16 int8, torch fp32 bf16, tensorrt bf16 int8 fp8,"
 	@echo "tensorrt_rtx fp16 bf16 fp32 int8 fp8; for fp8 CALIBRATION;"
 	@echo "for engines, tune, serve, loadtest TP (ranks that share the target, TP=2); for drafter DATA HOURS; for distill and"
@@ -211,8 +210,9 @@ test-clients: $(CLIENTS)/.setup | $(SETUP) ## LiteLLM, LangChain, AIPerf and Gui
 	$(PY) -m benchmarks.load.other_clients.compare --environment $(CLIENTS) --bundle $(BUNDLE) --url 127.0.0.1:$(OPENAI_PORT) \
 	  --output artifacts/reports/other_clients.json $(CLIENTTEST)
 
-include $(dir $(firstword $(MAKEFILE_LIST)))benchmarks/bench.mk
-
+COMPARED := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
+$(COMPARED)/manifest.json: always benchmarks/methods/methods.toml $(CALIBRATED) | $(MODEL)/source.json
+	$(COMPILE) --methods benchmarks/methods/methods.toml --output $(COMPARED)
 PAIRS := $(ENGINES)/$(NAME)-lossless-$(PRECISION)$(SPLIT)
 $(PAIRS)/manifest.json: always benchmarks/methods/lossless.toml $(CALIBRATED) | $(MODEL)/source.json
 	$(COMPILE) --methods benchmarks/methods/lossless.toml --slots 8 --output $(PAIRS)
@@ -252,7 +252,7 @@ kernels: | $(SETUP) ## compile the CUDA kernels (no GPU needed): registers, spil
 
 docs: | $(SETUP) ## render tables, plots and the command line into docs/, then the site into artifacts/docs; fails on a broken link
 	rm -rf artifacts/docs
-	$(PY) -m benchmarks.figures.site
+	$(PY) -m studies.figures.site
 	$(PY) -m sphinx -q -E -n -W --keep-going -d artifacts/docs/.doctrees docs artifacts/docs
 	@echo "docs: artifacts/docs/index.html"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Count which tokens the target uses, and which follow which, in the answers of teacher data.
 
-Writes `token_counts.npy`, int64 [2, V], the counts of every other answer (benchmarks/training/token_frequency.py plots
+Writes `token_counts.npy`, int64 [2, V], the counts of every other answer (studies/training/token_frequency.py plots
 what a hot vocabulary covers), and `bigrams.npy`, each token's most frequent successor, for build_engines.py --bigrams.
 """
 

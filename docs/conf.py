@@ -1,6 +1,6 @@
 """Sphinx configuration of this documentation; `make docs` builds it into artifacts/docs.
 
-`benchmarks.figures.site` writes tables and plots from docs/results/*.json, and the command line from the typer app,
+`studies.figures.site` writes tables and plots from docs/results/*.json, and the command line from the typer app,
 into the pages first.
 """
 

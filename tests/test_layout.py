@@ -17,6 +17,8 @@ BELOW = {
     "model_defs": {"model_defs", "redraft"},
     "compiler": {"compiler", "model_defs", "redraft"},
     "training": {"training", "model_defs", "redraft"},
+    "benchmarks": {"benchmarks", "training", "compiler", "model_defs", "redraft"},
+    "studies": {"studies", "benchmarks", "training", "compiler", "model_defs", "redraft"},
 }
 """What each package may import of the repository; redraft.plugins, the operators, only of itself."""
 

@@ -1,1 +1,1 @@
-"""Tables and plots of the documentation."""
+"""Tables and plots of load tests."""

@@ -81,7 +81,7 @@ def judge_command(args: argparse.Namespace, output: Path) -> list[str]:
     """The drafters that ship and the new ones, in turn, on the conversations that are held out."""
     held_out, data = args.output_folder / "held-out", args.output_folder / "data"
     return [
-        *(sys.executable, "-m", "benchmarks.training.held_out"),
+        *(sys.executable, "-m", "studies.training.held_out"),
         *(str(folder) for kind in args.kinds for folder in (args.shipped[kind], args.output_folder / kind)),
         *("--model", str(args.model), "--data", str(held_out), "--data", str(data)),
         *("--held-out", str(len(list(held_out.glob(SHARDS)))), "--output", str(output)),

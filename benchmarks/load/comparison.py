@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.figures.intervals import interval, ratio
 from benchmarks.load.workload import kinds_of
-from benchmarks.replay.acceptance import acceptance_figures
+from benchmarks.speed.acceptance import acceptance_figures
 from benchmarks.speed.inprocess import Clock, timed
 from redraft.llm import LLM, Answer
 from redraft.prompts import Prompt

@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.figures import plots
 from benchmarks.figures.results import load_runs
-from benchmarks.figures.tables import COMPARED, Table, number, run_tables, speedup_table
+from benchmarks.figures.tables import COMPARED, Table, run_tables, speedup_table
 from benchmarks.load import comparison
-from benchmarks.speed import grid, single_stream
+from benchmarks.speed import single_stream
 from benchmarks.verify import lossless as verify_lossless
 
 STYLE = """
@@ -94,35 +94,6 @@ def single_section(content: dict[str, Any], plot_folder: Path) -> Section:
     return Section(title, [plots.save(figure, plot_folder / "single_stream.png")], single_stream.tables(content))
 
 
-def grid_section(content: dict[str, Any], plot_folder: Path) -> Section:
-    """Acceptance length against rows for every tree shape."""
-    figure, (axis,) = plots.new_figure(1, width=7.0, height=4.2)
-    colors = dict(zip(("n-grams", "chain", "beams", "best first"), plots.COLORS, strict=False))
-    families: dict[tuple[str, bool], list[tuple[float, float]]] = {}
-    for row in content["shapes"]:
-        neural = (
-            "beams" if row["width"] > 1 else "chain" if row["width"] else "best first" if row["budget"] else "n-grams"
-        )
-        families.setdefault((neural, row["ngram"]), []).append((row["rows_per_step"], row["acceptance_length"]))
-    for (neural, ngram), points in sorted(families.items(), key=lambda item: list(colors).index(item[0][0])):
-        label = f"{neural} + n-grams" if ngram and neural != "n-grams" else neural
-        rows, lengths = zip(*points, strict=True)
-        axis.scatter(rows, lengths, s=22, color=colors[neural], label=label, marker="x" if ngram else "o")
-    axis.set_title(f"Acceptance length by tree shape, temperature {content['temperature']:g}", loc="left")
-    axis.set_xlabel("rows per step, root included")
-    axis.set_ylabel("tokens per step")
-    axis.legend(frameon=False, fontsize=8)
-    return Section("Tree shapes", [plots.save(figure, plot_folder / "grid.png")], [grid.table(content["shapes"])])
-
-
-def triton_section(content: dict[str, Any], plot_folder: Path) -> Section:
-    """What Triton costs."""
-    table = Table(f"One stream; Triton takes {content['overhead']:+.1%} time", ["through", "tokens/s", "TTFT, ms"])
-    for name in ("Triton", "bare worker"):
-        table.rows.append([name, number(content[name]["tokens_per_s"]), number(content[name]["ttft_ms"])])
-    return Section("Triton against the bare worker", [], [table])
-
-
 def lossless_section(content: dict[str, Any], plot_folder: Path) -> Section:
     """The lossless check."""
     return Section("Speculation changes nothing", [], verify_lossless.tables(content))
@@ -130,8 +101,6 @@ def lossless_section(content: dict[str, Any], plot_folder: Path) -> Section:
 
 SECTIONS: dict[str, Callable[[dict[str, Any], Path], Section]] = {
     "single_stream": single_section,
-    "grid": grid_section,
-    "triton_overhead": triton_section,
     "lossless": lossless_section,
 }
 

@@ -25,7 +25,7 @@ from benchmarks.figures.tables import Table, number
 from benchmarks.load.comparison import AR, LLAMA, WARM_UP, LLMDecoder, compare, compare_concurrent, report_single
 from benchmarks.load.llama_cpp import LlamaCpp
 from benchmarks.load.workload import ChatTokenizer
-from benchmarks.replay.acceptance import conditional_acceptance
+from benchmarks.speed.acceptance import conditional_acceptance
 from benchmarks.speed.inprocess import load_llm, require_fit
 from redraft.console.progress import progress
 from redraft.llm import Answer

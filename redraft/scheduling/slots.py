@@ -24,7 +24,7 @@ COPY_ROWS = 16
 """A copy, or a prompt that waits for another's rows, saves the prefill of at least so many rows."""
 SKIPPED_PAIRS = 64
 """A drafter does without the pairs of so many rows or more, where most are not known: else the target runs the rows
-without pairs again. Measured by benchmarks/cache/prefix_reuse.py --other."""
+without pairs again. Measured by studies/cache/prefix_reuse.py --other."""
 PENDING_PAIRS = 64
 """An idle slot keeps at most so many pairs that a drafter has not ingested: their features take the engine's memory,
 which nobody has counted. Without a draft all of a text would be left."""

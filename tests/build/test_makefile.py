@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -16,34 +15,6 @@ from redraft.bundle.backends import BACKENDS
 from redraft.serving import ranks
 from redraft.serving.processes import ServingError
 from tests.conftest import ROOT
-
-RESULTS = ROOT / "docs" / "results"
-NOT_OF_BENCH = {
-    "lossless.json": "make verify",
-    "lossless-pairs.json": "make verify",
-    "lossless-methods.json": "make verify",
-    "tensor_parallel.json": "takes mpiexec and several ranks",
-    "tensor_parallel_lossless.json": "takes mpiexec and several ranks",
-    "load_test.json": "takes a service that runs",
-    "saturation.json": "likewise",
-    "soak.json": "likewise",
-    "long_contexts.json": "likewise",
-    "other_clients.json": "likewise",
-    "faults.json": "starts a service of its own",
-    "faults_ranks.json": "likewise",
-    "prefix_reuse_other.json": "takes the bundle of make verify",
-    "redrafter_table2.json": "takes a service that runs",
-    "structured.json": "takes a public suite of schemas",
-    "structured_interfaces.json": "likewise",
-    "structured_methods.json": "likewise",
-    "structured_prompts.json": "likewise",
-    "structured_speed.json": "likewise",
-    "h200": "takes a GPU",
-    "zen5": "the same files of another machine",
-    "zen4": "likewise",
-    "icelake": "some of them, of a third",
-    "zen3": "one of them, of a fourth",
-}
 
 
 def dry_run(*arguments: str) -> str:
@@ -265,19 +236,6 @@ def test_engines_for_tensorrt_have_the_default_drafter_only():
 def test_quickstart_takes_the_ports():
     commands = dry_run("quickstart", "HTTP_PORT=1", "GRPC_PORT=2", "METRICS_PORT=3", "OPENAI_PORT=4")
     assert "--ports 1 2 3 4" in " ".join(commands.replace("\\\n", "").split())
-
-
-def test_every_result_in_the_docs_is_written_by_a_part_of_bench():
-    parts = re.findall(r"^(bench-[a-z-]+):.*## ", (ROOT / "benchmarks" / "bench.mk").read_text(), re.MULTILINE)
-    given = ("PROMPTS=mt_bench.jsonl", "SPEC_BENCH=spec_bench.jsonl")
-    commands = [dry_run(part, *given) for part in parts]
-    written = {name for text in commands for name in re.findall(r"--output artifacts/reports/(\S+)", text)}
-    shown = {path.name for path in RESULTS.iterdir()}
-    assert shown - NOT_OF_BENCH.keys() <= written
-    assert not written & NOT_OF_BENCH.keys()
-    assert NOT_OF_BENCH.keys() <= shown
-    whole = dry_run("bench", *given)
-    assert all(f"--output artifacts/reports/{name}" in whole for name in written)
 
 
 def test_a_model_that_is_there_gets_a_chat_template(make):

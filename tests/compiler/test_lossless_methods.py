@@ -1,7 +1,7 @@
 """What benchmarks/methods/lossless.toml promises: every shipped drafter with every construction, as the builder takes
 them.
 
-Unpacked beams have a check of their own, in benchmarks/speed/beam_packing_throughput.py.
+Unpacked beams have a check of their own, in studies/speed/beam_packing_throughput.py.
 """
 
 from __future__ import annotations

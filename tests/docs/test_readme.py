@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from benchmarks.figures.contenders import contenders
-from benchmarks.figures.site import reader
 from benchmarks.load.comparison import AR
+from studies.figures.contenders import contenders
+from studies.figures.site import reader
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

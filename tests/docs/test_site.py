@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures.site import BLOCK, fill, reader, render, write_plots
+from studies.figures.site import BLOCK, fill, reader, render, write_plots
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
-AGAIN = "write it anew: python -m benchmarks.figures.site"
+AGAIN = "write it anew: python -m studies.figures.site"
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 import distill
 import train_drafter
 from benchmarks.gpu import train
-from benchmarks.training import held_out
 from model_defs.drafters.registry import DRAFTERS
+from studies.training import held_out
 from tests.benchmarks.gpu.test_torch_backend import parsed_by_typer
 from tests.conftest import wait_until
 from tests.engines.tiny import tiny_drafter

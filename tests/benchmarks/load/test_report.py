@@ -34,15 +34,6 @@ RESULTS = {
         "single": {"0": SINGLE, "1": SINGLE}, "concurrent": {"0": [LEVEL], "1": []}, "max_tokens": 128,
         "auto_regressive": "ar",
     },
-    "grid": {"temperature": 0.0, "shapes": [
-        {"shape": "s", "bundle": "b", "width": width, "budget": budget, "ngram": ngram, "acceptance_length": 2.0,
-         "rows_per_step": 9.0, "projected_speedup": 1.5}
-        for width, budget, ngram in ((1, 0, False), (4, 0, True), (0, 8, True), (0, 0, True))
-    ]},
-    "triton_overhead": {
-        "overhead": 0.02, "Triton": {"tokens_per_s": 98.0, "ttft_ms": 30.0},
-        "bare worker": {"tokens_per_s": 100.0, "ttft_ms": 28.0},
-    },
     "lossless": {
         "prompts": 3, "max_tokens": 8, "margin": 0.5, "divergences": [],
         "rates": [{"output": "speculative", "beyond_margin": 1, "tokens": 200}],
@@ -68,20 +59,18 @@ def test_page_with_everything(folders):
     loads = ["--load", str(folders / "ar"), str(folders / "spec")]
     assert report.main([*loads, "--results", str(folders / "results"), "--output", str(output)]) == 0
     page = output.read_text()
-    for title in ("Load test", "Without a server", "Tree shapes", "Triton against", "Speculation changes nothing"):
+    for title in ("Load test", "Without a server", "Speculation changes nothing"):
         assert f"<h2>{title}" in page
-    assert page.count("data:image/png;base64,") == 3
+    assert page.count("data:image/png;base64,") == 2
     assert "0.500%" in page
     assert "greedy &lt;b&gt;" in page
     assert "ar: the whole run, ramp and tail included (short: 2 of 3 runs)" in page
     assert "62.50 ± 158.83 (1.00x ± 0.00)" in page, "0.2 s and 0.3 s for 4 tokens: Student's interval of two runs"
-    assert {path.name for path in (folders / "out" / "plots").iterdir()} == {
-        "load_test.png", "single_stream.png", "grid.png",
-    }  # fmt: skip
+    assert {path.name for path in (folders / "out" / "plots").iterdir()} == {"load_test.png", "single_stream.png"}
 
 
 def test_page_with_one_result(folders):
-    for name in ("grid", "single_stream", "lossless"):
+    for name in ("lossless",):
         (folders / "results" / f"{name}.json").unlink()
     output = folders / "report.html"
     assert report.main(["--results", str(folders / "results"), "--output", str(output)]) == 0

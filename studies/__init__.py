@@ -1,0 +1,1 @@
+"""What regenerates the tables and plots of the papers: see README.md."""

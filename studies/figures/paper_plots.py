@@ -1,0 +1,267 @@
+"""The papers' figures from docs/results/*.json: one function per plot, by the name of its file on the site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.figures import plots
+from benchmarks.load.comparison import AR
+from redraft.request import AUTO_REGRESSIVE
+from studies.figures.contenders import Load, contenders
+from studies.figures.redrafter_tables import WIDTHS
+from studies.replay import beam_packing, beam_shapes
+from studies.rsd import figure1
+from studies.rsd import report as rsd_report
+from studies.speed import beam_packing_throughput
+from studies.training import learning_curve
+
+SHORT = {
+    "best": "default",
+    "sps_tree": "draft LM, tree",
+    "eagle": "EAGLE-style",
+    "redrafter_best_first": "ReDrafter, tree",
+    "rsd_s": "RSD-S",
+    "lyanna": "Lyanna",
+    "sps": "draft LM, chain",
+    "redrafter": "ReDrafter, beams",
+    "specinfer": "SpecInfer",
+    "spectr": "SpecTr",
+    "rsd_c": "RSD-C",
+    "medusa": "Medusa-style",
+    "ngram_trie": "n-gram retrieval",
+}
+"""Methods of the comparison plot, as it names them."""
+
+
+def speedups(load: Load) -> Figure:
+    """Speed-up of each method over auto-regressive decoding, greedy and at temperature 1, with intervals."""
+    report = load("methods")
+    figure, axes = plots.new_figure(2, width=4.6, height=4.2)
+    for axis, temperature in zip(axes, ("0", "1"), strict=True):
+        entries = contenders(report, temperature)
+        bars(axis, {label: entries[name] for name, label in SHORT.items()}, f"Temperature {temperature}")
+    axes[1].set_yticklabels([])
+    return figure
+
+
+def bars(axis: Axes, entries: Mapping[str, Mapping[str, Any]], title: str) -> None:
+    """A horizontal bar per method: its speed-up, with the interval."""
+    places = range(len(entries), 0, -1)
+    values = [entry["speedup"] for entry in entries.values()]
+    lows, highs = zip(*(entry["speedup_interval"] for entry in entries.values()), strict=True)
+    errors = [
+        [v - low for v, low in zip(values, lows, strict=True)],
+        [h - v for v, h in zip(values, highs, strict=True)],
+    ]
+    colors = [plots.COLORS[1] if value > 1 else plots.COLORS[0] for value in values]
+    axis.barh(places, values, 0.7, xerr=errors, color=colors, error_kw={"elinewidth": 0.8, "ecolor": "#374151"})
+    for place, entry, high in zip(places, entries.values(), highs, strict=True):
+        axis.text(high + 0.02, place, f"{entry['speedup']:.2f}x", va="center", fontsize=8)
+    axis.axvline(1, color="#9ca3af", linestyle=":", linewidth=1)
+    axis.set_yticks(places, list(entries))
+    axis.grid(axis="y", visible=False)
+    axis.set_xlim(0, 2)
+    axis.set_xlabel("times auto-regressive decoding")
+    axis.set_title(title, loc="left")
+
+
+def categories(load: Load) -> Figure:
+    """Speed-up and tokens per step of the default by kind of prompt (ReDrafter, figure 5)."""
+    figure, axes = plots.new_figure(2, width=5.2)
+    found = {
+        f"temperature {t}": next(entry for name, entry in single["contenders"].items() if name != AR)["categories"]
+        for t, single in load("single_stream")["single"].items()
+    }
+    kinds = list(next(iter(found.values())))
+    for axis, key, title in zip(axes, ("speedup", "acceptance_length"), ("Speed-up", "Tokens per step"), strict=True):
+        series = {name: [rows[kind][key] for kind in kinds] for name, rows in found.items()}
+        plots.grouped_bars(axis, kinds, series, "", title, digits=1)
+        axis.tick_params(axis="x", labelrotation=35, labelsize=8)
+    axes[0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def load_test(load: Load) -> Figure:
+    """Milliseconds per token through Triton by request rate: the default, and ReDrafter's table 2."""
+    figure, axes = plots.new_figure(2)
+    parts = {"load_test": "Default, temperature 0", "redrafter_table2": "ReDrafter's table 2, temperature 1"}
+    for axis, (name, title) in zip(axes, parts.items(), strict=True):
+        rows = load(name)["rates"]
+        series = {
+            label: [row[f"{key}_ms_per_token"] for row in rows]
+            for key, label in (("auto_regressive", "auto-regressive"), ("speculative", "speculative"))
+        }
+        plots.grouped_bars(axis, [f"{row['requests_per_s']:g}" for row in rows], series, "ms/token", title)
+        axis.set_xlabel("requests/s")
+    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    return figure
+
+
+def tensor_parallel(load: Load) -> Figure:
+    """Speed-up by ranks, with and without AMX (ReDrafter, table 3)."""
+    figure, axes = plots.new_figure(2)
+    parts = {"tensor_parallel": "Xeon with AMX", "icelake/tensor_parallel": "Ice Lake Xeon"}
+    for axis, (name, title) in zip(axes, parts.items(), strict=True):
+        rows = sorted(load(name), key=lambda row: (row["ranks"], row["threads"]))
+        groups = [f"{row['ranks']} rank{'s' if row['ranks'] > 1 else ''},\n{row['threads']} thread(s)" for row in rows]
+        series = {
+            label: [row["decoding"]["0"]["contenders"][method]["speedup"] for row in rows]
+            for method, label in (("redrafter", "ReDrafter, beams"), ("best", "default"))
+        }
+        plots.grouped_bars(axis, groups, series, "times auto-regressive", f"{title}, temperature 0", digits=2)
+        axis.axhline(1, color="#9ca3af", linestyle=":", linewidth=1)
+    axes[1].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def by_batch(axis: Axes, report: Mapping[str, Any], labels: Mapping[str, str], title: str) -> None:
+    """Speed-up over auto-regressive decoding by batch size, a line per method."""
+    rates = {(row["method"], row["batch"]): row["tokens_per_s"] for row in report["cells"]}
+    batches = sorted({batch for _, batch in rates})
+    series = {
+        label: {str(batch): rates[method, batch] / rates[AUTO_REGRESSIVE, batch] for batch in batches}
+        for method, label in labels.items()
+    }
+    plots.lines(axis, series, (title, "requests at once", "times auto-regressive"))
+    axis.axhline(1, color="#9ca3af", linestyle=":", linewidth=1)
+    axis.legend(frameon=False, fontsize=7, ncols=2)
+
+
+def beam_widths(load: Load) -> Figure:
+    """Speed-up by batch size for each beam width, and by the tuned trees (ReDrafter, table 5)."""
+    figure, (axis,) = plots.new_figure(1, width=5.6, height=4.0)
+    report = load("zen4/beam_widths")
+    widths = {f"width_{width}": f"{width} beam{'s' if width > 1 else ''}" for width in WIDTHS}
+    by_batch(axis, report, widths | {"tuned": "tuned tree"}, "Beam width and batch size")
+    return figure
+
+
+def method_batches(load: Load) -> Figure:
+    """Speed-up by batch size of methods with tuned budgets (Lyanna, figures 8 to 11)."""
+    figure, axes = plots.new_figure(3, height=4.0)
+    labels = {
+        "best": "default",
+        "redrafter_best_first": "ReDrafter, tree",
+        "lyanna": "Lyanna",
+        "eagle": "EAGLE-style",
+        "sps": "draft LM, chain",
+        "ngram_trie": "n-gram retrieval",
+    }
+    parts = {
+        "method_batches": "Shipped drafters, Xeon",
+        "zen4/method_batches": "Shipped drafters, Zen 4",
+        "method_batches_equal": "Drafters of equal data, Xeon",
+    }
+    for axis, (name, title) in zip(axes, parts.items(), strict=True):
+        by_batch(axis, load(name), labels, title)
+        axis.set_ylim(0.8, 1.75)
+    return figure
+
+
+def distillation(load: Load) -> Figure:
+    """Tokens per step by beam width, with and without distillation (ReDrafter, table 6)."""
+    labels = {
+        "generated": "distilled",
+        "text_soft": "data's text, soft labels",
+        "text_hard": "data's text, hard labels",
+    }
+    figure, (axis,) = plots.new_figure(1, width=5.0)
+    results = load("distillation")["drafters"]
+    series = {
+        label: {str(row["width"]): row["acceptance_length"] for row in results[name]} for name, label in labels.items()
+    }
+    plots.lines(axis, series, ("Distillation", "beam width", "tokens per step"))
+    axis.set_ylim(bottom=1)
+    return figure
+
+
+def drafting_latency(load: Load) -> Figure:
+    """Milliseconds of the LM head token by token and in one pass, and of whole drafts (Lyanna, figure 13)."""
+    figure, (heads, drafts) = plots.new_figure(2)
+    rows = {
+        (row["columns"], row["width"], row["way"]): row["milliseconds"]["all"]
+        for row in load("drafting_heads")["drafts"]
+    }
+    sizes = sorted({(columns, width) for columns, width, _ in rows})
+    series = {way: [rows[columns, width, way] for columns, width in sizes] for way in ("token by token", "one pass")}
+    groups = [f"{columns:,} rows,\n{width} node{'s' if width > 1 else ''}" for columns, width in sizes]
+    plots.grouped_bars(heads, groups, series, "ms", "Head of a draft of 5 levels", digits=1)
+    heads.tick_params(axis="x", labelsize=8)
+    heads.legend(frameon=False, fontsize=8, loc="upper left")
+    times = load("drafting_latency")["milliseconds"]
+    whole = {label: [times[f"{name}_{head}"] for head in ("hot", "full")]
+             for name, label in (("eagle", "EAGLE-style"), ("lyanna", "Lyanna"))}  # fmt: skip
+    plots.grouped_bars(drafts, ["hot head", "full head"], whole, "ms", "Whole draft, trees 4 wide", digits=1)
+    drafts.legend(frameon=False, fontsize=8, loc="upper left")
+    return figure
+
+
+def step_times(load: Load) -> Figure:
+    """Time of a step by rows over that of one row, by machine."""
+    machines = {"Xeon with AMX": "", "Zen 5": "zen5/", "Zen 4": "zen4/", "Ice Lake": "icelake/"}
+    figure, (axis,) = plots.new_figure(1, width=5.6)
+    series = {}
+    for machine, folder in machines.items():
+        rows = [row for row in load(f"{folder}step_times") if row["sequences"] == 1 and row["context"] == 256]
+        series[machine] = {str(row["rows"]): row["median_ms"] / rows[0]["median_ms"] for row in rows}
+    plots.lines(axis, series, ("What rows cost", "rows in a step", "times one row"))
+    return figure
+
+
+def token_frequency(load: Load) -> Figure:
+    """Share of the target's answers that its K most frequent tokens cover (Lyanna, figure 7)."""
+    figure, (axis,) = plots.new_figure(1, width=5.0)
+    covered = load("token_frequency")["covered"]
+    plots.lines(
+        axis, {"SmolLM2-135M-Instruct": covered}, ("Covered by the K most frequent tokens", "K", "share of the answers")
+    )
+    axis.set_ylim(0.7, 1.01)
+    return figure
+
+
+def rsd_experiment(load: Load, name: str) -> Figure:
+    """Block efficiency and tokens/s by draft length or target budget (RSD, figures 4 and 5)."""
+    return rsd_report.plot(rsd_report.parts_of(load("rsd/experiments"), name))
+
+
+def learning_curves(drafters: Path, path: Path) -> Path:
+    """Training of the drafters that ship, from their own logs (Lyanna, figure 5)."""
+    runs = sorted(drafters.glob("*/training.jsonl"))
+    logs = dict(zip(learning_curve.labels_of(runs), map(learning_curve.read_log, runs), strict=True))
+    return learning_curve.plot(logs, 2, path)
+
+
+DRAWN: dict[str, Callable[[Load], Figure]] = {
+    "speedup": speedups,
+    "categories": categories,
+    "load_test": load_test,
+    "tensor_parallel": tensor_parallel,
+    "beam_widths": beam_widths,
+    "method_batches": method_batches,
+    "distillation": distillation,
+    "drafting_latency": drafting_latency,
+    "step_times": step_times,
+    "token_frequency": token_frequency,
+    "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
+    "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
+}
+"""Plots that only the site has."""
+
+
+def write(load: Load, drafters: Path, folder: Path) -> list[Path]:
+    """Every plot of the results page, as SVG."""
+    written = [plots.save(draw(load), folder / f"{name}.svg") for name, draw in DRAWN.items()]
+    cells = {(row["method"], row["batch"]): row for row in load("beam_packing_throughput")["cells"]}
+    return [
+        *written,
+        beam_packing.plot(load("beam_packing")["widths"], folder / "beam_packing.svg"),
+        beam_packing_throughput.plot(cells, folder / "beam_packing_throughput.svg"),
+        beam_shapes.plot(load("beam_shapes")["drafters"], folder / "beam_shapes.svg"),
+        figure1.plot(folder / "rsd_figure1.svg"),
+        learning_curves(drafters, folder / "learning_curve.svg"),
+    ]

@@ -1,0 +1,140 @@
+"""Tables of docs/results.md, from docs/results/*.json: a function per table, by the name of its file on the site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.figures.tables import Table
+from benchmarks.load.comparison import AR
+from studies.figures import lyanna_tables, redrafter_tables
+from studies.figures.contenders import NAMES, Load, contenders, gain, methods_table, more_than_first, served, speedup
+from studies.rsd import report as rsd_report
+
+CONSTRUCTIONS = {
+    "shared": "best-first, shared noise (default)",
+    "likely": "best-first, most likely tokens",
+    "rsd_s": "RSD, stochastic beam search",
+    "rsd_c": "RSD, constant branching",
+    "specinfer": "SpecInfer",
+    "spectr": "SpecTr",
+    "random_chain": "speculative sampling",
+}
+"""Methods of studies/methods/constructions.toml, as tables name them."""
+
+
+def all_methods(load: Load) -> Table:
+    """Every method of the comparison."""
+    return methods_table(load, NAMES)
+
+
+def single_stream(load: Load) -> Table:
+    """The default against auto-regressive decoding, by machine."""
+    machines = {
+        "Xeon with AMX": "single_stream",
+        "Zen 5": "zen5/single_stream",
+        "Zen 4": "zen4/single_stream",
+        "Ice Lake": "icelake/single_stream",
+        "Zen 3": "zen3/single_stream",
+    }
+    columns = [
+        "machine",
+        "temperature",
+        "auto-regressive, tokens/s",
+        "speculative",
+        "speed-up",
+        "tokens/step",
+        "same answers",
+    ]
+    table = Table("One stream, 80 MT-bench prompts", columns)
+    for machine, name in machines.items():
+        for temperature, single in load(name)["single"].items():
+            base, ours = (
+                next(entry for key, entry in single["contenders"].items() if (key == AR) is plain)
+                for plain in (True, False)
+            )
+            rates = (f"{entry['tokens_per_s']:.0f}" for entry in (base, ours))
+            same = f"{ours['identical_answers']} of {single['prompts']}"
+            table.rows.append([machine, temperature, *rates, speedup(ours), f"{ours['acceptance_length']:.2f}", same])
+    return table
+
+
+def load_test(load: Load) -> Table:
+    """The default through Triton at fixed request rates."""
+    return served(load("load_test"), {})
+
+
+def _compared(figures: str, entry: Mapping[str, Any]) -> str:
+    more = more_than_first(entry)
+    return f"{figures} ({more})" if more else figures
+
+
+def constructions(load: Load) -> Table:
+    """Speed-up and tokens per step of constructions by temperature, and how much these are above those of the default,
+    with the interval of the paired difference."""
+    temperatures = load("constructions")["single"]
+    table = Table("Speed-up and tokens per step", ["", *(f"T = {temperature}" for temperature in temperatures)])
+    for name, title in CONSTRUCTIONS.items():
+        entries = (single["contenders"][name] for single in temperatures.values())
+        table.rows.append([title, *(_compared(gain(entry), entry) for entry in entries)])
+    return table
+
+
+def constructions_elsewhere(load: Load) -> Table:
+    """Tokens per step at temperature 1 in smaller trees and on other prompts, with the interval of `constructions`."""
+    columns = {"7 nodes, MT-bench": ("constructions_7", "_7"), "15 nodes, Spec-Bench": ("constructions_spec_bench", "")}
+    found = [(contenders(load(name), "1"), suffix) for name, suffix in columns.values()]
+    table = Table("Tokens per step at temperature 1", ["", *columns])
+    for name, title in CONSTRUCTIONS.items():
+        measured = [entries.get(name + suffix) for entries, suffix in found]
+        cells = (_compared(f"{entry['acceptance_length']:.2f}", entry) if entry else "-" for entry in measured)
+        table.rows.append([title, *cells])
+    return table
+
+
+def rsd_experiment(load: Load, name: str, folder: str = "rsd") -> Table:
+    """Block efficiency of each algorithm's best tree in every cell of RSD's experiment `exp1` or `exp2`."""
+    return rsd_report.best_shapes(rsd_report.parts_of(load(f"{folder}/experiments"), name))
+
+
+def lossless(load: Load) -> Table:
+    """What was compared with auto-regressive decoding, token by token, in fp32."""
+    reports = {
+        "the default, six settings, one at a time and 8 at once": "lossless",
+        "every method of the comparison, six settings": "lossless-methods",
+        "every drafter with every construction, greedy and temperature 1": "lossless-pairs",
+    }
+    table = Table("Output compared in fp32", ["what", "tokens", "differ", "near-ties"])
+    for label, name in reports.items():
+        rows = load(name)["settings"]
+        counts = (sum(row[key] for row in rows) for key in ("tokens", "failures", "near_ties"))
+        table.rows.append([label, *(f"{count:,}" for count in counts)])
+    return table
+
+
+TABLES: dict[str, Callable[[Load], Table]] = {
+    "single_stream": single_stream,
+    "load_test": load_test,
+    "all_methods": all_methods,
+    "redrafter_table1": redrafter_tables.table1,
+    "redrafter_table2": redrafter_tables.table2,
+    "redrafter_table3": redrafter_tables.table3,
+    "redrafter_draws": redrafter_tables.draws,
+    "redrafter_table4": redrafter_tables.table4,
+    "redrafter_figure7": redrafter_tables.figure7,
+    "redrafter_table5": redrafter_tables.table5,
+    "redrafter_table6": redrafter_tables.table6,
+    "lyanna_table1": lyanna_tables.table1,
+    "lyanna_table2": lyanna_tables.table2,
+    "lyanna_figures8": lyanna_tables.figures8,
+    "lyanna_batches": lyanna_tables.batches,
+    "lyanna_fusion": lyanna_tables.fusion,
+    "lyanna_figure12": lyanna_tables.figure12,
+    "lyanna_figure13": lyanna_tables.figure13,
+    "constructions": constructions,
+    "constructions_elsewhere": constructions_elsewhere,
+    "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
+    "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
+    "rsd_draft_lm": lambda load: rsd_experiment(load, "exp1", "rsd_draft_lm"),
+    "lossless": lossless,
+}

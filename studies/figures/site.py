@@ -1,0 +1,76 @@
+"""What the documentation renders: tables and plots from docs/results/*.json, and the reference of the command line.
+
+    python -m studies.figures.site    # as `make docs` does; a test fails where it would change something
+
+Tables are written into the pages that show them, and plots as SVG beside them, so that a Git host shows both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib as mpl
+import typer
+from typer.cli import get_docs_for_click
+
+from redraft.cli import app
+from studies.figures import guide_tables, paper_plots, paper_tables
+from studies.figures.contenders import Load
+
+BLOCK = re.compile(r"(<!-- rendered: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+"""A rendered part of a page, with its name."""
+
+
+def reader(results: Path) -> Load:
+    """Reads JSON files of a folder by their names."""
+
+    def load(name: str) -> Any:
+        return json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+
+    return load
+
+
+def render(load: Load) -> dict[str, str]:
+    """Each table as Markdown, and the reference of the command line as `cli`, by the names that pages use."""
+    tables = {name: table(load) for name, table in paper_tables.TABLES.items()}
+    tables |= {name: table(load(name)) for name, table in guide_tables.TABLES.items()}
+    return {"cli": command_line()} | {name: table.markdown() for name, table in tables.items()}
+
+
+def command_line() -> str:
+    """The options of `redraft` and its commands, without the first heading, which is the page's own."""
+    command = typer.main.get_command(app)
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="redraft")
+    return text.split("\n", 1)[1].strip()
+
+
+def fill(page: str, rendered: Mapping[str, str]) -> str:
+    """The page with its rendered parts replaced. Blank lines end a table before the comment."""
+    return BLOCK.sub(lambda block: f"{block[1]}\n{rendered[block[2]]}\n\n{block[3]}", page)
+
+
+def write_plots(load: Load, drafters: Path, folder: Path) -> list[Path]:
+    """Write NAME.svg per plot into a folder; the same JSON gives the same bytes. Returns the files."""
+    with mpl.rc_context({"svg.hashsalt": "redraft", "svg.fonttype": "none"}):
+        return paper_plots.write(load, drafters, folder)
+
+
+def main(
+    drafters: Annotated[Path, typer.Option(help="Folder of the shipped drafters.")] = Path("drafters"),
+    docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
+) -> None:
+    """Write tables and the command line's reference into the pages, and plots into docs/pictures."""
+    load = reader(docs / "results")
+    rendered = render(load)
+    for path in sorted(docs.rglob("*.md")):
+        page = path.read_text(encoding="utf-8")
+        path.write_text(fill(page, rendered), encoding="utf-8")
+    write_plots(load, drafters, docs / "pictures")
+
+
+if __name__ == "__main__":
+    typer.run(main)

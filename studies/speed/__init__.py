@@ -1,0 +1,1 @@
+"""Drafting measured by its parts."""

@@ -1,0 +1,135 @@
+"""Tokens per second with and without packed beams, by batch size (ReDrafter, figure 6, right).
+
+    python -m studies.speed.beam_packing_throughput --bundle BUNDLE --batches 1 2 4 8 16
+
+BUNDLE holds the methods of studies/methods/beam_packing.toml: `packed_W` and `unpacked_W` verify the same W beams.
+Without packing every beam has rows of its own, and the longest one that matches is accepted; so both accept the same
+tokens in the same steps, and only the rows differ. The script ends with an error where they do not, or where an answer
+is not auto-regressive decoding's. Methods take turns at greedy requests, and each cell is its best round.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.figures.plots import COLORS, new_figure, save
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table
+from benchmarks.speed.inprocess import load_llm
+from benchmarks.speed.method_batches import add_workload, answer_all, load_workload, throughput
+from redraft.console.progress import tracked
+from redraft.llm import Answer
+from redraft.request import AUTO_REGRESSIVE
+
+PACKED, UNPACKED = "packed_", "unpacked_"
+console = Console()
+
+
+def check(method: str, answers: Sequence[Answer], pair: Sequence[Answer], plain: Sequence[Answer]) -> None:
+    """Raise ArithmeticError for an answer whose tokens are not those of `plain`, auto-regressive decoding's, or whose
+    steps and accepted tokens are not those of `pair`, the other method of its width."""
+    for number, (answer, other, reference) in enumerate(zip(answers, pair, plain, strict=True)):
+        if answer.token_ids != reference.token_ids:
+            raise ArithmeticError(f"{method}, prompt {number}: other tokens than auto-regressive decoding")
+        found, wanted = ((one.stats.steps, one.stats.accepted_by_depth) for one in (answer, other))
+        if found != wanted:
+            raise ArithmeticError(
+                f"{method}, prompt {number}: {found[0]} steps that accept {found[1]} by depth; the other method of "
+                f"this width has {wanted[0]} and {wanted[1]}"
+            )
+
+
+def pair_of(method: str) -> str:
+    """The method that the acceptance of `method` is compared with."""
+    return method.replace(UNPACKED, PACKED, 1)
+
+
+def width_of(method: str) -> str:
+    """Beams, as the method's name says."""
+    return method.rpartition("_")[2]
+
+
+def table(cells: Mapping[tuple[str, int], Mapping[str, Any]]) -> Table:
+    """A row per method with its tokens/s at each batch size, and per width what packing gains."""
+    methods, batches = (list(dict.fromkeys(keys)) for keys in zip(*cells, strict=True))
+    columns = ["method", "tokens/step", "rows/step", *(f"batch {batch}" for batch in batches)]
+    shown = Table("Tokens/s of all requests (of each)", columns)
+    for method in methods:
+        first = cells[method, batches[0]]
+        rates = [cells[method, batch]["tokens_per_s"] for batch in batches]
+        figures = [f"{rate:.0f} ({rate / batch:.1f})" for rate, batch in zip(rates, batches, strict=True)]
+        shown.rows.append(
+            [method, f"{first['acceptance_length']:.2f}", f"{1 + first['drafted_per_step']:.1f}", *figures]
+        )
+    for method in methods:
+        if method.startswith(UNPACKED):
+            packed, whole = (
+                [cells[one, batch]["tokens_per_s"] for batch in batches] for one in (pair_of(method), method)
+            )
+            gains = [f"{after / before:.2f}x" for after, before in zip(packed, whole, strict=True)]
+            shown.rows.append([f"{pair_of(method)} / {method}", "", "", *gains])
+    return shown
+
+
+def plot(cells: Mapping[tuple[str, int], Mapping[str, Any]], path: Path) -> Path:
+    """Tokens/s of each request and of all, over the batch size; a color per width, dashed without packing."""
+    methods, batches = (list(dict.fromkeys(keys)) for keys in zip(*cells, strict=True))
+    widths = dict.fromkeys(width_of(method) for method in methods if method != AUTO_REGRESSIVE)
+    colors = dict(zip(widths, COLORS[1:], strict=False))
+    figure, axes = new_figure(2)
+    for method in methods:
+        width = width_of(method)
+        label = f"{width} beams, {method.partition('_')[0]}" if width in colors else "auto-regressive"
+        style = "--" if method.startswith(UNPACKED) else "-"
+        for axis, shared in zip(axes, (True, False), strict=True):
+            rates = [cells[method, batch]["tokens_per_s"] / (batch if shared else 1) for batch in batches]
+            color = colors.get(width, COLORS[0])
+            axis.plot(range(len(batches)), rates, f"o{style}", color=color, label=label, ms=4)
+    for axis, title in zip(axes, ("Tokens/s of each request", "Tokens/s of all requests"), strict=True):
+        axis.set_title(title, loc="left")
+        axis.set_xlabel("batch size")
+        axis.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+        axis.set_ylim(bottom=0)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return save(figure, path)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run every method at every batch size, compare, print the table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--bundle", type=Path, required=True, help="bundle with the methods of studies/methods/beam_packing.toml")
+    add_workload(parser)
+    add("--output", type=Path, default=Path("docs/results/beam_packing_throughput.json"))
+    args = parser.parse_args(argv)
+    llm = load_llm(parser, args.bundle)
+    by_width = sorted(llm.runtime.plans, key=lambda method: (width_of(method).zfill(9), method))
+    methods = [AUTO_REGRESSIVE, *by_width]
+    if missing := {pair_of(method) for method in methods} - {*methods}:
+        parser.error(f"{args.bundle} has no method {', '.join(sorted(missing))} to compare with")
+    prompts, warm_up = load_workload(parser, args, [llm])
+    options = {"max_tokens": args.max_tokens, "temperature": 0.0}
+    first: dict[str, list[Answer]] = {}
+    cells: dict[tuple[str, int], dict[str, Any]] = {}
+    turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]
+    for batch, method in tracked(turns, "answering", "turns", console):
+        answers, spent = answer_all(llm, method, prompts, warm_up, batch, options)
+        first.setdefault(method, answers)
+        check(method, answers, first[pair_of(method)], first[AUTO_REGRESSIVE])
+        row = {"method": method, "batch": batch, **throughput(answers, spent)}
+        if row["tokens_per_s"] > cells.setdefault((method, batch), row)["tokens_per_s"]:
+            cells[method, batch] = row
+    llm.close()
+    table(cells).show(console)
+    setting = {"prompts": len(prompts), "rounds": args.rounds, **options}
+    write_json(args.output, {**setting, "same_tokens_and_steps": True, "cells": list(cells.values())})
+    console.print(f"written to {args.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Acceptance of drafters on conversations that were kept from training, side by side: what build/train_drafter.py logs,
+of drafters as they are.
+
+    python -m studies.training.held_out drafters/* --model MODEL --data TEACHER
+
+On a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks.figures.results import write_json
+from benchmarks.figures.tables import Table, rates
+from model_defs.drafters.registry import load_drafter
+from model_defs.target.model import Target
+from training.distillation import Labels, Trainer
+from training.teacher_data import TeacherData
+
+
+def judge(folder: Path, target: Target, data: list[Path], held_out: int, unroll: int) -> dict[str, Any]:
+    """Greedy acceptance of a drafter's chain on held-out shards (see `TeacherData`), on the target's device."""
+    drafter = load_drafter(folder, target).to(target.embedding.weight.device)
+    teacher = TeacherData(data, held_out, drafter.reads_context)
+    trainer = Trainer(target, drafter, Labels.soft, unroll, drafter.recipe.hidden_weight)
+    weights = sum(weight.numel() for weight in drafter.parameters())
+    found = trainer.evaluate(teacher.held_out(drafter.recipe.window, unroll))
+    return {"folder": str(folder), "drafter": drafter.name, "parameters": weights, **found}
+
+
+def row(found: dict[str, Any]) -> list[str]:
+    """One drafter's row of the table."""
+    length, by_depth = found["chain_acceptance_length"], rates(found["conditional_acceptance"])
+    return [found["drafter"], f"{found['parameters'] / 1e6:.1f}M", f"{length:.2f}", by_depth, found["folder"]]
+
+
+def main(
+    drafters: Annotated[list[Path], typer.Argument(help="Folders of drafters.")],
+    model: Annotated[Path, typer.Option(help="Target folder written by fetch_model.py.")],
+    data: Annotated[list[Path], typer.Option(help="Teacher data written by distill.py.")],
+    held_out: Annotated[int, typer.Option(help="Shards that were kept from training.")] = 2,
+    unroll: Annotated[int, typer.Option(help="Tokens that a chain drafts.")] = 5,
+    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+) -> None:
+    """Judge drafters on held-out conversations."""
+    target = Target.from_folder(model).to("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = [judge(drafter, target, data, held_out, unroll) for drafter in drafters]
+    except (ValueError, OSError, KeyError) as error:
+        raise typer.BadParameter(str(error)) from None
+    title, by_depth = f"Chains of {unroll} on held-out conversations", f"conditional acceptance, depths 1-{unroll}"
+    table = Table(title, ["drafter", "parameters", "tokens per step", by_depth, "folder"])
+    table.rows += map(row, found)
+    table.show(Console())
+    if output:
+        write_json(output, found)
+
+
+if __name__ == "__main__":
+    typer.run(main)
