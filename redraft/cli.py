@@ -99,12 +99,14 @@ def doctor(
 ) -> None:
     """Say why a bundle is slow. Or why its drafts are rejected; the exit status is 1 where something is wrong."""
     from redraft.doctor import examine
+    from redraft.engines.ranks.process import is_first
 
     wrong = False
     try:
         with err.status("measuring"):
             for finding in examine(bundle, prompts, threads):
-                out.print(str(finding), markup=False)
+                if is_first():
+                    out.print(str(finding), markup=False)
                 wrong |= bool(finding.remedy)
     except (BundleError, OSError, ValueError) as error:
         fail(f"redraft doctor: {error}", code=2)

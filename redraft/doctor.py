@@ -43,6 +43,7 @@ PROMPTS, TOKENS = 8, 48
 """Prompts that acceptance is measured on, and tokens of each answer."""
 NARROW = {"fp32": "bf16, which reads half the bytes", "bf16": "int8, which reads half the bytes"}
 BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
+TRAIN = f"train a drafter on your prompts: make drafter SOURCE=MODEL DATA=PROMPTS{IN_CLONE}"
 
 
 @dataclass(frozen=True)
@@ -119,27 +120,25 @@ def tuning(path: Path, config: BundleConfig) -> Iterator[Finding]:
         yield Finding("tuning", f"{', '.join(untuned)}: drafts as much however many requests run", how_to_tune(path))
     elif file.machine and file.machine != here:
         yield Finding("tuning", f"measured on {file.machine}, this is {here}", f"tune again: {how_to_tune(path)}")
-    else:
-        yield Finding("tuning", f"measured on {file.machine or 'an unnamed machine'}")
     for name, table in file.methods.items():
-        if name in config.methods and (reasons := doubts(table)):
+        if name not in config.methods:
+            continue
+        if reasons := doubts(table):
             yield Finding(
                 "tuning",
                 f"{name}: {'; '.join(reasons)}",
                 f"tune again on a quiet machine: {how_to_tune(path, minutes_for_all(table))}",
             )
-        elif name in config.methods and not any(entry.nodes for entry in table.entries):
-            yield Finding(
-                "tuning",
-                f"{name} pays at no load that was measured: it never drafts",
-                f"train a drafter on your prompts: make drafter DATA=prompts{IN_CLONE}",
-            )
+        elif not any(entry.nodes for entry in table.entries):
+            yield Finding("tuning", f"{name} pays at no load that was measured: it never drafts", TRAIN)
+        else:
+            yield Finding("tuning", f"{name}: measured on {file.machine or 'an unnamed machine'}")
 
 
 def processor(config: BundleConfig, features: set[str]) -> Finding:
     """Whether the CPU multiplies what the bundle stores."""
     if config.backend != OPENVINO:
-        return Finding("processor", f"not checked: {config.backend} runs on a GPU")
+        return Finding("processor", f"not checked: {config.backend} is for a GPU")
     names = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
     best = next((name for name in names if name in features), "no AVX2")
     if config.precision == "bf16" and not features & BF16_FEATURES:
@@ -216,6 +215,8 @@ def memory(path: Path, config: BundleConfig, step: float, read: float) -> Findin
     )
     if step > OVER_FLOOR * floor:
         return Finding("memory", found, "not bound by memory: look at load, threads and processor above")
+    if step < floor:
+        return Finding("memory", f"{found}: the CPU's caches hold a part, or each token has a part of the experts only")
     if config.precision in NARROW:
         return Finding("memory", f"{found}: bound by memory, as decoding is; faster is {NARROW[config.precision]}")
     return Finding("memory", f"{found}: bound by memory, as decoding is")
@@ -248,7 +249,7 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, Bu
             yield Finding(
                 "acceptance",
                 f"{text}: their answers repeat too little for n-grams",
-                f"train a drafter on your own: make drafter DATA=these prompts{IN_CLONE}",
+                TRAIN,
             )
         elif usual is None:
             yield Finding("acceptance", text)
@@ -256,7 +257,7 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, Bu
             yield Finding(
                 "acceptance",
                 f"{text}, {usual:.2f} on those it was tuned with",
-                f"train a drafter on your own: make drafter DATA=these prompts{IN_CLONE}",
+                TRAIN,
             )
         else:
             yield Finding("acceptance", f"{text}, {usual:.2f} on those it was tuned with")

@@ -5,11 +5,22 @@ Bundles are built and tuned in a clone of the repository: a wheel has the run ti
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 BUILD = "build/build_engines.py"
 IN_CLONE = "" if (Path(__file__).resolve().parents[1] / BUILD).is_file() else " in a clone of redraft"
 """Follows the commands of a clone where this is a wheel."""
+
+
+def program(name: str = "python") -> str:
+    """A program of this environment by a path that works where the environment is not activated: relative below the
+    working folder. In a wheel only the name, since its messages mean a clone's environment."""
+    path = Path(sys.prefix, "bin", name)
+    if IN_CLONE or not path.exists():
+        return name
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 class BundleError(RuntimeError):
@@ -18,7 +29,10 @@ class BundleError(RuntimeError):
 
 def how_to_rebuild(command: str = "") -> str:
     """The remedy for a bundle that cannot be used; `command` is the one of its manifest."""
-    return f"rebuild it{IN_CLONE} with: {command or f'python {BUILD}'}"
+    command = command or f"python {BUILD}"
+    if command.startswith("python "):  # as manifests have it, which go to other machines
+        command = f"{shlex.quote(program())} {command.removeprefix('python ')}"
+    return f"rebuild it{IN_CLONE} with: {command}"
 
 
 def place(location: tuple[int | str, ...]) -> str:

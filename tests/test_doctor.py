@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from redraft import doctor
 from redraft.bundle.budget import BudgetEntry, BudgetFile, BudgetTable
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.chat import template_digest
+from redraft.cli import app
 from redraft.errors import BundleError
 
 TARGET = TargetInfo(
@@ -81,6 +83,7 @@ def test_a_doubtful_table_is_a_problem_whose_remedy_is_time_or_quiet(bundle, mea
     assert "on a quiet machine" in found.remedy
     assert ("--minutes 27" in found.remedy) == (measured["measurements"]["done"] == 11)
     assert "make drafter" not in found.remedy
+    assert not any(str(finding).startswith("ok") for finding in doctor.tuning(bundle, config_of(a=METHOD)))
 
 
 def test_a_damaged_budget_table_is_a_problem(bundle):
@@ -123,6 +126,14 @@ def test_a_drafter_of_another_template_is_a_problem(bundle):
 def test_a_step_is_held_against_reading_the_weights(bundle, step, wrong):
     (bundle / "target.weights").write_bytes(b"0" * 10_000)
     assert bool(doctor.memory(bundle, config_of(), step, read=1e6).remedy) == wrong
+
+
+def test_a_step_that_reads_less_than_all_weights_is_explained(bundle):
+    """Those of a mixture's experts that no token chose, or what the CPU's caches hold."""
+    (bundle / "target.weights").write_bytes(b"0" * 10_000)
+    found = doctor.memory(bundle, config_of(), step=0.004, read=1e6)
+    assert "caches" in found.found
+    assert not found.remedy
 
 
 @pytest.mark.parametrize(
@@ -186,3 +197,13 @@ def test_other_load_is_measured(monkeypatch):
     assert doctor.other_load(0.01).remedy
     monkeypatch.setattr(doctor.psutil, "cpu_percent", lambda interval: 4.0)
     assert not doctor.other_load(0.01).remedy
+
+
+@pytest.mark.parametrize(("rank", "lines"), [(None, 1), ("0", 1), ("1", 0)])
+def test_of_several_ranks_the_first_one_prints(monkeypatch, rank, lines):
+    monkeypatch.setattr(doctor, "examine", lambda *_: [doctor.Finding("memory", "bound by memory")])
+    monkeypatch.delenv("PMI_RANK", raising=False)
+    if rank:
+        monkeypatch.setenv("PMI_RANK", rank)
+    done = CliRunner().invoke(app, ["doctor", "bundle"])
+    assert (done.exit_code, len(done.stdout.splitlines())) == (0, lines)

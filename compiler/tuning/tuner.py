@@ -90,6 +90,8 @@ class Tuner:
         self._batches = [part for first in range(BATCHES) if (part := bench.prompts[first::BATCHES])]
         self._times: dict[int, StepTimes] = {}
         self._accepted: dict[Shape, dict[float, Gains]] = {}
+        self._not_tried: set[tuple[float, int]] = set()
+        """Temperatures and loads whose budgets promised a gain, and for whose trials there was no time."""
 
     def tune(self) -> BudgetTable:
         """The method's budget table."""
@@ -219,6 +221,7 @@ class Tuner:
                     self.of -= 1
                     continue
                 if time.monotonic() > self.ends and tried:
+                    self._not_tried.add((temperature, running))
                     continue
                 self._say(self, f"trying {cell.nodes} nodes with {running} running, temperature {_key(temperature)}")
                 speed_up = self._speed_up(shape, running, temperature, cell)
@@ -290,6 +293,15 @@ class Tuner:
             "tried": tried,
             "measurements": {"done": self.done, "of": self.of},
             "not_timed": sorted({*self._counts} - self._times.keys()),
+            "not_tried": {
+                _key(temperature): loads
+                for temperature, by_running in sorted(cells.items())
+                if (
+                    loads := [
+                        n for n in sorted(by_running) if (temperature, n) in self._not_tried and not by_running[n].nodes
+                    ]
+                )
+            },
         }
 
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from redraft.bundle.config import BundleConfig, bundle_ranks
 from redraft.bundle.manifest import MANIFEST, file_sha256
-from redraft.errors import IN_CLONE, BundleError
+from redraft.errors import IN_CLONE, BundleError, program
 
 FILE_NAME = "budget.json"
 LEAST_MEASURED = 0.6
@@ -179,9 +179,9 @@ def machine_name() -> str:
 def how_to_tune(bundle: Path, minutes: int | None = None) -> str:
     """The command that measures a bundle's budgets, again where there are some, with as many ranks as it needs."""
     ranks = bundle_ranks(bundle)
-    command = ["python", "build/tune.py", "--bundle", str(bundle), "--prompts", "benchmarks/prompts.jsonl"]
+    command = [program(), "build/tune.py", "--bundle", str(bundle), "--prompts", "benchmarks/prompts.jsonl"]
     command += ["--minutes", str(minutes)] if minutes else []
-    launcher = ["mpiexec", "-n", str(ranks)] if ranks > 1 else []
+    launcher = [program("mpiexec"), "-n", str(ranks)] if ranks > 1 else []
     return f"run `{shlex.join([*launcher, *command])}`{IN_CLONE}"
 
 
@@ -193,6 +193,9 @@ def doubts(table: BudgetTable) -> list[str]:
         if unknown := table.measured.get("not_timed"):
             loads = ", ".join(map(str, unknown))
             reasons.append(f"{loads} running: not timed, so that as much is drafted as at the next larger load")
+    for temperature, loads in table.measured.get("not_tried", {}).items():
+        where = f"{', '.join(map(str, loads))} running at temperature {temperature}"
+        reasons.append(f"{where}: no time to try what should pay, so that nothing is drafted")
     if (share := table.measured.get("other_load", 0.0)) >= BUSY_SHARE:
         reasons.append(f"other programs used {share:.0%} of the cores meanwhile, which makes rows look expensive")
     return reasons

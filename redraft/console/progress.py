@@ -19,7 +19,7 @@ LINE_S = 15.0
 
 class Progress:
     """Work done of a total, in steps or bytes. Rate and time left follow from what was done since it began, unless the
-    work has a `deadline` (of `time.monotonic`). Without a total only the note is shown."""
+    work has a `deadline` (of `time.monotonic`), which one step may miss. Without a total only the note is shown."""
 
     def __init__(self, name: str, total: int, unit: str, note: str = ""):
         self.name, self.total, self.unit, self.note = name, total, unit, note
@@ -48,7 +48,8 @@ class Progress:
         rate = (self.done - self._begun_with) / max(now - self._started, 1e-9)
         parts = [f"{self._amount(min(self.done, self.total))} of {self._amount(self.total, self.unit)}"]
         if self.deadline is not None:
-            parts += [f"at most {duration(self.deadline - now)} left"]
+            late = now > self.deadline
+            parts += ["over its time" if late else f"at most {duration(self.deadline - now)} left"]
         elif rate > 0:
             parts += [f"{self._amount(rate) if rate >= 10 else f'{rate:.2g}'}/s"]
             parts += [f"about {duration((self.total - self.done) / rate)} left"]

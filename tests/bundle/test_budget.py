@@ -13,7 +13,7 @@ from redraft.bundle import budget
 from redraft.bundle.budget import BudgetFile, BudgetTable
 from redraft.bundle.config import MethodConfig
 from redraft.bundle.writer import finish_bundle, new_bundle
-from redraft.errors import BundleError
+from redraft.errors import BundleError, program
 from tests.bundle.test_bundle import CONFIG
 
 METHOD = MethodConfig(
@@ -75,7 +75,7 @@ def test_damaged_and_edited_tables_are_refused(bundle, capsys, damage, said):
     damage(bundle / "budget.json")
     with pytest.raises(ValueError, match=said) as refusal:
         BudgetFile.load(bundle)
-    assert "run `python build/tune.py --bundle" in str(refusal.value)
+    assert f"run `{program()} build/tune.py --bundle" in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert budget.main(bundle) == 1
     assert said in capsys.readouterr().out
@@ -112,8 +112,8 @@ def test_the_command_that_tunes_starts_as_many_ranks_as_the_bundle_needs(tmp_pat
     """And may be pasted into a shell, whatever the bundle is called."""
     bundle = tmp_path / "my bundle; $(touch x)"
     bundle.mkdir()
-    for config, launcher in (("{}", []), ('{"tensor_parallel": 2}', ["mpiexec", "-n", "2"])):
+    for config, launcher in (("{}", []), ('{"tensor_parallel": 2}', [program("mpiexec"), "-n", "2"])):
         (bundle / "config.json").write_text(config)
         command = budget.how_to_tune(bundle).partition("`")[2].rpartition("`")[0]
-        tune = ["python", "build/tune.py", "--bundle", str(bundle), "--prompts", "benchmarks/prompts.jsonl"]
+        tune = [program(), "build/tune.py", "--bundle", str(bundle), "--prompts", "benchmarks/prompts.jsonl"]
         assert shlex.split(command) == [*launcher, *tune]

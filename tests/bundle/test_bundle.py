@@ -16,7 +16,7 @@ from redraft import errors
 from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo, bundle_ranks
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.writer import finish_bundle, new_bundle
-from redraft.errors import BundleError
+from redraft.errors import BundleError, program
 
 CONFIG = BundleConfig(
     name="b",
@@ -82,7 +82,7 @@ def test_a_damaged_bundle_says_what_to_rebuild(path, damage, message):
     damage(path)
     with pytest.raises(BundleError, match=message) as caught:
         Bundle.load(path)
-    assert "rebuild it with: python build/build_engines.py --output b" in str(caught.value)
+    assert f"rebuild it with: {program()} build/build_engines.py --output b" in str(caught.value)
 
 
 def test_remedies_of_a_wheel_say_where_their_commands_are(tmp_path):
@@ -91,10 +91,23 @@ def test_remedies_of_a_wheel_say_where_their_commands_are(tmp_path):
     assert runpy.run_path(installed)["how_to_rebuild"]("make it") == "rebuild it in a clone of redraft with: make it"
 
 
+def test_programs_that_messages_name_run_where_no_environment_is_active(monkeypatch, tmp_path):
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    monkeypatch.setattr(errors.sys, "prefix", str(tmp_path / ".venv"))
+    assert program() == str(python)
+    assert program("mpiexec") == "mpiexec", "it is not there"
+    monkeypatch.chdir(tmp_path)
+    assert errors.how_to_rebuild("python x.py") == "rebuild it with: .venv/bin/python x.py"
+    installed = shutil.copy(errors.__file__, tmp_path)
+    assert runpy.run_path(installed)["program"]() == "python", "a wheel's environment builds nothing"
+
+
 @pytest.mark.parametrize("text", ["", "not json", "[]"])
 def test_an_unreadable_manifest(path, text):
     (path / "manifest.json").write_text(text)
-    with pytest.raises(BundleError, match=r"manifest\.json .*rebuild it with: python build/build_engines.py"):
+    with pytest.raises(BundleError, match=r"manifest\.json .*rebuild it with: \S+ build/build_engines.py"):
         Bundle.load(path)
 
 

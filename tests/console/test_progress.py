@@ -61,6 +61,8 @@ def test_a_deadline_replaces_the_estimate():
     shown.total, shown.deadline = 40, time.monotonic() + 120
     shown.update(1, "step times")
     assert shown.line() == "tune: 1 of 40 measurements, at most 2 min left (step times)"
+    shown.deadline = time.monotonic() - 1
+    assert shown.line() == "tune: 1 of 40 measurements, over its time (step times)"
 
 
 def test_more_than_the_total_leaves_no_time(monkeypatch):

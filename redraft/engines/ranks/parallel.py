@@ -27,7 +27,7 @@ from redraft.engines.api import DraftEngine, Engine, Gather, LogitRows, Samplers
 from redraft.engines.features import Features
 from redraft.engines.host_buffers import RowBuffers
 from redraft.engines.ranks import process as rank_process
-from redraft.errors import BundleError
+from redraft.errors import BundleError, program
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -154,7 +154,7 @@ class Ranks:
         """Raises BundleError where there is no MPI, where other than the bundle's number of ranks were started, and
         for a second bundle: the other ranks follow the first."""
         count = bundle.config.tensor_parallel
-        start = f"start it with: mpiexec -n {count} {shlex.join(sys.orig_argv)}"
+        start = f"start it with: {shlex.join([program('mpiexec'), '-n', str(count), *sys.orig_argv])}"
         try:
             import mpi4py
 

@@ -13,6 +13,11 @@ RANK_VARIABLE = "PMI_RANK"
 _MAPPED = re.compile(r"/dev/shm/mpich_shm_\w+")
 
 
+def is_first() -> bool:
+    """Whether this process is rank 0, or the only one: the other ranks would print what it prints once more."""
+    return os.environ.get(RANK_VARIABLE, "0") == "0"
+
+
 def unlink_shared_memory() -> None:
     """Remove the names of the shared memory that MPICH has opened. Mapped memory stays until the last rank that maps it
     ends, in whatever way; MPICH itself removes it only after a proper end. All ranks of the machine must have passed

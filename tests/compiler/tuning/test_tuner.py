@@ -11,7 +11,7 @@ from compiler.tuning.acceptance import Acceptance
 from compiler.tuning.choice import Cell, StepTimes
 from compiler.tuning.measure import LEAST_STEPS, Bench, Shape
 from compiler.tuning.tuner import Grid, Tuner
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget import BudgetTable, doubts
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.runtime import Runtime
@@ -107,6 +107,10 @@ def test_without_time_the_most_valuable_is_measured(runtime):
     tried = table.measured["tried"]
     drafted = {(str(one.running), f"{one.temperature:g}") for one in table.entries if one.nodes}
     assert drafted <= {(running, one) for running, found in tried.items() for one in found}, "only what was tried"
+    left_out = {(str(n), one) for one, loads in table.measured["not_tried"].items() for n in loads}
+    assert ("1", "0.7") in left_out
+    assert not left_out & drafted
+    assert "1 running at temperature 0.7: no time to try" in "; ".join(doubts(table))
 
 
 def test_a_measurement_that_is_under_way_ends_with_its_time(runtime):

@@ -22,7 +22,7 @@ from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
 from redraft.engines.ranks.parallel import pack, unpack
-from redraft.errors import BundleError
+from redraft.errors import BundleError, program
 from tests.conftest import slow
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.ranks.parallel_ranks import answers
@@ -181,7 +181,7 @@ def test_another_number_of_ranks(two_ranks, tmp_path, started):
     done = run_ranks(started, SCRIPT, two_ranks.path, "{}", tmp_path / "report.json")
     assert done.returncode
     were = "3 were" if started == 3 else "1 was"
-    assert f"is split over 2 ranks, {were} started; start it with: mpiexec -n 2 " in done.stderr
+    assert f"is split over 2 ranks, {were} started; start it with: {program('mpiexec')} -n 2 " in done.stderr
     assert SCRIPT.name in done.stderr
 
 
