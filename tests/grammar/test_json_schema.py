@@ -87,6 +87,22 @@ ACCEPTED: dict[str, tuple[Any, list[str], list[str]]] = {
                              ['{"x": 1}'], ['{"x": "1"}']),
     "listed names": ({"type": "object", "propertyNames": {"$ref": "#/$defs/n"}, "additionalProperties": INTEGER,
                       "$defs": {"n": {"enum": ["x", "y"]}}}, ['{"x": 1, "y": 2}', "{}"], ['{"z": 1}', '{"x": "1"}']),
+    "names of a format": (
+        {"type": "object", "propertyNames": {"format": "date"}, "additionalProperties": INTEGER},
+        ['{"2024-02-28": 1}'], ['{"2024-02-31": 1}', '{"a": 1}'],
+    ),
+    "above a whole number, and below a fraction": (
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.01}, ["0.005", "0.01"], ["0", "0.0"],
+    ),
+    "above a fraction, and below a whole number": (
+        {"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, ["-1.25", "-1.5"], ["-1", "-1.0"],
+    ),
+    "two bounds on one side": (
+        {"type": "number", "exclusiveMinimum": -1, "maximum": -0.6, "exclusiveMaximum": 0}, ["-0.8", "-0.6"], ["-0.4"],
+    ),
+    "bounds that doubles round": (
+        {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 3}, [str(2**53 + 2)], [str(2**53 + 4)],
+    ),
     "names of a pattern": ({"type": "object", "propertyNames": {"pattern": "^x"}}, ['{"xy": 1}'], ['{"y": 1}']),
     "names of a length": ({"type": "object", "propertyNames": {"maxLength": 2}}, ['{"xy": 1}'], ['{"xyz": 1}']),
     "no names": ({"type": "object", "propertyNames": False}, ["{}"], ['{"x": 1}']),
@@ -175,6 +191,24 @@ ACCEPTED: dict[str, tuple[Any, list[str], list[str]]] = {
     "not blank": (STRING | {"pattern": r"^(?!\s*$).+"}, ['"x"', '" x "'], ['""', '"  "']),
     "braces that repeat nothing": (STRING | {"pattern": r"^{{[a-z]{2}}}$"}, ['"{{ab}}"'], ['"{{a}}"', '"ab"']),
     "escaped angle brackets": (STRING | {"pattern": r"^\<[\<\>]\>$"}, ['"<>>"'], ['"<a>"']),
+    "a class without a quote": (STRING | {"pattern": r'^[^"]+$'}, ['"a\\\\"', r'"\n"'], [r'"\""']),
+    "a class without backslashes": (
+        STRING | {"pattern": r'^[^<>:"/\\|?*]+$'}, ['"a.b"', r'"\t"'], [r'"\""', r'"a\\b"'],
+    ),
+    "a class that begins with a hyphen": (STRING | {"pattern": r"^[^-]+$"}, ['"a,b"'], ['"-"']),
+    "a class of control characters": (STRING | {"pattern": r"^[\0-\x1f]+$"}, [r'"\n"'], [r'"\""', r'"\\"']),
+    "a backspace": (STRING | {"pattern": r"^[\b]x$"}, [r'"\bx"'], ['"bx"']),
+    "zod's email": (
+        STRING
+        | {
+            "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
+            r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+        },
+        ['"a.b@c-d.org"'], ['"a..b@c.org"', '".a@b.org"'],
+    ),
+    "a run that is nowhere ahead": (STRING | {"pattern": "^(?!.*[-_]{2})[a-z_-]+$"}, ['"a-b_"'], ['"a-_b"', '"__"']),
+    "another end ahead": (STRING | {"pattern": r"^(?!.*\.$)[a.]+$"}, ['"a.a"', '"a"'], ['"a."']),
+    "another end behind": (STRING | {"pattern": "^(?!-)[a-z-]{1,63}(?<!-)$"}, ['"a-b"', '"a"'], ['"a-"', '"-"']),
     "a bracket in a class": (STRING | {"pattern": r"^[[\]&&~a-c]+$"}, ['"[]"', '"&~"'], ['"d"']),
     "a large constant": ({"const": BIG}, [str(BIG)], [str(BIG - 21), str(BIG + 1)]),
     "large values": ({"enum": [BIG, -BIG, "x", None]}, [str(-BIG), '"x"', "null"], [str(BIG + 1)]),

@@ -19,6 +19,13 @@ from redraft.request import shown
 
 FORMATS = {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 """Those that the library knows. Others say something about a text without constraining it."""
+_DATE = r"\d{4}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+FORMATS_OF_KEYS = {
+    "date": f"^{_DATE}$",
+    "date-time": rf"^{_DATE}T(?:[01]\d|2[0-3])(?::[0-5]\d){{2}}Z$",
+    "uuid": "^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+}
+"""Patterns of formats that keys have, with fewer texts than the format: the library takes no format there."""
 LARGEST = 10**18 - 2**7
 """The largest bound of a number that the library takes. It computes with doubles, which count in steps of 128 there."""
 MOST_BRANCHES = 64
@@ -167,6 +174,7 @@ class _Rewriter:
                     self._count(node, keyword, value, result, also, path)
                 case "minLength" | "maxLength" | "minItems" | "maxItems" | "required" | "multipleOf":
                     result[keyword] = value
+        _tighten(result)
         if also:
             result["allOf"] = [*result.get("allOf", []), *also]
         return result
@@ -199,7 +207,7 @@ class _Rewriter:
             result[keyword] = value
             return
         if upper == (value > 0):
-            value = math.copysign(min(abs(value), LARGEST), value)
+            value = min(value, LARGEST) if upper else max(value, -LARGEST)
         inwards = float(value)
         if abs(inwards) > LARGEST:
             self._problem(path, f"expected at most {LARGEST} in size")
@@ -297,8 +305,10 @@ class _Rewriter:
                 return
         lengths = {"minLength", "maxLength"}
         simple = all(part.keys() <= {"pattern", "format", "type", "allOf", "$ref", *lengths} for part in parts)
-        simple = simple and not any(part.get("format") in FORMATS for part in parts)
+        formats = [part["format"] for part in parts if part.get("format") in FORMATS]
+        simple = simple and FORMATS_OF_KEYS.keys() >= {*formats}
         patterns = [part["pattern"] for part in parts if "pattern" in part]
+        patterns += [FORMATS_OF_KEYS[name] for name in formats if name in FORMATS_OF_KEYS]
         for part in parts:
             if part.keys() & lengths:
                 patterns.append(rf"^[\s\S]{{{part.get('minLength', 0)},{part.get('maxLength', '')}}}$")
@@ -350,6 +360,25 @@ class _Rewriter:
             also.append({"anyOf": [{"required": [*names]} for names in combinations(optional, missing)]})
         else:
             self._problem(path, "so many different keys cannot be enforced")
+
+
+def _tighten(schema: dict[str, Any]) -> None:
+    """Leave bounds that the library (1.9.1) keeps to: of two on one side it takes the exclusive one, and an exclusive
+    whole one counts as inclusive where the other side leaves only fractions."""
+    for bound, exclusive, sign in (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1)):
+        if bound in schema and exclusive in schema:
+            del schema[exclusive if sign * schema[bound] > sign * schema[exclusive] else bound]
+    for near, far in (("Minimum", "Maximum"), ("Maximum", "Minimum")):
+        exclusive, other = schema.get(f"exclusive{near}"), schema.get(f"exclusive{far}", schema.get(far.lower()))
+        if (
+            exclusive is not None
+            and exclusive == int(exclusive)
+            and other is not None
+            and 0 < abs(other - exclusive) < 1
+        ):
+            gap = other - exclusive
+            del schema[f"exclusive{near}"]
+            schema[near.lower()] = exclusive + math.copysign(10.0 ** (math.floor(math.log10(abs(gap))) - 3), gap)
 
 
 def _is_finite(value: Any) -> bool:

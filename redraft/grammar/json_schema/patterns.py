@@ -8,16 +8,29 @@ from collections.abc import Iterable, Iterator
 ANY_TEXT = r"[\s\S]*"
 _LOOK_AHEAD = re.compile(r"\(\?(?P<sign>[=!])")
 _LOOK_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])")
+_UNIT = r"\[(?P<set>(?:[^\^\[\]\\]|\\.)(?:[^\[\]\\]|\\.)*)\]|(?P<one>\\[^bB\d]|[^\\^$.|?*+()\[\]{}])"
+"""One character: of a class, or this one."""
+_RUN = re.compile(
+    rf"(?:\.\*|\[\\s\\S\]\*)(?P<unit>{_UNIT})(?:\{{(?P<count>[1-9]\d*)(?:,\d*)?\}}|(?P<again>(?P=unit)*))(?:\.\*)?(?P<end>\$?)"
+)
+_END = re.compile(rf"\(\?<!(?:{_UNIT})\)\$$")
 _OF_A_CLASS = re.compile(r"\^?(?:\[(?P<characters>[^\^\[\]\\](?:[^\[\]\\]|\\.)*)\]|(?P<escape>\\[sdw]))[*]\$")
+_ITEM = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|c[A-Za-z]|[\s\S])|\[\^|[\s\S]")
+_ZERO = (r"\0", r"\x00", r"\u0000")
 _LITERAL_BRACE = re.compile(r"(?<!\\[pPxu])\{(?!\d+(?:,\d*)?\})")
 """An opening brace that begins no repetition, property or code point."""
 _LITERAL = re.compile(r"\^?(?P<text>(?:[^\\^$.|?*+()\[\]{}]|\\[^\w\s])+)(?P<end>\$?)")
 
 
 def split_pattern(pattern: str) -> list[str]:
-    """Patterns that together match what one with look-ahead at its start does. Raises ValueError for look-around
-    elsewhere, and for what no automaton finds: references back to groups, and ends of words."""
-    parts, rest = list[str](), pattern.removeprefix("^")
+    """Patterns that together match what one with look-ahead at its start, or a character that may not end it, does.
+    Raises ValueError for look-around elsewhere, and for what no automaton finds: references back to groups, and ends of
+    words."""
+    parts = list[str]()
+    if end := _END.search(pattern):
+        pattern = f"{pattern[: end.start()]}$"
+        parts.append(_ending_unlike(_characters(end)))
+    rest = pattern.removeprefix("^")
     if rest != pattern:
         while group := _LOOK_AHEAD.match(rest):
             end = _end_of_group(rest)
@@ -46,10 +59,18 @@ def _other_ends(ends: frozenset[str]) -> str:
 
 
 def _unlike(inner: str) -> str:
-    """A pattern of the texts that `inner` does not match at their start, for the two forms that have a simple one: a
-    literal, and a class of characters repeated up to the end. Raises ValueError for others."""
+    """A pattern of the texts that `inner` does not match at their start, for the forms that have a simple one: a
+    literal, a class of characters repeated up to the end, and a run of a character anywhere. Raises ValueError for
+    others."""
     if repeated := _OF_A_CLASS.fullmatch(inner):
         return f"[^{repeated['characters'] or repeated['escape']}]"
+    if run := _RUN.fullmatch(inner):
+        characters = _characters(run)
+        most = (int(run["count"]) if run["count"] else 1 + len(run["again"]) // len(run["unit"])) - 1
+        if not run["end"]:
+            return f"^(?:[{characters}]{{0,{most}}}[^{characters}])*[{characters}]{{0,{most}}}$"
+        if not most:
+            return _ending_unlike(characters)
     literal = _LITERAL.fullmatch(inner)
     if literal is None:
         raise ValueError("this look-around cannot be enforced")
@@ -71,28 +92,60 @@ def _end_of_group(pattern: str) -> int:
     raise ValueError("expected a closed group")
 
 
+def _ending_unlike(characters: str) -> str:
+    return rf"^(?:[\s\S]*[^{characters}])?$"
+
+
+def _characters(unit: re.Match[str]) -> str:
+    """What stands in a class for one character of a pattern."""
+    return unit["set"] or (unit["one"] if unit["one"][0] == "\\" else _escaped(unit["one"]))
+
+
 def _in_rust(pattern: str) -> str:
-    """The same pattern, where an opening bracket within a class is a character like any other, and so are a brace
-    that begins nothing, and escaped angle brackets."""
+    """The same pattern in Rust's syntax, whose classes begin with any bracket, and which knows fewer escapes. No class
+    has the character 0: the library (1.9.1) lets quotes and backslashes into one that has all control characters."""
     written = []
+    opened = False
     for index, item, in_class in _items(pattern):
         if not in_class and _LOOK_AROUND.match(pattern, index):
             raise ValueError("this look-around cannot be enforced")
         if not in_class and re.fullmatch(r"\\[1-9kbB]", item):
             raise ValueError(f"{item} cannot be enforced")
-        is_plain = item in "[&~" if in_class else _LITERAL_BRACE.match(pattern, index)
-        written.append("\\" + item if is_plain else item[1:] if item in (r"\<", r"\>") else item)
+        begins_range = in_class and pattern.startswith("-", index + len(item))
+        if item == "[^" and not in_class:
+            written.append(r"[^\x00")
+        elif item in _ZERO and begins_range:
+            written.append(r"\x01")
+        elif item[0] in "[&~" if in_class else _LITERAL_BRACE.match(pattern, index):
+            written.append("\\" + item)
+        elif opened and item == "-":
+            written.append(r"\-")  # no range from the character before it
+        else:
+            written.append(_escape(item, in_class))
+        opened = item == "[^" and not in_class
     return "".join(written)
 
 
+def _escape(item: str, in_class: bool) -> str:
+    """An item, where it is an escape of JavaScript's that Rust does not know in Rust's form."""
+    if item in _ZERO:
+        return r"\x00"
+    if item in (r"\<", r"\>"):
+        return item[1:]
+    if item == r"\b" and in_class:
+        return r"\x08"
+    return f"\\x{ord(item[2]) % 32:02x}" if re.fullmatch(r"\\c[A-Za-z]", item) else item
+
+
 def _items(pattern: str) -> Iterator[tuple[int, str, bool]]:
-    """A pattern's characters and escapes, each with its index and whether it is within a class."""
+    """A pattern's characters, escapes and beginnings of negated classes, each with its index and whether it is within a
+    class."""
     in_class = False
-    for match in re.finditer(r"\\?[\s\S]", pattern):
+    for match in _ITEM.finditer(pattern):
         item = match[0]
         in_class = in_class and item != "]"
         yield match.start(), item, in_class
-        in_class = in_class or item == "["
+        in_class = in_class or item in ("[", "[^")
 
 
 def _escaped(character: str) -> str:
