@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from redraft import loose_json
 from redraft.templates.renderer import RENDERER, CannotWrite, TemplateError
@@ -25,12 +25,28 @@ TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templat
 """The default template, and the folder of those that have other names."""
 FIELDS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 """Variables of templates that are no options of theirs."""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a reasoning model is to think; `none`: not at all."""
 OPEN_END = "\ufdd0open end "
 """Follows the message that is to be continued while the template writes it. The space tells whether it cuts those."""
 
 
 class TextOnly(ValueError):
     """A message has a part that is no text."""
+
+
+def effort_options(effort: str | None) -> dict[str, Any]:
+    """The variables with which an effort of reasoning reaches chat templates; none for None.
+
+    Some templates read the effort, most only whether to think at all: as `enable_thinking`, or DeepSeek's and Granite's
+    as `thinking`. Raises ValueError for an effort that does not exist.
+    """
+    if effort is None:
+        return {}
+    if effort not in get_args(Effort):
+        raise ValueError(f"reasoning_effort: expected one of {', '.join(get_args(Effort))}, got {effort!r:.60}")
+    thinks = effort != "none"
+    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, Unpack, cast, overload
 
 from redraft.bundle.generation import GenerationConfig
-from redraft.chat import Message, Writing, render_chat
+from redraft.chat import Message, Writing, effort_options, render_chat
 from redraft.decoding.log_probs import Alternatives
 from redraft.request import (
     AUTO_REGRESSIVE,
@@ -129,6 +129,7 @@ class LLM:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        reasoning_effort: str | None = None,
         **options: Unpack[Options],
     ) -> Answer:
         """Answer a conversation: messages with `role` and `content`, or one user turn as a text. As `generate`; the
@@ -139,6 +140,7 @@ class LLM:
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            reasoning_effort=reasoning_effort,
         )
         return self.generate(prompt, max_tokens, **options)
 
@@ -161,17 +163,20 @@ class LLM:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
+        reasoning_effort: str | None = None,
     ) -> str:
         """A conversation as the prompt that the model continues.
 
-        `chat_template_kwargs` are the template's own options, such as `enable_thinking`. With `continue_final_message`
-        the answer continues the last message. `add_generation_prompt` False leaves the header of an answer out.
+        `chat_template_kwargs` are the template's own options, such as `enable_thinking`. `reasoning_effort` says how
+        much a reasoning model is to think, from "none" to "max", where they do not. With `continue_final_message` the
+        answer continues the last message. `add_generation_prompt` False leaves the header of an answer out.
         Raises InvalidRequest where there is no chat template or it refuses the messages.
         """
         if self.runtime.path is None:
             raise InvalidRequest("messages: this runtime has no bundle folder, which would have the chat template")
         try:
-            writing = Writing(chat_template_kwargs or {}, documents, continue_final_message, add_generation_prompt)
+            options = {**effort_options(reasoning_effort), **(chat_template_kwargs or {})}
+            writing = Writing(options, documents, continue_final_message, add_generation_prompt)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
         try:

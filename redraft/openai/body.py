@@ -107,11 +107,8 @@ UNSERVED_FIELDS: Unserved = {
     "prompt_embeds": ((), "expected a prompt of text or token ids"),
     "prompt_logprobs": ((), "completions and chat completions have them"),
     "provider": ((), NO_GATEWAY),
-    "reasoning": (
-        ({"effort": "none"}, {"effort": "medium"}, {"summary": "auto"}, {"effort": "medium", "summary": "auto"}),
-        "this model has no reasoning to set",
-    ),
-    "reasoning_effort": (("none", "medium"), "this model has no reasoning to set"),
+    "reasoning": (({"effort": "none"}, {"effort": "medium"}, {"summary": "auto"}), OF_CHATS),
+    "reasoning_effort": (("none", "medium"), OF_CHATS),
     "reasoning_format": (("auto", "deepseek", "parsed"), "thoughts are reasoning_content"),
     "regex": ((), "expected structured_outputs"),
     "repeat_penalty": ((1,), "expected repetition_penalty"),

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from redraft.chat import Writing
+from redraft.chat import Effort, Writing, effort_options
 from redraft.openai.body import MAX_ITEMS, UNSERVED_FIELDS, Body, Unserved, check_sizes
 from redraft.openai.errors import UNSERVED
 from redraft.openai.structured.formats import ResponseFormat, Schema, StructuredOutputs, vllm_guides
@@ -195,10 +195,23 @@ class ChatMessage(BaseModel):
         return data
 
 
+class Reasoning(Body):
+    """How much a reasoning model is to think."""
+
+    UNSERVED: ClassVar[Unserved] = dict.fromkeys(
+        ("summary", "generate_summary"), (("auto",), "thoughts are given whole, not as a summary")
+    )
+
+    effort: Effort | None = None
+
+
 class Conversation(Named):
     """How a conversation becomes a prompt, named as vLLM's fields."""
 
     chat_template_kwargs: dict[str, Any] = Field(default={})
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning = Reasoning()
+    """OpenAI's name of it in responses."""
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -209,10 +222,15 @@ class Conversation(Named):
         self.writing()
         return self
 
+    @property
+    def effort(self) -> Effort | None:
+        """The effort of reasoning that is asked for."""
+        return self.reasoning.effort or self.reasoning_effort
+
     def writing(self) -> Writing:
         """The same, as chat templates take it."""
         return Writing(
-            self.chat_template_kwargs,
+            {**effort_options(self.effort), **self.chat_template_kwargs},
             self.documents,
             self.continue_final_message,
             self.add_generation_prompt,

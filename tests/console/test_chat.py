@@ -62,6 +62,11 @@ def test_options_of_the_template(llm):
     _, shown = conversation(llm, ["hello"], chat_template_kwargs={"enable_thinking": False})
     assert shown == f"{expected}\n"
     answer = llm.chat("hello", 20, chat_template_kwargs={"enable_thinking": False})
+    assert llm.chat("hello", 20, reasoning_effort="none").text == answer.text
+    assert llm.render("hello", reasoning_effort="none").endswith("quiet")
+    assert not llm.render("hello", reasoning_effort="high").endswith("quiet")
+    with pytest.raises(InvalidRequest, match="reasoning_effort: expected one of none, minimal"):
+        llm.render("hello", reasoning_effort="lots")
     assert answer.text == expected
     begun = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Well"}]
     (llm.runtime.path / "chat_template.jinja").write_text(TEMPLATE.removesuffix("a:"))

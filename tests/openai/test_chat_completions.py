@@ -236,6 +236,51 @@ def test_fields_of_the_conversation_reach_the_template(tmp_path):
             assert refused.json()["error"]["param"] == said.partition(":")[0]
 
 
+QUIET = "<think>\n\n</think>\n\n"
+EFFORTS = [
+    ({}, ""),
+    ({"reasoning_effort": None, "reasoning": {}}, ""),
+    ({"reasoning_effort": "none"}, QUIET),
+    ({"reasoning": {"effort": "none"}}, QUIET),
+    ({"reasoning": {"effort": "none", "summary": "auto"}}, QUIET),
+    ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, ""),
+    ({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, QUIET),
+    ({"reasoning_effort": "minimal"}, ""),
+    ({"reasoning_effort": "max"}, ""),
+]
+
+
+def test_an_effort_of_reasoning_turns_thinking_off(tmp_path):
+    """By Qwen3's switch. `chat_template_kwargs` win, then the request's effort, then the server's defaults."""
+    template = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+        "{% if enable_thinking is defined and enable_thinking is false %}" + QUIET + "{% endif %}"
+    )
+    bundle = toy_bundle(tmp_path / "bundle", template)
+    encode = toy_codec(111).encode
+    with front_end(tmp_path, bundle) as running:
+        for fields, end in EFFORTS:
+            prompt = "<user>Hello<assistant>" + end
+            counted = running.post("/tokenize", {"messages": HELLO} | fields).json()
+            assert counted["tokens"] == encode(prompt), fields
+            asked = fields | {"temperature": 0}
+            expected = directly(running, prompt, 16).text
+            answer = running.post("/v1/chat/completions", asked | {"messages": HELLO, "max_tokens": 16}).json()
+            assert answer["choices"][0]["message"]["content"] == expected, fields
+            response = running.post("/v1/responses", asked | {"input": HELLO, "max_output_tokens": 16}).json()
+            assert response["output"][0]["content"][0]["text"] == expected, fields
+            effort = fields.get("reasoning_effort") or fields.get("reasoning", {}).get("effort")
+            assert response["reasoning"] == {"effort": effort, "summary": None}
+        for path, body in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/responses", {"input": "Hi"})):
+            error = running.post(path, body | {"reasoning_effort": "lots"}).json()["error"]
+            assert error["param"] == "reasoning_effort"
+            assert "'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max', got 'lots'" in error["message"]
+    with front_end(tmp_path, bundle, "--chat-template-kwargs", '{"enable_thinking": false}') as running:
+        for fields, end in (({}, QUIET), ({"reasoning_effort": "low"}, "")):
+            counted = running.post("/tokenize", {"messages": HELLO} | fields).json()
+            assert counted["tokens"] == encode("<user>Hello<assistant>" + end)
+
+
 def test_options_of_the_template_have_defaults(tmp_path):
     bundle = toy_bundle(tmp_path / "bundle", "{{ messages[0].content }}{{ style }}{{ depth }}")
     with front_end(tmp_path, bundle, "--chat-template-kwargs", '{"style": "s", "depth": 1}') as running:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from redraft.chat import ChatTemplate, Writing, template_digest, user_prompt
+from redraft.chat import ChatTemplate, Writing, effort_options, template_digest, user_prompt
 from redraft.templates.renderer import TemplateError
 
 CALL = {"function": {"name": "f", "arguments": '{"a": [1]}'}}
@@ -272,3 +272,15 @@ def test_templates_in_no_known_form_cannot_be_read(value, tmp_path):
         ChatTemplate.load(tmp_path)
     assert user_prompt(tmp_path, "Hi") == "Hi"
     assert template_digest(tmp_path) is None
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("minimal", True), ("high", True), ("max", True)])
+def test_an_effort_of_reasoning_is_told_to_all_templates(effort, thinks):
+    """Those that do not know it are unaffected."""
+    source = "{{ reasoning_effort }} {{ enable_thinking }} {{ thinking }}"
+    writing = Writing(effort_options(effort))
+    assert ChatTemplate(source).render([USER], writing=writing) == f"{effort} {thinks} {thinks}"
+    assert ChatTemplate("x").render([USER], writing=writing) == "x"
+    assert effort_options(None) == {}
+    with pytest.raises(ValueError, match=r"reasoning_effort: expected one of none, .*, max, got 'lots'"):
+        effort_options("lots")

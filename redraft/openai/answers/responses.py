@@ -42,6 +42,7 @@ class ResponsesAnswer:
             "metadata": {},
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
+            "reasoning": {"effort": body.effort, "summary": None},
             "store": False,
             "temperature": chosen["temperature"],
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
