@@ -35,6 +35,10 @@ FLAGS = (
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "norm_topk_prob"),
     *("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine", "_remove_final_layer_norm"),
 )
+SCALES = {
+    *("query_pre_attn_scalar", "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+}
+"""Numbers that scale what a model computes"""
 TABLES = ("rope_parameters", "rope_scaling", "quantization_config")
 OF_LAYERS = ("layer_types", "no_rope_layers")
 """Lists with an entry for each layer"""
@@ -101,7 +105,8 @@ def check_fields(raw: Mapping[str, Any]) -> None:
         if name in OF_LAYERS and (not isinstance(value, list) or len(value) < raw["num_hidden_layers"]):
             raise ValueError(f"{name} is {shown(value)}, expected a list with an entry for each layer")
     require_number("rms_norm_eps", given.get("rms_norm_eps", 0), 0, 1)
-    require_number("query_pre_attn_scalar", given.get("query_pre_attn_scalar", 1), 1e-6, 1e6)
+    for name in SCALES & given.keys():
+        require_number(name, given[name], 1e-6, 1e6)
     experts = given.get("num_experts") or given.get("num_local_experts") or 0
     if experts * raw["num_hidden_layers"] > MOST_EXPERTS:
         raise ValueError(

@@ -24,9 +24,11 @@ from compiler.checkpoints.source import FetchError, load_tokenizer
 from model_defs.drafters.hub.folder import HubFolder
 from model_defs.files import INDEX, read_json, weight_files
 from model_defs.target.config import TargetConfig
+from model_defs.target.families import granite
 from model_defs.target.model import Target
 from tests.compiler.checkpoints.tiny_llama import fetch
 from tests.model_defs.drafters.hub.forms import eagle
+from tests.model_defs.target.references import FAMILIES
 
 MEMORY, SECONDS, LONGEST = 2 << 30, 5, 1500
 
@@ -200,6 +202,23 @@ ODD_FIELDS = {
 def test_odd_fields_of_a_configuration_are_refused(checkpoint, tmp_path, field):
     for value in ODD_FIELDS[field]:
         assert message(read_folder, folder_with(checkpoint, tmp_path, **{field: value})), value
+
+
+@pytest.mark.parametrize("field", granite.MULTIPLIERS)
+def test_multipliers_are_positive_numbers(field):
+    for value in (-1, 0, NAN, INF, 1e30, "2", [1], {}, True):
+        with pytest.raises(ValueError, match=f"{field} is .*expected a number"):
+            TargetConfig.from_hf(FAMILIES["granite"].to_dict() | {field: value})
+
+
+@pytest.mark.parametrize("value", [["x"] * 1000, "x" * 5000])
+@pytest.mark.parametrize("family", ["llama 3", "gemma3", "opt"])
+def test_a_refused_activation_is_shown_in_part(family, value):
+    raw = FAMILIES[family].to_dict()
+    field = next(name for name in ("hidden_activation", "activation_function", "hidden_act") if name in raw)
+    with pytest.raises(ValueError, match=field) as refusal:
+        TargetConfig.from_hf(raw | {field: value})
+    assert len(str(refusal.value)) < LONGEST
 
 
 @pytest.mark.parametrize(
