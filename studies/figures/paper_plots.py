@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ SHORT = {
     "ngram_trie": "n-gram retrieval",
 }
 """Methods of the comparison plot, as it names them."""
+DRAFTERS = {
+    "recurrent": "ReDrafter",
+    "draft_lm": "draft LM",
+    "eagle": "EAGLE-style",
+    "hidden_state": "Lyanna",
+    "medusa": "Medusa-style",
+}
+"""Kinds of drafters, as the learning curves name them."""
 
 
 def speedups(load: Load) -> Figure:
@@ -78,9 +87,10 @@ def categories(load: Load) -> Figure:
         for t, single in load("single_stream")["single"].items()
     }
     kinds = list(next(iter(found.values())))
-    for axis, key, title in zip(axes, ("speedup", "acceptance_length"), ("Speed-up", "Tokens per step"), strict=True):
+    panels = {"speedup": ("times auto-regressive", "Speed-up"), "acceptance_length": ("tokens", "Tokens per step")}
+    for axis, (key, (unit, title)) in zip(axes, panels.items(), strict=True):
         series = {name: [rows[kind][key] for kind in kinds] for name, rows in found.items()}
-        plots.grouped_bars(axis, kinds, series, "", title, digits=1)
+        plots.grouped_bars(axis, kinds, series, unit, title, digits=1)
         axis.tick_params(axis="x", labelrotation=35, labelsize=8)
     axes[0].legend(frameon=False, fontsize=8)
     return figure
@@ -108,7 +118,7 @@ def tensor_parallel(load: Load) -> Figure:
     parts = {"tensor_parallel": "Xeon with AMX", "icelake/tensor_parallel": "Ice Lake Xeon"}
     for axis, (name, title) in zip(axes, parts.items(), strict=True):
         rows = sorted(load(name), key=lambda row: (row["ranks"], row["threads"]))
-        groups = [f"{row['ranks']} rank{'s' if row['ranks'] > 1 else ''},\n{row['threads']} thread(s)" for row in rows]
+        groups = [f"{counted(row['ranks'], 'rank')},\n{counted(row['threads'], 'thread')}" for row in rows]
         series = {
             label: [row["decoding"]["0"]["contenders"][method]["speedup"] for row in rows]
             for method, label in (("redrafter", "ReDrafter, beams"), ("best", "default"))
@@ -117,6 +127,11 @@ def tensor_parallel(load: Load) -> Figure:
         axis.axhline(1, color="#9ca3af", linestyle=":", linewidth=1)
     axes[1].legend(frameon=False, fontsize=8)
     return figure
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, in the plural above one."""
+    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 def by_batch(axis: Axes, report: Mapping[str, Any], labels: Mapping[str, str], title: str) -> None:
@@ -129,21 +144,21 @@ def by_batch(axis: Axes, report: Mapping[str, Any], labels: Mapping[str, str], t
     }
     plots.lines(axis, series, (title, "requests at once", "times auto-regressive"))
     axis.axhline(1, color="#9ca3af", linestyle=":", linewidth=1)
-    axis.legend(frameon=False, fontsize=7, ncols=2)
+    axis.legend(frameon=False, fontsize=8, ncols=2)
 
 
 def beam_widths(load: Load) -> Figure:
     """Speed-up by batch size for each beam width, and by the tuned trees (ReDrafter, table 5)."""
     figure, (axis,) = plots.new_figure(1, width=5.6, height=4.0)
     report = load("zen4/beam_widths")
-    widths = {f"width_{width}": f"{width} beam{'s' if width > 1 else ''}" for width in WIDTHS}
+    widths = {f"width_{width}": counted(width, "beam") for width in WIDTHS}
     by_batch(axis, report, widths | {"tuned": "tuned tree"}, "Beam width and batch size")
     return figure
 
 
 def method_batches(load: Load) -> Figure:
     """Speed-up by batch size of methods with tuned budgets (Lyanna, figures 8 to 11)."""
-    figure, axes = plots.new_figure(3, height=4.0)
+    figure, axes = plots.new_figure(3, height=3.8, columns=2)
     labels = {
         "best": "default",
         "redrafter_best_first": "ReDrafter, tree",
@@ -189,7 +204,7 @@ def drafting_latency(load: Load) -> Figure:
     }
     sizes = sorted({(columns, width) for columns, width, _ in rows})
     series = {way: [rows[columns, width, way] for columns, width in sizes] for way in ("token by token", "one pass")}
-    groups = [f"{columns:,} rows,\n{width} node{'s' if width > 1 else ''}" for columns, width in sizes]
+    groups = [f"{columns:,} rows,\n{counted(width, 'node')}" for columns, width in sizes]
     plots.grouped_bars(heads, groups, series, "ms", "Head of a draft of 5 levels", digits=1)
     heads.tick_params(axis="x", labelsize=8)
     heads.legend(frameon=False, fontsize=8, loc="upper left")
@@ -216,10 +231,10 @@ def step_times(load: Load) -> Figure:
 def token_frequency(load: Load) -> Figure:
     """Share of the target's answers that its K most frequent tokens cover (Lyanna, figure 7)."""
     figure, (axis,) = plots.new_figure(1, width=5.0)
-    covered = load("token_frequency")["covered"]
-    plots.lines(
-        axis, {"SmolLM2-135M-Instruct": covered}, ("Covered by the K most frequent tokens", "K", "share of the answers")
-    )
+    covered = {f"{int(count):,}": share for count, share in load("token_frequency")["covered"].items()}
+    labels = ("Covered by the most frequent tokens", "most frequent tokens", "share of the answers")
+    plots.lines(axis, {"SmolLM2-135M-Instruct": covered}, labels)
+    axis.tick_params(axis="x", labelsize=8)
     axis.set_ylim(0.7, 1.01)
     return figure
 
@@ -231,8 +246,10 @@ def rsd_experiment(load: Load, name: str) -> Figure:
 
 def learning_curves(drafters: Path, path: Path) -> Path:
     """Training of the drafters that ship, from their own logs (Lyanna, figure 5)."""
-    runs = sorted(drafters.glob("*/training.jsonl"))
-    logs = dict(zip(learning_curve.labels_of(runs), map(learning_curve.read_log, runs), strict=True))
+    logs = {}
+    for file in sorted(drafters.glob("*/training.jsonl")):
+        kind = json.loads(file.with_name("config.json").read_text())["drafter"]
+        logs[DRAFTERS[kind]] = learning_curve.read_log(file)
     return learning_curve.plot(logs, 2, path)
 
 

@@ -104,7 +104,7 @@ def plot(parts: Sequence[Part]) -> Figure:
     intervals over prompts; a pair of panels per setting."""
     keys = ("block_efficiency", "tokens_per_s")
     panels = [(part, key) for part in parts for key in keys if any(shape[key] for shape in part["shapes"])]
-    figure, axes = new_figure(len(panels), width=3.4)
+    figure, axes = new_figure(len(panels), columns=2)
     for axis, (part, key) in zip(axes, panels, strict=True):
         cells = list(dict.fromkeys(shape["cell"] for shape in part["shapes"]))
         for place, (name, color) in enumerate(zip(ALGORITHMS, COLORS, strict=False)):

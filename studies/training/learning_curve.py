@@ -58,7 +58,7 @@ def hours_of(records: list[dict[str, Any]]) -> list[float]:
 
 def plot(runs: dict[str, list[dict[str, Any]]], depths: int, path: Path) -> Path:
     """Panels: loss, acceptance length, the same by hours, and conditional acceptance at each depth; a line per run."""
-    figure, axes = new_figure(3 + depths, width=3.4)
+    figure, axes = new_figure(3 + depths, height=3.0, columns=2)
     by_depth = [f"Acceptance at depth {depth + 1}" for depth in range(depths)]
     titles = ["Training loss", "Acceptance length, chain", "Acceptance length, chain", *by_depth]
     for index, (label, records) in enumerate(runs.items()):
