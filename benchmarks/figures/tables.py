@@ -58,11 +58,11 @@ def number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def milliseconds(values: Sequence[float | None]) -> str:
+def milliseconds(values: Sequence[float | None], digits: int = 1) -> str:
     """`over` of a time in milliseconds, in seconds from ten seconds on."""
     known = [value for value in values if value is not None]
     if not known or max(known) < LONG_MS:
-        return over(values)
+        return over(values, digits)
     return f"{over([value / 1e3 for value in known])} s"
 
 
@@ -182,11 +182,14 @@ def times_faster(gains: Sequence[float | None]) -> str:
 
 
 def noise(runs: Sequence[Run], gains: Sequence[float | None]) -> str:
-    """Why a gain is none: no draft was accepted, or its interval holds 1. Empty where it is one."""
-    if runs[0].figures.get("acceptance_length") == 1.0:
+    """Why a gain may be none: no draft was accepted, its interval holds 1, or a single run has no interval. Empty where
+    it is one."""
+    if all(run.summary.get("acceptance_length") == 1.0 for run in runs):
         return ", noise: no draft was accepted"
     average, width = over_runs([gain for gain in gains if gain is not None])
-    return ", within noise" if width is not None and abs(average - 1) <= width else ""
+    if width is None:
+        return ", one run"
+    return ", within noise" if abs(average - 1) <= width else ""
 
 
 def speedup_table(baseline: list[Run], others: list[list[Run]], name: str = "ms_per_token") -> Table:
@@ -208,6 +211,6 @@ def speedup_table(baseline: list[Run], others: list[list[Run]], name: str = "ms_
             values = [figure(run.figures, name) for run in groups[rate]]
             gains = [speedup(reference.get((rate, run.run)), figure(run.figures, name), name) for run in groups[rate]]
             doubt = noise(groups[rate], gains) if any(gains) and runs is not baseline else ""
-            row.append(over(values, 2) + (f" ({times_faster(gains)}{doubt})" if any(gains) else ""))
+            row.append(milliseconds(values, 2) + (f" ({times_faster(gains)}{doubt})" if any(gains) else ""))
         table.rows.append(row)
     return table

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from compiler.tuning.measure import Bench, Shape
 from compiler.tuning.tuner import GRID, Grid, Tuner
-from redraft.bundle.budget import FILE_NAME, BudgetFile, BudgetTable, doubts, how_to_tune, minutes_for_all
+from redraft.bundle.budget import FILE_NAME, BudgetFile, BudgetTable, doubtful_warning, doubts
 from redraft.bundle.config import BundleConfig
 from redraft.chat import user_prompt
 from redraft.console.progress import Progress, duration, progress, size, write
@@ -117,6 +117,5 @@ def show(bundle: Path, method: str, table: BudgetTable, console: Console) -> Non
         cells = [f"{table.lookup(running, one).nodes} ({gains[f'{one:g}']:.2f})" for one in temperatures]
         shown.add_row(str(running), *cells)
     console.print(shown)
-    if reasons := doubts(table):
-        write(console, f"tune: {method}: WARNING: {'; '.join(reasons)}")
-        write(console, f"tune: on a quiet machine {how_to_tune(bundle, minutes_for_all(table))}")
+    if doubts(table):
+        write(console, f"tune: WARNING: {doubtful_warning(method, table, bundle)}")

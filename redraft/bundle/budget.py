@@ -152,6 +152,11 @@ class BudgetFile(BaseModel):
             raise ValueError(f"{path} was edited, or measured on another build: {how_to_tune(bundle)}")
         return found
 
+    @property
+    def doubtful(self) -> dict[str, BudgetTable]:
+        """The tables that give reasons for doubts."""
+        return {name: table for name, table in self.methods.items() if doubts(table)}
+
     def save(self, bundle: Path) -> None:
         """Write the tables into the bundle, whole or not at all. Raises BundleError where they cannot be written."""
         signed = self.model_copy(update={"sha256": self.digest(bundle), "machine": machine_name()})
@@ -213,6 +218,11 @@ def untuned_warning(methods: Iterable[str], bundle: Path) -> str:
         f"not tuned: {', '.join(methods)}: as much is drafted however many requests run, which can be slower than no "
         f"drafting; {how_to_tune(bundle)}"
     )
+
+
+def doubtful_warning(method: str, table: BudgetTable, bundle: Path) -> str:
+    """What to know of a table with doubts."""
+    return f"{method}: {'; '.join(doubts(table))}; on a quiet machine {how_to_tune(bundle, minutes_for_all(table))}"
 
 
 def main(bundle: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from redraft.bundle.budget import untuned_warning
+from redraft.bundle.budget import BudgetFile, doubtful_warning, untuned_warning
 from redraft.chat import Writing, render_chat
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
@@ -208,7 +208,7 @@ def serve(
         out.print(f"  OpenAI   http://{address.value}:{openai_port}/v1")
         out.print(f"  page     http://{address.value}:{openai_port}/")
     out.print(f"  logs     {RunDir(run_dir).path}", markup=False)
-    _warn_of_untuned(state)
+    _warn_of_budgets(state.untuned, state.settings.bundle)
     if foreground and (reason := stay(run_dir, lambda text: out.print(text, end="", markup=False))):
         fail(f"redraft serve: {reason}")
 
@@ -230,7 +230,7 @@ def swap(
     except KeyboardInterrupt:
         fail("redraft swap: interrupted, the swap goes on: `redraft status` says how it is", code=130)
     out.print(f"serving {state.settings.bundle.name}", markup=False)
-    _warn_of_untuned(state)
+    _warn_of_budgets(state.untuned, state.settings.bundle)
 
 
 @app.command()
@@ -273,7 +273,7 @@ def status(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
     out.print(f"  guard    pid {state.guard_pid}, restarts {state.guard_restarts}")
     if state.openai_pid:
         out.print(f"  OpenAI   pid {state.openai_pid}, restarts {state.openai_restarts}")
-    _warn_of_untuned(state)
+    _warn_of_budgets(state.untuned, state.settings.bundle)
     raise typer.Exit(0 if state.phase == "ready" else 1)
 
 
@@ -334,9 +334,12 @@ def _look(path: Path) -> tuple[State | None, bool]:
     return state, running
 
 
-def _warn_of_untuned(state: State) -> None:
-    if state.untuned:
-        out.print(f"  warning  {untuned_warning(state.untuned, state.settings.bundle)}", markup=False)
+def _warn_of_budgets(untuned: list[str], bundle: Path) -> None:
+    warnings = [untuned_warning(untuned, bundle)] if untuned else []
+    with suppress(OSError, ValueError):  # the service has read a table that is damaged since
+        warnings += [doubtful_warning(name, table, bundle) for name, table in BudgetFile.load(bundle).doubtful.items()]
+    for warning in warnings:
+        out.print(f"  warning  {warning}", markup=False)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
 from redraft import cli
+from redraft.bundle.budget import BudgetEntry, BudgetFile, BudgetTable
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.serving import launcher
 from redraft.serving.processes import owned_processes
@@ -48,6 +49,16 @@ def test_a_bundle_that_is_not_tuned_is_said(service, monkeypatch):
     state.untuned = []
     started = CliRunner().invoke(cli.app, ["serve", "--bundle", "b", "--run-dir", str(service.run_dir.path)])
     assert "tuned" not in started.output
+
+
+def test_a_bundle_whose_tuning_is_doubtful_is_said(service, monkeypatch):
+    measured = {"measurements": {"done": 8, "of": 77}, "minutes": 1}
+    tables = {"toy": BudgetTable(entries=[BudgetEntry(running=1, nodes=0)], measured=measured)}
+    monkeypatch.setattr(BudgetFile, "load", lambda _: BudgetFile(methods=tables))
+    asked = CliRunner().invoke(cli.app, ["status", "--run-dir", str(service.run_dir.path)])
+    text = " ".join(asked.output.split())
+    assert "warning toy: there was time for 8 of 77 measurements; on a quiet machine run `" in text
+    assert text.endswith("--minutes 10`")
 
 
 @pytest.mark.parametrize("options", [{}, SEEDED])
