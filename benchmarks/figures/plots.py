@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.figures.results import Run, by_rate, rate_name
+from benchmarks.figures.results import LONG_MS, Run, by_rate, circumstances, rate_name
 
 LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 NAMESPACES = {"": "http://www.w3.org/2000/svg", "xlink": "http://www.w3.org/1999/xlink"}
@@ -93,12 +93,15 @@ def load_test(labels: Sequence[list[Run]], folder: Path) -> Path:
     for axis, title, unit in zip(axes, titles, ("ms", "ms", "tokens/s"), strict=True):
         axis.set_title(title, loc="left")
         axis.set_ylabel(unit)
+        if unit == "ms" and axis.get_ylim()[1] > LONG_MS:
+            axis.set_ylabel("s")
+            axis.yaxis.set_major_formatter(lambda value, _: f"{value / 1e3:g}")
         axis.set_xlabel("offered load, requests/s")
         axis.set_xticks(range(len(rates)), [rate_name(rate) for rate in rates])
         axis.set_xlim(-0.4, len(rates) - 0.6)
         axis.set_ylim(bottom=0)
-    circumstances = dict.fromkeys(runs[0].circumstances.removeprefix("; ") for runs in labels)
-    figure.suptitle("\n".join(filter(None, circumstances)), fontsize=8, color="#4b5563", x=0.01, ha="left")
+    texts = [f"{runs[0].label}: {text}" for runs in labels if (text := circumstances(runs))]
+    figure.suptitle("\n".join(texts), fontsize=8, color="#4b5563", x=0.01, ha="left")
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(handles), frameon=False)
     return save(figure, folder / "load_test.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from benchmarks.load.metrics import Timeline
 
 FULL: dict[str, Any] = {"num_prompts": 200, "seconds": 60.0, "runs": 3}
 """What a load test needs at least for figures that are worth keeping."""
+
+LONG_MS = 10_000.0
+"""Times from here on are read in seconds."""
 
 
 @dataclass
@@ -32,22 +36,9 @@ class Run:
         return self.summary.get("steady") or self.summary
 
     @property
-    def circumstances(self) -> str:
-        """What was measured, how, where and when, as a table's title says it: the bundle, the temperature, the machine
-        that sent the requests, the date, and what makes the figures less than they seem."""
-        plan = self.setting.get("plan") or {}
-        parts = [f"{plan['name']} ({plan['precision']})"] if "name" in plan else []
-        parts += [f"temperature {self.setting['temperature']:g}"] if "temperature" in self.setting else []
-        parts += [str(self.setting[key]) for key in ("client", "date") if key in self.setting]
-        if self.memorised:
-            parts.append(f"{self.memorised} prompts were sent before, and this method drafts from what it has served")
-        return "".join(f"; {part}" for part in parts)
-
-    @property
-    def memorised(self) -> int:
-        """The requests whose answers a method that drafts from what it served may know."""
-        method = (self.setting.get("plan") or {}).get("plan") or {}
-        return self.setting.get("repeated_prompts", 0) if method.get("construction") == "ngram_trie" else 0
+    def from_traffic(self) -> bool:
+        """Whether the method drafts from what its service has served."""
+        return ((self.setting.get("plan") or {}).get("plan") or {}).get("construction") == "ngram_trie"
 
     @property
     def shortfall(self) -> str:
@@ -62,6 +53,22 @@ class Run:
 
 
 _NAMES = {"num_prompts": "requests", "seconds": "s", "runs": "runs"}
+
+
+def circumstances(runs: Sequence[Run]) -> str:
+    """What a label's runs measured, how, where and when, as a table's title says it: the bundle, the temperature, the
+    machine that sent the requests, the date, and what makes the figures less than they seem."""
+    setting = runs[0].setting
+    plan = setting.get("plan") or {}
+    parts = [f"{plan['name']} ({plan['precision']})"] if "name" in plan else []
+    parts += [f"temperature {setting['temperature']:g}"] if "temperature" in setting else []
+    parts += [str(setting[key]) for key in ("client", "date") if key in setting]
+    if runs[0].from_traffic:
+        if repeated := sum(run.setting.get("repeated_prompts", 0) for run in runs):
+            parts.append(f"{repeated} prompts were sent before, and this method drafts from what it has served")
+        if setting.get("served_before"):
+            parts.append("the service had answered others before, and this method drafts from what it has served")
+    return "; ".join(parts)
 
 
 def by_rate(runs: list[Run]) -> dict[float, list[Run]]:

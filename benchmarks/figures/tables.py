@@ -12,11 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from benchmarks.figures.intervals import over_runs
-from benchmarks.figures.results import Run, by_rate, rate_name
+from benchmarks.figures.results import LONG_MS, Run, by_rate, circumstances, rate_name
 from benchmarks.load.metrics import METRICS, PERCENTILES
-
-LONG_MS = 10_000.0
-"""Times from here on are read in seconds."""
 
 
 @dataclass
@@ -89,6 +86,11 @@ def run_tables(runs: list[Run], percentile_metrics: list[str]) -> list[Table]:
     return tables
 
 
+def _named(text: str) -> str:
+    """A further part of a title."""
+    return f"; {text}" if text else ""
+
+
 IN_FLIGHT = "max_concurrency_seen"
 
 
@@ -98,7 +100,7 @@ def _run_table(
     """A column per request rate, percentiles of the chosen metrics. Counts are of all runs."""
     groups = by_rate(runs)
     table = Table(
-        f"{runs[0].label}: {part}{runs[0].shortfall}{runs[0].circumstances}",
+        f"{runs[0].label}: {part}{runs[0].shortfall}{_named(circumstances(runs))}",
         ["requests/s offered", *map(rate_name, groups)],
     )
     cells = [[figures(run) for run in group] for group in groups.values()]
@@ -137,7 +139,7 @@ COMPARED = {
     "ttft": "TTFT mean, ms",
     "e2el": "End-to-end mean, ms",
 }
-OF_SERVERS = ("server", "protocol", "plan", "client", "date")
+OF_SERVERS = ("server", "protocol", "plan", "client", "date", "served_before")
 """Settings in which compared runs may differ."""
 
 
@@ -201,7 +203,7 @@ def speedup_table(baseline: list[Run], others: list[list[Run]], name: str = "ms_
     rates = common_rates([baseline, *others])
     columns = ["Model", *(f"QPS={rate_name(rate)}" for rate in rates)]
     title = f"{COMPARED[name]} (speed-up over {baseline[0].label}), by requests/s{baseline[0].shortfall}"
-    title += "".join(dict.fromkeys(runs[0].circumstances for runs in others))
+    title += "".join(map(_named, dict.fromkeys(map(circumstances, others))))
     table = Table(title, columns)
     reference = {(run.request_rate, run.run): figure(run.figures, name) for run in baseline}
     for runs in (baseline, *others):

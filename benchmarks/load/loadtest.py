@@ -44,6 +44,8 @@ SETTING = (
     "burstiness", "max_concurrency", "multi_turn", "shared_prefix", "prompt_tokens",
 )  # fmt: skip
 BASELINE = "auto-regressive"
+FIRST_TOKENS = 64
+"""More than a service writes before it is ready."""
 PROBED, COMPARISON = "saturation.json", "comparison.json"
 console = Console()
 
@@ -183,6 +185,7 @@ class LoadTest:
         setting = {"server": server, "protocol": "worker" if contender.worker else contender.protocol}
         setting |= {"plan": contender.plan, "dataset": contender.dataset.name}
         setting |= {"skipped_prompts": load.skipped, "repeated_prompts": load.repeated}
+        setting |= {"served_before": contender.served_before}
         setting |= {"client": machine_name(), "date": f"{date.today():%Y-%m-%d}"}
         setting |= {name: getattr(contender, name) for name in SETTING}
         return Run(contender.label, rate, setting, summary, not whole, number), timelines
@@ -232,6 +235,7 @@ class LoadTest:
                     client = await client_of(contender)
                     stack.push_async_callback(client.close)
                     servers.append((contender, client))
+                    contender.served_before = (await client.counters()).get("output_tokens", 0) > FIRST_TOKENS
                     await self.warm_up(contender, client, warmup, lambda: shown.update(shown.done + 1, ""))
             for contender, _ in servers:
                 clear_runs(contender.result_dir)

@@ -42,7 +42,12 @@ class FakeClient:
 
     async def counters(self):
         steps = self.chunks * len(self.seen)
-        return {"sequence_steps": steps, "drafted": 4 * steps, "accepted": (self.words - 1) * steps}
+        return {
+            "output_tokens": self.words * len(self.seen),
+            "sequence_steps": steps,
+            "drafted": 4 * steps,
+            "accepted": (self.words - 1) * steps,
+        }
 
     async def close(self):
         self.closed = True

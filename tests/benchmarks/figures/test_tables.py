@@ -4,7 +4,7 @@ import pytest
 from matplotlib.image import imread
 
 from benchmarks.figures import plots
-from benchmarks.figures.results import Run, load_runs, save_run
+from benchmarks.figures.results import Run, circumstances, load_runs, save_run
 from benchmarks.figures.tables import Table, common_rates, number, run_tables, speedup_table
 
 
@@ -27,11 +27,14 @@ def speculative():
 def test_speedups_in_the_shape_of_table_2(auto_regressive, speculative):
     table = speedup_table(auto_regressive, [speculative])
     assert table.columns == ["Model", "QPS=0.1", "QPS=0.5"]
-    assert table.rows == [["AR", "10.00 (1.00x)", "12.00 (1.00x)"], ["ReDrafter", "5.00 (2.00x)", "8.00 (1.50x)"]]
+    ours = ["ReDrafter", "5.00 (2.00x, one run)", "8.00 (1.50x, one run)"]
+    assert table.rows == [["AR", "10.00 (1.00x)", "12.00 (1.00x)"], ours]
 
 
 def test_other_figures_compare_too(auto_regressive, speculative):
-    assert speedup_table(auto_regressive, [speculative], "ttft").rows[1][1] == "5.00 (2.00x)"
+    assert speedup_table(auto_regressive, [speculative], "ttft").rows[1][1] == "5.00 (2.00x, one run)"
+    slow = [run("slow", 0.1, 35_000.0)]
+    assert speedup_table(auto_regressive, [slow], "ttft").rows[1][1] == "35.0 s (0.00x, one run)"
 
 
 def test_a_gain_without_accepted_drafts_or_within_its_interval_is_noise():
@@ -41,11 +44,12 @@ def test_a_gain_without_accepted_drafts_or_within_its_interval_is_noise():
         for index, both in enumerate(zip(plain, ours, strict=True), 1):
             for one in both:
                 one.run = index
-        for one in ours:
-            one.summary["acceptance_length"] = length
+        for one in ours:  # a steady window has no acceptance: counters are read before and after a run
+            one.summary |= {"steady": dict(one.summary), "acceptance_length": length}
         return speedup_table(plain, [ours]).rows[1][1]
 
     assert pair([1.32], 1.0).endswith("(1.32x, noise: no draft was accepted)")
+    assert pair([1.32], 2.0).endswith("(1.32x, one run)")
     assert "within noise" in pair([0.9, 1.3, 1.0], 2.0)
     assert "noise" not in pair([1.9, 2.0, 2.1], 2.0)
 
@@ -56,6 +60,16 @@ def test_titles_say_what_was_measured_where_and_when():
     (table,) = run_tables([run("spec", 1.0, 12_345.0, **setting)], ["ttft"])
     assert table.title.endswith("; tiny (bf16); temperature 0; a CPU, 2 cores; 2026-01-02")
     assert ["TTFT p90, ms", "24.7 s"] in table.rows
+
+
+def test_prompts_that_a_method_may_have_learned_are_said_of_all_runs():
+    plan = {"name": "tiny", "precision": "bf16", "method": "a", "plan": {"construction": "ngram_trie"}}
+    runs = [run("a", rate, 1.0, plan=plan, repeated_prompts=count) for rate, count in ((1.0, 0), (2.0, 5), (3.0, 6))]
+    assert "; 11 prompts were sent before, and this method drafts from" in run_tables(runs, [])[0].title
+    runs[0].setting["served_before"] = True
+    assert "the service had answered others before" in run_tables(runs, [])[0].title
+    plan["plan"]["construction"] = "beam"
+    assert circumstances(runs) == "tiny (bf16)"
 
 
 def test_a_run_without_success_shows_a_dash(auto_regressive, speculative):
@@ -88,6 +102,18 @@ def test_markdown():
     assert table.markdown() == "| a\\|b | c |\n| --- | ---: |\n| x | 1 |"
     assert number(1234.56) == "1,234.6"
     assert number(None) == "-"
+
+
+def test_a_plot_says_what_each_label_measured_and_long_times_in_seconds(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    plan = {"name": "tiny", "precision": "bf16"}
+    slow = [run("ours", rate, 35_000.0, plan=plan, temperature=1.0, date="2026-01-02") for rate in (1.0, 2.0)]
+    plots.load_test([[run("AR", 1.0, 5.0, temperature=1.0)], slow], tmp_path)
+    (figure,) = figures
+    assert figure.get_suptitle() == "AR: temperature 1\nours: tiny (bf16); temperature 1; 2026-01-02"
+    assert [axis.get_ylabel() for axis in figure.axes] == ["s", "s", "tokens/s"]
+    assert figure.axes[0].yaxis.get_major_formatter()(35_000.0) == "35"
 
 
 def test_plot_is_a_picture(tmp_path, auto_regressive, speculative):

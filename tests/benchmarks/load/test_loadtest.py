@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from benchmarks.figures.results import load_runs
+from benchmarks.figures.results import circumstances, load_runs
 from benchmarks.load import loadtest, options
 from benchmarks.load.workload import Passages
 from redraft.console import progress
@@ -88,14 +88,21 @@ def test_no_prompt_is_sent_twice_while_there_are_others(client, command, tmp_pat
     assert {run.setting["repeated_prompts"] for run in load_runs(tmp_path / "out")} == {0}
 
 
+def test_a_service_that_has_answered_before_is_known(client, command, tmp_path):
+    """It may know the answers to this test's prompts, which are those of the test before."""
+    for served in (False, True):
+        command("--request-rate", 50)
+        assert {run.setting["served_before"] for run in load_runs(tmp_path / "out")} == {served}
+
+
 def test_prompts_that_come_again_are_counted(client, command, tmp_path, capsys):
     (tmp_path / "few.jsonl").write_text("".join(f'{{"prompt": "word {"word " * n}"}}\n' for n in range(8)))
     command("--runs", 2, "--request-rate", 50, "--warmup", 1, "--dataset", tmp_path / "few.jsonl")
     first, second = load_runs(tmp_path / "out")
     assert (first.setting["repeated_prompts"], second.setting["repeated_prompts"]) == (0, 5)
     assert "sent before" not in capsys.readouterr().out
-    second.setting["plan"] = {"name": "b", "precision": "bf16", "plan": {"construction": "ngram_trie"}}
-    assert "5 prompts were sent before, and this method drafts from" in second.circumstances
+    first.setting["plan"] = {"name": "b", "precision": "bf16", "plan": {"construction": "ngram_trie"}}
+    assert "5 prompts were sent before, and this method drafts from" in circumstances([first, second])
 
 
 def test_percentiles_of_chosen_metrics_only(client, command, capsys):
