@@ -18,6 +18,7 @@ from compiler.checkpoints.gguf_config import ROPE_TENSORS, TOKENIZER_FIELDS, fam
 from compiler.checkpoints.gguf_tokenizer import NAMED_TEMPLATE
 from compiler.checkpoints.source import FetchError, row_blocks
 from model_defs.files import unreadable
+from model_defs.target.bounds import shown
 from model_defs.target.config import TargetConfig
 from model_defs.target.errors import UnsupportedModelError
 from model_defs.target.families.registry import SUPPORTED
@@ -53,9 +54,11 @@ class GgufCheckpoint:
         assert family.gguf
         self._family = family.gguf
         if (parts := fields.get("split.count", 1)) not in (0, 1):
-            raise FetchError(f"{path} is one of {parts} parts: join them with llama.cpp's llama-gguf-split --merge")
+            raise FetchError(
+                f"{path} is one of {shown(parts)} parts: join them with llama.cpp's llama-gguf-split --merge"
+            )
         if (kind := fields.get("general.type", "model")) != "model":
-            raise FetchError(f"{path} holds {kind!r}, as its general.type says, expected 'model'")
+            raise FetchError(f"{path} holds {shown(kind)}, as its general.type says, expected 'model'")
         gguf_tokenizer.check(path, fields)
         self._fields = fields
         self.precision = _precision(fields)

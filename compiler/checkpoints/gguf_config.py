@@ -93,6 +93,11 @@ def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, T
         return value
 
     heads = needed("attention.head_count")
+    if heads > needed("embedding_length"):
+        raise FetchError(
+            f"unsupported model: {heads} heads, as {architecture}.attention.head_count says, in "
+            f"{needed('embedding_length')} columns"
+        )
     config = {
         "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family.model_type]],
         "model_type": family.model_type,

@@ -41,7 +41,8 @@ KEEP_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 def check(path: Path, fields: Mapping[str, Any]) -> None:
     """Raise FetchError for a file that cuts texts into words in a way that is not known, or has fields of other types
     than a tokenizer's."""
-    for name, kind in ((MODEL, str), (CUT, str), (TEXTS, list), (KINDS, list)):
+    named = ((name, str) for name in fields if name.startswith(NAMED_TEMPLATE))
+    for name, kind in ((MODEL, str), (CUT, str), (TEXTS, list), (KINDS, list), *named):
         if name in fields and not isinstance(fields[name], kind):
             raise FetchError(f"{path}: {name} is {shown(fields[name])}, expected a {kind.__name__}")
     if not all(isinstance(text, str) for text in fields.get(TEXTS, ())):
@@ -50,7 +51,7 @@ def check(path: Path, fields: Mapping[str, Any]) -> None:
 
     known = {*GGUF_PRE_TOKENIZER_SPLITS, *AS_GPT2, *DIGITS_APART}
     if fields.get(MODEL) == BYTE_LEVEL and fields.get(CUT) not in known:
-        says = f"is {fields[CUT]!r}" if CUT in fields else "is missing"
+        says = f"is {shown(fields[CUT])}" if CUT in fields else "is missing"
         raise FetchError(
             f"{path}: {CUT}, which says how texts are cut into words, {says}; known are {', '.join(sorted(known))}. "
             "Take a file that says it, or the Hugging Face folder"

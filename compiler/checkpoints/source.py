@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from redraft.request import clipped
+
 TOKENIZER = "tokenizer.json"
 BLOCK = 1 << 22
 """Numbers of a tensor that are converted at once."""
@@ -77,4 +79,5 @@ def load_tokenizer(source: Path) -> Any:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # tokenizers raises no narrower one, and of a panic in Rust none of Exception's
-        raise FetchError(f"{source}: no usable tokenizer ({str(error).partition(chr(10))[0]})") from error
+        reason = clipped(str(error).partition("\n")[0], 300)
+        raise FetchError(f"{source}: no usable tokenizer ({reason})") from error

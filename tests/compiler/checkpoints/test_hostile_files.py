@@ -26,7 +26,7 @@ from model_defs.files import INDEX, read_json, weight_files
 from model_defs.target.config import TargetConfig
 from model_defs.target.families import granite
 from model_defs.target.model import Target
-from tests.compiler.checkpoints.tiny_llama import fetch
+from tests.compiler.checkpoints.tiny_llama import fetch, write_gguf
 from tests.model_defs.drafters.hub.forms import eagle
 from tests.model_defs.target.references import FAMILIES
 
@@ -128,6 +128,34 @@ def test_a_gguf_with_any_number_of_its_header_changed(gguf_file, tmp_path):
         path.write_bytes(whole[:at])
         assert message(read_gguf, path)
     assert 0 < read < 150
+
+
+KIND = gguf.GGUFValueType
+LONG_TEXT = (KIND.STRING, "x" * 20_000)
+ODD_GGUF_FIELDS = [
+    ("llama.attention.head_count", KIND.UINT32, 2**32 - 1),
+    ("llama.attention.head_count", KIND.FLOAT32, 1e30),
+    ("llama.embedding_length", KIND.BOOL, True),
+    ("tokenizer.chat_template.tool_use", KIND.INT32, -1),
+    ("tokenizer.chat_template.tool_use", KIND.ARRAY, ["a"]),
+    ("tokenizer.ggml.model", *LONG_TEXT),
+    ("tokenizer.ggml.pre", *LONG_TEXT),
+    ("general.type", *LONG_TEXT),
+    ("split.count", *LONG_TEXT),
+]
+
+
+@pytest.mark.parametrize(("field", "kind", "value"), ODD_GGUF_FIELDS)
+def test_odd_fields_of_a_gguf_are_refused(reference, tmp_path, monkeypatch, field, kind, value):
+    write = gguf.GGUFWriter.write_header_to_file
+
+    def write_odd(writer):
+        writer.kv_data[0][field] = gguf.gguf_writer.GGUFValue(value, kind)
+        write(writer)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", write_odd)
+    write_gguf(tmp_path / "a.gguf", reference)
+    assert message(fetch, tmp_path / "a.gguf", tmp_path)
 
 
 def test_a_name_does_not_control_the_terminal(gguf_file, tmp_path):
