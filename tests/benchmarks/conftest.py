@@ -43,7 +43,7 @@ class FakeClient:
     async def counters(self):
         steps = self.chunks * len(self.seen)
         return {
-            "output_tokens": self.words * len(self.seen),
+            "output_tokens": self.words * steps,
             "sequence_steps": steps,
             "drafted": 4 * steps,
             "accepted": (self.words - 1) * steps,
