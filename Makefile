@@ -80,13 +80,14 @@ help: ## this list
 	@echo "train DATA TEACHER TOKENS POSITIONS KIND (eagle, eagle3, ...); COLUMN of DATA or PROMPTS that holds the prompts; for tune TUNE_MINUTES;"
 	@echo "for serve, stop, loadtest HTTP_PORT GRPC_PORT METRICS_PORT OPENAI_PORT RUN_DIR; for setup PYTHON TORCH_INDEX TORCH. See README.md."
 
+CHECK_PYTHON = $(PYTHON) -c "import ensurepip, sys; sys.exit(sys.version_info[:2] != (3, 11))" 2>/dev/null || { echo \
+  "make: needs Python 3.11 with venv, got $(PYTHON) ($$($(PYTHON) --version 2>&1 | tail -1)). Set PYTHON to it (Debian:" \
+  "apt-get install python3.11-venv)"; exit 1; }
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
 $(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt $(wildcard requirements/*.txt)
 	@command -v g++ >/dev/null || { echo "setup: g++ is missing (Debian: apt-get install g++)"; exit 1; }
-	@$(PYTHON) -c "import sys; sys.exit(sys.version_info[:2] != (3, 11))" 2>/dev/null || { echo "setup: needs Python 3.11, got" \
-	  "$(PYTHON) ($$($(PYTHON) --version 2>&1 | tail -1)). Set PYTHON to it (Debian: apt-get install python3.11-venv)"; exit 1; }
-	@$(PYTHON) -m venv .venv || \
-	  { echo "setup: needs Python 3.11 with venv (Debian: apt-get install python3.11-venv), or PYTHON=path"; exit 1; }
+	@$(CHECK_PYTHON)
+	@$(PYTHON) -m venv .venv
 	@.venv/bin/python -c "import ctypes; ctypes.CDLL('libpython3.11.so.1.0')" 2>/dev/null || { echo "setup: libpython3.11," \
 	  "which Triton's Python backend loads, is missing (Debian: apt-get install libpython3.11)"; exit 1; }
 	@if nvidia-smi -L >/dev/null 2>&1; then \
@@ -201,6 +202,7 @@ saturation: | $(SETUP) ## the running server with and without speculation, from 
 # An environment of its own, as these clients pin other versions than the service.
 CLIENTS   := artifacts/clients
 $(CLIENTS)/.setup: requirements-clients.txt
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install -q --no-deps $(TORCH) 2>/dev/null || \
 	  $(CLIENTS)/bin/pip install -q --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH)
@@ -219,7 +221,7 @@ $(PAIRS)/manifest.json: always benchmarks/methods/lossless.toml $(CALIBRATED) | 
 
 quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
 	$(PY) -m benchmarks.load.quickstart --baseline $(BASELINE) --bundle $(BUNDLE) \
-	  --ports $(HTTP_PORT) $(GRPC_PORT) $(METRICS_PORT) $(OPENAI_PORT)
+	  --ports $(HTTP_PORT) $(GRPC_PORT) $(METRICS_PORT) $(OPENAI_PORT) --request-rate $(RATES) --dataset $(PROMPTS) $(READ)
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 test: | $(SETUP) ## the tests that a change needs while it is made, in under 5 minutes on 2 cores

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from redraft.console.interrupt import interruptible
 
+PROMPTS = Path("benchmarks/prompts.jsonl")
 RUN_DIR = Path("artifacts/quickstart")
 PORTS = (8000, 8001, 8002, 8003)
 BASELINE_OFFSET = 10
@@ -59,6 +60,8 @@ def main() -> None:
     parser.add_argument("--baseline", type=Path, required=True, help="bundle without drafter")
     parser.add_argument("--bundle", type=Path, required=True, help="bundle with drafter")
     parser.add_argument("--request-rate", nargs="+", default=["0.5", "1", "2"], help="requests per second")
+    parser.add_argument("--dataset", type=Path, default=PROMPTS, help="prompts, in any format of the load test")
+    parser.add_argument("--column", help="field or column of --dataset that holds the prompts")
     parser.add_argument("--num-prompts", type=int, default=16, help="requests per rate")
     parser.add_argument(
         "--ports", nargs=4, type=int, default=PORTS, metavar=("HTTP", "GRPC", "METRICS", "OPENAI"),
@@ -76,7 +79,8 @@ def main() -> None:
             "--baseline-url", f"127.0.0.1:{baseline_ports[1]}", "--baseline", baseline, "--result-dir", speculative,
             "--num-prompts", str(arguments.num_prompts), "--max-tokens", "64",
             "--seconds", "0", "--ramp", "2", "--runs", "1",
-            "--request-rate", *arguments.request_rate,
+            "--request-rate", *arguments.request_rate, "--dataset", arguments.dataset,
+            *(("--column", arguments.column) if arguments.column else ()),
         )  # fmt: skip
     console.rule("report")
     run("benchmarks.load.report", "--load", baseline, speculative, "--output", RUN_DIR / "report.html")

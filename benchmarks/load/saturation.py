@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.figures.results import Run, by_rate
-from benchmarks.figures.tables import Table, figure, over, speedup
+from benchmarks.figures.results import Run, by_rate, circumstances
+from benchmarks.figures.tables import Table, figure, milliseconds, over, speedup
 
 FOLLOWS = 0.95
 """Completed share of the requests that were due, from which on the answers follow the rate. Completions are counted
@@ -108,13 +108,15 @@ def table(report: dict[str, Any]) -> Table:
     columns = [f"{name}, {kind}" for name, _ in COMPARED.values() for kind in ("auto-regressive", "speculative")]
     ratios = [ratio for _, ratio in COMPARED.values()]
     made = Table(
-        "Speculative against auto-regressive decoding", ["of saturation", "requests/s offered", *columns, *ratios]
+        f"Speculative against auto-regressive decoding; {circumstances([Run('', 0.0, report['setting'], {})])}",
+        ["of saturation", "requests/s offered", *columns, *ratios],
     )
     for row in report["rates"]:
         cells, gains = [], []
         for name in COMPARED:
             plain, ours = ([figure(one, name) for one in row[key]] for key in ("auto_regressive", "speculative"))
-            cells += [over(plain, 2), over(ours, 2)]
+            shown = over if name == "request_throughput" else milliseconds
+            cells += [shown(plain, 2), shown(ours, 2)]
             gains.append(over([speedup(*pair, name) for pair in zip(plain, ours, strict=True)], 2))
         made.rows.append([f"{row['of_saturation']:.2f}", f"{row['requests_per_s']:g}", *cells, *gains])
     return made

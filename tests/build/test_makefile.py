@@ -209,20 +209,22 @@ def test_several_ranks_without_mpi_are_told_what_serving_says(tmp_path, monkeypa
         assert subprocess.run([*command, "mpi", *arguments]).returncode == 0
 
 
+@pytest.mark.parametrize("target", ["setup", "artifacts/clients/.setup"])
 @pytest.mark.parametrize("python", ["Python 3.12.1", ""])
-def test_another_python_is_refused_before_anything_is_installed(tmp_path, python):
+def test_another_python_is_refused_before_anything_is_installed(tmp_path, python, target):
     """Or one that is not there, not the index of torch."""
-    for name in ("requirements.txt", "requirements-gpu.txt", "requirements-triton.txt"):
+    for name in ("requirements.txt", "requirements-gpu.txt", "requirements-triton.txt", "requirements-clients.txt"):
         (tmp_path / name).touch()
     other = tmp_path / "python3.12"
     if python:
         other.write_text(f'#!/bin/sh\n[ "$1" != --version ] || echo {python}\n[ "$1" = --version ]\n')
         other.chmod(0o755)
-    command = ["make", "-C", str(tmp_path), "-f", str(ROOT / "Makefile"), "setup", f"PYTHON={other}"]
+    command = ["make", "-C", str(tmp_path), "-f", str(ROOT / "Makefile"), target, f"PYTHON={other}"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert f"setup: needs Python 3.11, got {other} ({python}" in done.stdout, done.stdout + done.stderr
+    assert f"make: needs Python 3.11 with venv, got {other} ({python}" in done.stdout, done.stdout + done.stderr
     assert not (tmp_path / ".venv").exists()
+    assert not (tmp_path / "artifacts").exists()
 
 
 def test_engines_for_tensorrt_have_the_default_drafter_only():
@@ -233,9 +235,11 @@ def test_engines_for_tensorrt_have_the_default_drafter_only():
         assert "--drafter drafters/SmolLM2-135M-Instruct " in commands
 
 
-def test_quickstart_takes_the_ports():
-    commands = dry_run("quickstart", "HTTP_PORT=1", "GRPC_PORT=2", "METRICS_PORT=3", "OPENAI_PORT=4")
-    assert "--ports 1 2 3 4" in " ".join(commands.replace("\\\n", "").split())
+def test_quickstart_takes_the_ports_and_the_load():
+    ports = ("HTTP_PORT=1", "GRPC_PORT=2", "METRICS_PORT=3", "OPENAI_PORT=4")
+    commands = dry_run("quickstart", *ports, "RATES=7 8", "PROMPTS=a.csv", "COLUMN=text")
+    said = " ".join(commands.replace("\\\n", "").split())
+    assert '--ports 1 2 3 4 --request-rate 7 8 --dataset a.csv --column "text"' in said
 
 
 def test_a_model_that_is_there_gets_a_chat_template(make):
