@@ -74,8 +74,15 @@ def _read_hermes(answer: CallReader) -> Reading[None]:
     while (yield from answer.call(CALL_END, bare=True)):
         yield from answer.skip(CALL_END)
     while (yield from answer.text_until(CALL)):
-        if (yield from answer.call(CALL_END)):
-            yield from answer.skip(CALL_END)
+        yield from _read_objects(answer)
+
+
+def _read_objects(answer: CallReader) -> Reading[None]:
+    """Hermes' object up to the mark of its end. Small models write several there, or one brace too many."""
+    while (yield from answer.call(CALL_END)):
+        yield from answer.skip("}")
+        if (yield from answer.skip(CALL_END)) or (yield from answer.peek()) != "{":
+            return
 
 
 def _hermes(functions: Sequence[Function], several: bool, codec: TextCodec) -> CallGrammar:
@@ -90,12 +97,8 @@ def _read_qwen3_coder(answer: CallReader) -> Reading[None]:
     may forget the outer mark."""
     while mark := (yield from answer.text_until(CALL, FUNCTION)):
         if mark == CALL and (yield from answer.peek()) == "{":
-            called = yield from answer.call(CALL_END)
-        elif mark == FUNCTION or (yield from answer.skip(FUNCTION)):
-            called = yield from answer.tagged_call(_QWEN_TAGS)
-        else:
-            continue
-        if called:
+            yield from _read_objects(answer)
+        elif (mark == FUNCTION or (yield from answer.skip(FUNCTION))) and (yield from answer.tagged_call(_QWEN_TAGS)):
             yield from answer.skip(CALL_END)
 
 
@@ -104,8 +107,8 @@ def _read_glm45(answer: CallReader) -> Reading[None]:
     while (yield from answer.text_until(CALL)):
         if (yield from answer.peek()) != "{":
             yield from answer.tagged_call(_GLM_TAGS)
-        elif (yield from answer.call(CALL_END)):
-            yield from answer.skip(CALL_END)
+        else:
+            yield from _read_objects(answer)
 
 
 def _read_llama3(answer: CallReader) -> Reading[None]:
@@ -226,8 +229,8 @@ def _read_braced(mark: str, end: str, quote: str) -> Callable[[CallReader], Read
         while found := (yield from answer.text_until(mark, CALL)):
             if found == mark:
                 yield from answer.braced_call(quote, end)
-            elif (yield from answer.call(CALL_END)):
-                yield from answer.skip(CALL_END)
+            else:
+                yield from _read_objects(answer)
 
     return read
 
