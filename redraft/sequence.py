@@ -372,8 +372,11 @@ class Sequence:
             taken += 1
         if self.proposals is not None and self._output.draft_trees is not None:
             gained = verdict.tokens[: self.stats.output_tokens - before]
-            # An end token that was drafted is accepted too, though the answer does not have it.
-            origins, path = self.proposals.take(nodes), verdict.path[: taken + 1]
+            path = verdict.path[: taken + 1]
+            if taken > len(gained):  # an end token: accepted if it was drafted, though verifiers do not follow it
+                end = verdict.tokens[taken - 1], path[-1]
+                path += [node for node, (token, parent, _) in enumerate(nodes) if (token, parent) == end][:1]
+            origins = self.proposals.take(nodes)
             tokens, parents, scores = (list(column) for column in zip(*nodes, strict=True))
             self._output.draft_trees.append(DraftTree(tokens, parents, scores, origins, path, gained))
         self.generated += verdict.tokens[:taken]

@@ -1,6 +1,7 @@
 """A worker process whose target answers what the last message says: `python tests/openai/parrot_worker.py SOCKET`.
 
-The prompt is that of PARROT_TEMPLATE. What a guide forbids it cannot say, of course.
+The prompt is that of PARROT_TEMPLATE; messages may end with `<end>`, which is not said. What a guide forbids it cannot
+say, of course.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Parrot(ToyEngine):
         text = "".join(self._characters[token] for token in tokens)
         asked, _, said = text.rpartition("<assistant>")
         script = max(asked.rpartition("<user>"), asked.rpartition("<tool>"), key=lambda parts: len(parts[0]))[2]
+        script = script.removesuffix(self._characters[0])
         return self._tokens[script[len(said)]] if len(said) < len(script) else 0
 
     def _propose(self, state: int, path: list[int]):

@@ -21,6 +21,7 @@ from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 
 CODEC = toy_codec()
 LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16)
+END_IDS = frozenset({0, 17})
 BUDGET = BudgetTable.constant(9)
 PLANS = {
     "grown": (MethodPlan("best_first", ngram=True, budget=BUDGET), {"drafter", "ngrams", "both"}),
@@ -51,8 +52,12 @@ def check(outputs) -> Counter:
             origins.update(tree.origins)
             assert tree.path[0] == 0
             assert [tree.parents[node] for node in tree.path] == [-1, *tree.path[:-1]]
-            assert len(tree.path) - 1 <= len(tree.gained) <= len(tree.path)
-            assert [tree.token_ids[node] for node in tree.path[1:]] == tree.gained[: len(tree.path) - 1]
+            accepted = [tree.token_ids[node] for node in tree.path[1:]]
+            end = accepted[len(tree.gained) :]
+            assert len(end) <= 1
+            assert set(end) <= END_IDS
+            assert accepted == [*tree.gained, *end][: len(accepted)]
+            assert len(tree.gained) <= len(tree.path)
             assert all(parent < node for node, parent in enumerate(tree.parents))
     return origins
 
@@ -71,7 +76,7 @@ def test_trees_tell_the_tokens_and_change_nothing(name):
                 id=str(key), input_ids=prompt, max_tokens=40, sampling={"temperature": key / 2, "seed": key},
                 draft_trees=wanted and key != 2, **fields,
             )  # fmt: skip
-            yield Sequence(key, one, prompt, CODEC, frozenset({0, 17}))
+            yield Sequence(key, one, prompt, CODEC, END_IDS)
 
     def run(wanted):
         return outputs_of(Scheduler(ToyEngine(slots=3), LIMITS, only(plan)), list(sequences(wanted)))
@@ -188,6 +193,20 @@ def test_a_path_ends_with_the_text():
     first, last = sequence.take_output().draft_trees
     assert (first.token_ids, first.path, first.gained) == ([2], [0], CODEC.encode("a"))
     assert (last.path, last.gained) == ([0, 1, 2, 3], tokens[:3])
+
+
+@pytest.mark.parametrize(("guesses", "path"), [([30, 17], [0, 1, 2]), ([30, 0], [0, 1]), ([30], [0, 1])])
+def test_a_guessed_end_is_accepted(guesses, path):
+    """Though the answer does not have it, and verifiers do not follow it: nothing comes after it."""
+    request = GenerateRequest(id="r", input_ids=[1, 2], max_tokens=20, draft_trees=True)
+    sequence = Sequence("r", request, [1, 2], CODEC, END_IDS)
+    sequence.prefill(2, None)
+    sequence.begin(Verdict([0], [3]))
+    nodes = [(3, -1, 0.0), *((token, parent, 0.0) for parent, token in enumerate(guesses))]
+    gain = sequence.step(Verdict([0, 1], [30, 17]), None, nodes, len(nodes), False)
+    _, tree = sequence.take_output().draft_trees
+    assert (tree.path, tree.gained) == (path, [30])
+    assert gain.accepted == 1
 
 
 def test_a_node_is_a_guess_only_where_n_grams_made_it():

@@ -61,6 +61,10 @@ async function refuse(response) {
   throw error;
 }
 
+function counted(count, noun, plural = `${noun}s`) {
+  return `${count} ${count === 1 ? noun : plural}`;
+}
+
 /* The server */
 
 async function* events(body, signal) {
@@ -120,7 +124,7 @@ function showFigures(steps, rate) {
   const all = totals(steps);
   by("per-step").textContent = all.steps ? all.perStep.toFixed(2) : "–";
   by("per-second").textContent = rate ? rate.toFixed(rate < 10 ? 1 : 0) : "–";
-  by("count").replaceChildren(String(all.steps), make("small", { text: ` for ${all.gained} tokens` }));
+  by("count").replaceChildren(String(all.steps), make("small", { text: ` for ${counted(all.gained, "token")}` }));
   by("kept").replaceChildren(String(all.kept), make("small", { text: ` of ${all.drafted}` }));
 }
 
@@ -142,7 +146,7 @@ function addStep(answer, tree) {
 
 function addColumn(place) {
   const { kinds } = view.steps[place];
-  const label = `step ${place}: ${kinds.length} token${kinds.length === 1 ? "" : "s"}`;
+  const label = `step ${place}: ${counted(kinds.length, "token")}`;
   // No tab stop: there are hundreds, and the arrow keys reach every step from the tree.
   const column = make("button", { type: "button", "aria-label": label, title: label, tabindex: -1 });
   column.append(...kinds.map((kind) => make("i", { class: kind })));
@@ -208,8 +212,8 @@ function outcome(shown, place) {
   const gained = shown.gained.length;
   if (!place) return "the model chooses the first token";
   const end = gained <= kept ? ", the text ends here" : "";
-  if (!drafted) return `no guesses, ${gained} token${end}`;
-  return `${drafted} guesses checked, ${kept} kept: ${gained} token${gained === 1 ? "" : "s"}${end}`;
+  const guesses = drafted ? `${counted(drafted, "guess", "guesses")} checked, ${kept} kept: ` : "no guesses, ";
+  return `${guesses}${counted(gained, "token")}${end}`;
 }
 
 /* The tree: levels from left to right, the accepted path on the top line */
@@ -250,7 +254,7 @@ function drawTree(shown) {
   widths.forEach((width, depth) => starts.push(starts[depth] + width + 30));
   const size = { width: starts.at(-1) - 22, height: 36 * (line + 1) + 8 };
   const svg = draw("svg", {
-    viewBox: `0 0 ${size.width} ${size.height}`, role: "img", "aria-label": `draft tree of ${shown.nodes.length - 1} guesses`,
+    viewBox: `0 0 ${size.width} ${size.height}`, role: "img", "aria-label": `draft tree of ${counted(shown.nodes.length - 1, "guess", "guesses")}`,
   });
   svg.setAttribute("width", size.width); // never smaller, so that its words stay readable: the tree scrolls
   svg.setAttribute("height", size.height);
@@ -393,8 +397,8 @@ async function send(text) {
 function addNotes(card, { finish, usage }) {
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const notes = [];
-  if (finish === "length") notes.push(`cut after ${usage?.completion_tokens} tokens`);
-  if (cached) notes.push(`${cached} of the prompt's ${usage.prompt_tokens} tokens were in the cache`);
+  if (finish === "length" && usage) notes.push(`cut after ${counted(usage.completion_tokens, "token")}`);
+  if (cached) notes.push(`the cache had ${cached} of the prompt's ${usage.prompt_tokens} tokens`);
   card.append(...notes.map((text) => make("div", { class: "muted", text })));
 }
 
