@@ -274,8 +274,10 @@ def test_a_new_chat_forgets_the_old_one(desktop):
     desktop.get_by_role("button", name="New chat").click()
     expect(desktop.locator("#timeline button, #tree svg, .text, .user, .break")).to_have_count(0)
     expect(desktop.locator("#count")).to_have_text("0 for 0 tokens")
-    desktop.locator("#examples button").first.click()
-    example = desktop.locator("#examples button").first.text_content()
+    example = desktop.locator("#examples button").first.inner_text()
+    with desktop.expect_request("**/v1/chat/completions") as request:
+        desktop.locator("#examples button").first.click()
+    assert request.value.post_data_json["messages"] == [{"role": "user", "content": example}]
     expect(ended(desktop).locator(".text")).to_have_text(example)
     expect(desktop.locator(".user")).to_have_count(1)
 
