@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from redraft.plugins.library import BuildError, kernels_path
 from tests.exports import share
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +40,45 @@ def slow_but(quick: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
     return [case if case in quick else slow(case) for case in cases]
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
+USUAL_S = 0.15
+"""What the work of `slowness` takes where limits of time in tests were chosen."""
+
+
+def slowness(clock: Callable[[], float]) -> float:
+    """How many times longer than usual a fixed piece of work takes by a clock; at least 1."""
+    begun, total = clock(), 0
+    for number in range(1_000_000):
+        total += number % 7
+    return max((clock() - begun) / USUAL_S, 1.0)
+
+
+@cache
+def processor_slowness() -> float:
+    """How many times slower than usual this machine's processor is, whatever else it does."""
+    return slowness(time.process_time)
+
+
+@contextmanager
+def at_most(limit: float) -> Iterator[None]:
+    """Fails where what is inside takes more than `limit` seconds of a usual processor: quadratic work does, on a slow
+    machine too, and linear work does not."""
+    begun = time.process_time()
+    yield
+    taken = (time.process_time() - begun) / processor_slowness()
+    assert taken < limit, f"{taken:.1f} s of a usual processor"
+
+
+@contextmanager
+def waits_at_most(limit: float) -> Iterator[None]:
+    """Fails where what is inside takes more than `limit` seconds of a usual machine that does nothing else."""
+    before, begun = slowness(time.monotonic), time.monotonic()
+    yield
+    taken = time.monotonic() - begun
+    taken /= max(before, slowness(time.monotonic))
+    assert taken < limit, f"{taken:.1f} s of a usual machine"
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 600.0) -> None:
     """Wait for a condition; fails the test after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -85,6 +124,14 @@ def shared_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def compiled_operators() -> None:
+    """The CPU operators are compiled before any test begins. Where they are not there, that takes minutes of a slow
+    machine, and the first request that samples would wait for it in a test with a time limit."""
+    with suppress(BuildError):  # without a compiler the tests that need them say so
+        kernels_path()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def timings_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a stand-in for TensorRT measures stays out of the product's cache."""
     with pytest.MonkeyPatch.context() as patch:
@@ -96,7 +143,8 @@ def timings_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 def time_to_compile() -> Iterator[None]:
     """A guide is not refused because the machine stood still for a second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("redraft.grammar.trial.COMPILE_S", 10.0)
+        patch.setattr("redraft.grammar.trial.COMPILE_S", 60.0)
+        patch.setattr("redraft.grammar.trial.PATIENCE_S", 600.0)
         yield
 
 

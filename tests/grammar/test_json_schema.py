@@ -11,7 +11,6 @@ import json
 import pathlib
 import random
 import re
-import time
 import uuid
 from contextlib import suppress
 from typing import Annotated, Any, Literal, NamedTuple
@@ -27,6 +26,7 @@ from redraft.grammar.json_schema import SchemaError, enforced_schema, json_rules
 from redraft.grammar.library import compiled, grammar_tokens, library_grammar
 from redraft.request import Guide
 from redraft.text import TextCodec
+from tests.conftest import at_most
 from tests.toy_engine import toy_tokenizer
 
 VOCAB = 257
@@ -398,10 +398,8 @@ def chain(length: int, end: dict) -> dict:
     ],
 )  # fmt: skip
 def test_hostile_schemas_take_little_time(schema):
-    begun = time.process_time()
-    with suppress(SchemaError):
+    with at_most(5), suppress(SchemaError):
         json_rules("start", json.dumps(schema))
-    assert time.process_time() - begun < 5
 
 
 def test_a_long_chain_of_references_is_read():

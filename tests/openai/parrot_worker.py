@@ -62,7 +62,7 @@ class Parrot(ToyEngine):
 
 
 if __name__ == "__main__":
-    trial.COMPILE_S = 10.0
+    trial.COMPILE_S, trial.PATIENCE_S = 60.0, 600.0
     engine = Parrot(
         vocab_size=VOCABULARY, slots=LIMITS.slots, max_len=PARROT_LIMITS.max_len, max_tree=PARROT_LIMITS.max_tree
     )

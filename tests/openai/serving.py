@@ -111,13 +111,13 @@ class FrontEnd:
 
     def health(self) -> int:
         try:
-            return httpx.get(f"{self.url}/health", timeout=60).status_code
+            return httpx.get(f"{self.url}/health", timeout=600).status_code
         except httpx.ConnectError:
             assert self.process.poll() is None, self.log
             return 0
 
     def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", timeout=60).text
+        text = httpx.get(f"{self.url}/metrics", timeout=600).text
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")))
 
     def client(self, **options: Any) -> OpenAI:
@@ -129,11 +129,11 @@ class FrontEnd:
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {"Content-Type": "application/json"} | (headers or {})
-        return httpx.post(f"{self.url}{path}", content=content, headers=named, timeout=60)
+        return httpx.post(f"{self.url}{path}", content=content, headers=named, timeout=600)
 
     def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """The data of a stream's events but the last, which ends it."""
-        with httpx.stream("POST", f"{self.url}{path}", json=body | {"stream": True}, timeout=60) as response:
+        with httpx.stream("POST", f"{self.url}{path}", json=body | {"stream": True}, timeout=600) as response:
             assert response.status_code == 200, response.read()
             data = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
         assert data.pop() == "[DONE]"
@@ -170,5 +170,6 @@ def directly(server: FrontEnd, prompt: str | list[int], max_tokens: int, **field
         given = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
         sampling = SamplingConfig(**fields.pop("sampling", {}))
         return client.complete(
-            GenerateRequest(id=client.new_id(), max_tokens=max_tokens, sampling=sampling, **given, **fields), timeout=60
+            GenerateRequest(id=client.new_id(), max_tokens=max_tokens, sampling=sampling, **given, **fields),
+            timeout=600,
         )

@@ -23,7 +23,7 @@ from redraft.request import GenerateRequest
 from redraft.serving.guard.limits import LINGER_S, MAX_CHUNKS, MAX_HEADERS
 from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import SHUTTING_DOWN, STOPPING
-from tests.conftest import wait_until
+from tests.conftest import wait_until, waits_at_most
 from tests.openai.serving import MODEL, front_end
 from tests.serving.client_side import chunk_senders
 
@@ -215,11 +215,12 @@ def test_trailers_are_no_headers(bundle, tmp_path):
 def test_a_body_that_is_not_waited_for_ends_the_connection(server, head):
     """Its client gets the answer, and is then cut off although it sends on."""
     began = time.monotonic()
-    answer = raw(server, head + b"\r\n" + b"100000\r\n" + b" " * 2**20)
+    with waits_at_most(20):
+        answer = raw(server, head + b"\r\n" + b"100000\r\n" + b" " * 2**20)
     assert answer.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 404 "))
     assert b"connection: close" in answer
     assert answer.endswith(b"}")
-    assert LINGER_S <= time.monotonic() - began < 20
+    assert time.monotonic() - began >= LINGER_S
 
 
 def test_bodies_in_chunks_of_a_byte_leave_streams_their_pace(slow_server):
@@ -227,12 +228,10 @@ def test_bodies_in_chunks_of_a_byte_leave_streams_their_pace(slow_server):
     body = HELLO | {"max_tokens": 20, "ignore_eos": True, "speculative": False, "temperature": 0}
     alone = slow_server.post(CHAT, body).json()["choices"][0]["message"]["content"]
     evil = HEAD.replace(b"localhost", b"evil.example")
-    with chunk_senders(slow_server.port, HEAD, evil, HEAD, evil) as sent:
-        began = time.monotonic()
+    # It takes 2 s by itself; a body of a million chunks took h11 20 s.
+    with chunk_senders(slow_server.port, HEAD, evil, HEAD, evil) as sent, waits_at_most(20):
         events = slow_server.events(CHAT, body)
-        took = time.monotonic() - began
     assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == alone
-    assert took < 20, "2 s alone; a body of a million chunks took h11 20 s"
     assert {*sent} == {HEAD, evil}
 
 

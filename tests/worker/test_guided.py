@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import replace
@@ -14,7 +15,7 @@ from redraft.request import GenerateRequest, Guide, InvalidRequest
 from redraft.worker import server
 from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.server import Worker
-from tests.conftest import wait_until
+from tests.conftest import processor_slowness, slowness, wait_until, waits_at_most
 from tests.worker.toy_worker import toy_runtime
 
 CHOICE = Guide(kind="choice", text='["yes", "no"]')
@@ -53,10 +54,10 @@ def request(client: WorkerClient, guide: Guide | None, sender: str | None = None
 def test_an_answer_is_what_its_guide_asks_for(service):
     client, runtime = service
     for _ in range(2):
-        whole = client.complete(request(client, CHOICE), timeout=60)
+        whole = client.complete(request(client, CHOICE), timeout=600)
         assert (whole.text in CHOICE.choices, whole.finish_reason) == (True, "stop")
     assert runtime.grammars.kept(CHOICE) is not None
-    chunks = list(client.generate(request(client, CHOICE, stream=True), timeout=60))
+    chunks = list(client.generate(request(client, CHOICE, stream=True), timeout=600))
     assert "".join(chunk.text for chunk in chunks) == whole.text
 
 
@@ -66,9 +67,9 @@ def test_a_guide_that_is_too_complex_to_follow_is_an_error(service):
     problem = r"^guide\.text: the json_schema is too complex to go on with after 4 tokens of the answer: expected a "
     for stream in (False, True):
         with pytest.raises(WorkerError, match=problem):
-            list(client.generate(request(client, COMPLEX, stream=stream), timeout=60))
-    assert client.complete(request(client, COMPLEX, max_tokens=1), timeout=60).finish_reason == "length"
-    assert client.complete(request(client, CHOICE), timeout=60).finish_reason == "stop"
+            list(client.generate(request(client, COMPLEX, stream=stream), timeout=600))
+    assert client.complete(request(client, COMPLEX, max_tokens=1), timeout=600).finish_reason == "length"
+    assert client.complete(request(client, CHOICE), timeout=600).finish_reason == "stop"
     assert client.status(60).service.finished["error"] == 2
     assert client.status(60).running == 0
 
@@ -76,7 +77,7 @@ def test_a_guide_that_is_too_complex_to_follow_is_an_error(service):
 def test_what_waits_for_a_guide_refuses_no_text(service, monkeypatch):
     """And a guide that is kept is not looked up again."""
     client, runtime = service
-    client.complete(request(client, CHOICE), timeout=60)
+    client.complete(request(client, CHOICE), timeout=600)
     free, compiled, compile_guide, ended = threading.Event(), [], runtime.grammars.compile, threading.Event()
 
     def slowly(guide: Guide, seconds: float | None):
@@ -90,9 +91,9 @@ def test_what_waits_for_a_guide_refuses_no_text(service, monkeypatch):
     for number in range(runtime.limits.max_queue):
         client.submit(request(client, other), lambda message, last=number: last or ended.set())
     for guide in (CHOICE, None):
-        assert client.complete(request(client, guide, max_tokens=3), timeout=60).finish_reason in ("stop", "length")
+        assert client.complete(request(client, guide, max_tokens=3), timeout=600).finish_reason in ("stop", "length")
     with pytest.raises(WorkerError, match="overloaded"):
-        client.complete(request(client, other), timeout=60)
+        client.complete(request(client, other), timeout=600)
     assert compiled == [other]
     free.set()
     assert ended.wait(60)
@@ -107,8 +108,8 @@ def test_clients_whose_guides_do_not_compile_delay_no_other(service, monkeypatch
     """Eight of them keep the compiler busy."""
     client, runtime = service
     monkeypatch.setattr(runtime, "limits", replace(runtime.limits, max_queue=32))
-    client.complete(request(client, CHOICE, sender="other"), timeout=60)
-    monkeypatch.setattr(trial, "COMPILE_S", 0.2)
+    client.complete(request(client, CHOICE, sender="other"), timeout=600)
+    monkeypatch.setattr(trial, "COMPILE_S", 0.2 * processor_slowness())
     refused, ended = list[str](), threading.Event()
 
     def note(message) -> None:
@@ -118,17 +119,14 @@ def test_clients_whose_guides_do_not_compile_delay_no_other(service, monkeypatch
 
     for number in range(8):
         client.submit(request(client, slow_guide(number), sender=f"sender {number}"), note)
-    seconds = []
-    for number in range(5):
-        started = time.perf_counter()
-        guide = Guide(kind="regex", text=f"a{number}b{{2}}")
-        client.complete(request(client, guide, sender="other"), timeout=60)
-        seconds.append(time.perf_counter() - started)
+    with waits_at_most(10):
+        for number in range(5):
+            guide = Guide(kind="regex", text=f"a{number}b{{2}}")
+            client.complete(request(client, guide, sender="other"), timeout=600)
     answered = len(refused)
-    assert ended.wait(100)
+    assert ended.wait(600)
     assert answered < 8, "the others' were compiled between"
-    assert sorted(seconds)[2] < 2
-    assert all("it takes more than 0.2 s to compile" in text for text in refused)
+    assert all(re.search(r"it takes more than [\d.]+ s to compile", text) for text in refused)
 
 
 def test_a_client_that_fills_the_queue_makes_room_for_another(service, monkeypatch):
@@ -142,7 +140,7 @@ def test_a_client_that_fills_the_queue_makes_room_for_another(service, monkeypat
         guide = Guide(kind="choice", text=f'["a{number}"]')
         client.submit(request(client, guide, sender="one", max_tokens=1), messages.append)
     with pytest.raises(WorkerError, match="overloaded"):
-        client.complete(request(client, CHOICE, sender="one"), timeout=60)
+        client.complete(request(client, CHOICE, sender="one"), timeout=600)
     answers = list[object]()
     client.submit(request(client, CHOICE, sender="other"), answers.append)
     wait_until(lambda: messages)
@@ -166,13 +164,14 @@ def test_a_guide_that_is_refused_stops_no_stream(service, monkeypatch, name):
     client, _ = service
 
     def seconds_and_gap(number: int) -> tuple[float, float]:
-        """How long the refusal takes, and a neighbour's longest wait for a token."""
-        client.complete(request(client, Guide(kind="choice", text=f'["{number}"]')), timeout=60)  # all has started
+        """How long the refusal takes, and a neighbour's longest wait for a token, of a usual machine's seconds."""
+        pace = slowness(time.monotonic)
+        client.complete(request(client, Guide(kind="choice", text=f'["{number}"]')), timeout=600)  # all has started
         gaps, running = [0.0], threading.Event()
 
         def stream() -> None:
             last = time.perf_counter()
-            for _ in client.generate(request(client, None, stream=True, end_id=-1, max_tokens=200), timeout=60):
+            for _ in client.generate(request(client, None, stream=True, end_id=-1, max_tokens=200), timeout=600):
                 now = time.perf_counter()
                 gaps.append(now - last)
                 last = now
@@ -185,11 +184,12 @@ def test_a_guide_that_is_refused_stops_no_stream(service, monkeypatch, name):
             patch.setattr(trial, "COMPILE_S", 0.3)
             started = time.perf_counter()
             with pytest.raises(WorkerError, match=r"^guide.text: the \w+ cannot be used: ") as refusal:
-                client.complete(request(client, HOSTILE[name]), timeout=60)
+                client.complete(request(client, HOSTILE[name]), timeout=600)
             seconds = time.perf_counter() - started
         assert refusal.value.code == "invalid"
         neighbour.join()
-        return seconds, max(gaps)
+        pace = max(pace, slowness(time.monotonic))
+        return seconds / pace, max(gaps) / pace
 
     assert any(seconds < 5 and gap < 0.5 for seconds, gap in map(seconds_and_gap, range(3)))
-    assert client.complete(request(client, CHOICE), timeout=60).text in CHOICE.choices
+    assert client.complete(request(client, CHOICE), timeout=600).text in CHOICE.choices

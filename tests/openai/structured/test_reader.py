@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import time
 
 import pytest
 
@@ -21,6 +20,7 @@ from redraft.openai.structured.forms import (
 )
 from redraft.openai.structured.reader import CallPart, CallReader
 from redraft.worker.protocol import Chunk
+from tests.conftest import at_most
 
 CITY = {
     "type": "object",
@@ -499,6 +499,5 @@ def test_long_arguments_take_linear_time():
     ],
 )
 def test_hostile_answers_take_little_time(form, start, again):
-    begun = time.process_time()
-    read(form, [start, *[again] * 8000])
-    assert time.process_time() - begun < 3
+    with at_most(3):
+        read(form, [start, *[again] * 8000])

@@ -249,7 +249,7 @@ def test_health_gets_through_where_clients_take_no_answers(guard, channel, monke
         for calls in (300, 300, MAX_STREAMS + 50):
             held = len(guard.calls) + min(calls, MAX_STREAMS)
             connections.enter_context(connected(guard.grpc_port, window=0)).call(HEALTH, times=calls)
-            wait_until(lambda held=held: len(guard.calls) == held, timeout=20)
+            wait_until(lambda held=held: len(guard.calls) == held, timeout=60)
         assert channel.unary_unary(HEALTH)(b"", timeout=30) == b""
         assert len(guard.calls) == held + 1
 
@@ -265,8 +265,8 @@ def test_a_refused_request_whose_client_takes_no_answer_has_no_room(guard, monke
     monkeypatch.setattr(over_grpc, "check_infer", refuse)
     with connected(guard.grpc_port, window=0) as connection:
         connection.call(f"{SERVICE}ModelStreamInfer", framed(request().SerializeToString()))
-        assert refused.wait(10)
-        wait_until(lambda: not guard.room._taken, timeout=5)
+        assert refused.wait(60)
+        wait_until(lambda: not guard.room._taken, timeout=20)
 
 
 @pytest.mark.parametrize(
