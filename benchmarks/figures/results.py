@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from benchmarks.load.metrics import Timeline
+from redraft.bundle.budget import machine_name
 
 FULL: dict[str, Any] = {"num_prompts": 200, "seconds": 60.0, "runs": 3}
 """What a load test needs at least for figures that are worth keeping."""
@@ -84,13 +88,38 @@ def rate_name(rate: float) -> str:
     return "inf" if math.isinf(rate) else f"{rate:g}"
 
 
+LINE = 200
+"""Most characters of a line of JSON, so that a record has one line."""
+
+
+def as_json(content: Any, indent: int = 0) -> str:
+    """JSON in which a list or an object has one line where it fits, and else a line per item."""
+    text = json.dumps(content, ensure_ascii=False)
+    if len(text) + indent <= LINE or not isinstance(content, dict | list):
+        return text
+    pad = " " * (indent + 1)
+    if isinstance(content, dict):
+        items = (f"{json.dumps(str(key), ensure_ascii=False)}: {as_json(content[key], indent + 1)}" for key in content)
+        return "{\n" + pad + f",\n{pad}".join(items) + "\n" + pad[1:] + "}"
+    return "[\n" + pad + f",\n{pad}".join(as_json(item, indent + 1) for item in content) + "\n" + pad[1:] + "]"
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON through a temporary file, so that an interruption leaves no half-written file."""
+    """Write JSON through a temporary file, so that an interruption leaves no half-written file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
+    partial.write_text(as_json(content) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def save_report(path: Path, figures: dict[str, Any]) -> None:
+    """Write a benchmark's figures with the machine that they were measured on, the date and the command."""
+    measured = {
+        "machine": machine_name(),
+        "date": f"{date.today():%Y-%m-%d}",
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+    }
+    write_json(path, measured | figures | measured)
 
 
 def save_run(folder: Path, run: Run, timelines: list[Timeline]) -> Path:

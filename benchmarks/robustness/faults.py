@@ -28,7 +28,7 @@ from typing import Any
 import grpc
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from benchmarks.load.clients.base import Client, Generation, GenerationError
 from benchmarks.robustness import service
@@ -349,7 +349,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def write(left: list[str] | None = None) -> dict[str, Any]:
         report = {"bundle": args.bundle.name, "load_s": trial.load_s, "faults": [fault.report for fault in faults]}
-        write_json(args.output, report | {"left": left})
+        save_report(args.output, report | {"left": left})
         return report
 
     with tempfile.TemporaryDirectory(prefix="redraft-faults-") as folder:

@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from benchmarks.load.clients.base import Client, Generation, GenerationError
 from benchmarks.robustness import service
@@ -223,7 +223,7 @@ def main(argv: list[str] | None = None) -> int:
         "restarted": restarted,
         "memory": {name: vars(one) | {"flat": one.flat} for name, one in grown.items()},
     }
-    write_json(args.output, report)
+    save_report(args.output, report)
     console.print(f"written to {args.output}", markup=False)
     grew = not all(one.flat for one in grown.values())
     return int(bool(counts.errors or restarted or grew or (exact and counts.differing)))

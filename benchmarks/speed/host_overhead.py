@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
 from redraft.bundle.budget import BudgetTable
@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for method in options.methods
     ]
     setting = {"nodes": options.nodes, "vocabulary": options.vocabulary, "logits": options.logits}
-    write_json(options.output, setting | {"steps": options.steps, "figures": [asdict(figure) for figure in figures]})
+    save_report(options.output, setting | {"steps": options.steps, "figures": [asdict(figure) for figure in figures]})
     table(figures, options.nodes).show(console)
 
 

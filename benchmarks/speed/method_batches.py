@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import Clock, load_llm, require_fit, timed
@@ -144,7 +144,7 @@ def main(argv: list[str] | None = None) -> None:
         one.close()
     results = list(best.values())
     table(results, args.best_of).show(console)
-    write_json(
+    save_report(
         args.output,
         {
             "prompts": len(prompts),

@@ -7,7 +7,6 @@ how often both have the same most likely token.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.figures.results import save_report
 from benchmarks.load.workload import ChatTokenizer
 from compiler.calibration import Calibration
 from compiler.passes.quantization import FP8, INT8, quantize_network
@@ -146,8 +146,7 @@ def main(
     found = compare(target, texts, known)
     out.print(report(found))
     if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps([asdict(entry) for entry in found], indent=2) + "\n")
+        save_report(output, {"rows": [asdict(entry) for entry in found]})
 
 
 def report(found: list[Difference]) -> Table:

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table, number
 from benchmarks.load.comparison import AR, LLAMA, WARM_UP, LLMDecoder, compare, compare_concurrent, report_single
 from benchmarks.load.llama_cpp import LlamaCpp
@@ -217,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
         if llama:
             llama.close()
     report["auto_regressive"] = (args.auto_regressive or args.speculative[0]).name
-    write_json(args.output, report)
+    save_report(args.output, report)
     show(report)
     console.print(f"written to {args.output}")
     return 0

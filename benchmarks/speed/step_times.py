@@ -4,7 +4,6 @@ On a GPU a step includes sampling."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures.results import save_report
 from redraft.batch import DraftBatch, DraftSampling, TargetBatch
 from redraft.bundle.config import MethodConfig
 from redraft.bundle.manifest import Bundle
@@ -66,8 +66,7 @@ def main(
     times = measure(engine, loaded, repeats)
     out.print(report(times, loaded))
     if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps([asdict(entry) for entry in times], indent=2) + "\n")
+        save_report(output, {"rows": [asdict(entry) for entry in times]})
 
 
 def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:

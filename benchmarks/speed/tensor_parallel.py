@@ -31,7 +31,7 @@ from unittest.mock import patch
 import numpy as np
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report, write_json
 from benchmarks.figures.tables import Table, number
 from benchmarks.load.comparison import AR, WARM_UP, compare, report_single
 from benchmarks.load.served import Served, worker_of
@@ -250,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.output:
             console.print(table.markdown(), soft_wrap=True)
     if args.output:
-        write_json(args.output, reports)
+        save_report(args.output, {"rows": reports})
     return 0
 
 

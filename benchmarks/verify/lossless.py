@@ -32,7 +32,7 @@ from unittest.mock import patch
 import numpy as np
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report, write_json
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm, teacher_force
@@ -356,7 +356,7 @@ def main(argv: list[str] | None = None) -> int:
     same = args.reference in (None, other)
     reference = auto_regressive if same else load_llm(parser, args.reference)
     report = verify(Verifier(auto_regressive, speculative, reference, args.methods, args.one_rank is not None), args)
-    write_json(args.output, report)
+    save_report(args.output, report)
     for table in tables(report):
         table.show(console)
     failures = sum(row["failures"] for row in report["settings"])

@@ -38,7 +38,7 @@ from unittest.mock import patch
 from jsonschema import Draft202012Validator
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report, write_json
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm
@@ -239,7 +239,7 @@ def verify(llm: LLM, args: argparse.Namespace, methods: Sequence[str]) -> dict[s
             runs += run_cases(llm, part, methods, args)
             write_json(kept, {"inputs": inputs, "runs": [asdict(run) for run in runs]})
             report = summary(inputs, refused, runs, args)
-            write_json(args.output, report)
+            save_report(args.output, report)
             shown.advance(len(part))
     return report
 

@@ -29,7 +29,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.figures.intervals import interval, median_ratio, ratio
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer, Passages
 from benchmarks.speed.inprocess import load_llm
@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> None:
 def finish(report: dict[str, Any], shown: Callable[[dict[str, Any]], Table], output: Path) -> None:
     """Print the table and write JSON."""
     shown(report).show(console)
-    write_json(output, report)
+    save_report(output, report)
     console.print(f"written to {output}")
 
 

@@ -9,7 +9,6 @@ The bundle drafts ReDrafter's beams without the n-gram branch:
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from benchmarks.figures.results import write_json
 from redraft.batch import DraftCandidates, TargetBatch
 from redraft.chat import render_chat
 from redraft.decoding.construction import beams_of
@@ -101,7 +101,7 @@ def main(
         "target": rows,
         "texts": {str(token): runtime.codec.decode([int(token)]) for token in sorted(map(int, known))},
     }
-    output.write_text(json.dumps(example, indent=1) + "\n")
+    write_json(output, example)
     out.print(f"{output}: step {STEP} of {len(recorder.verdicts)}, after {example['answer']!r}")
 
 

@@ -117,7 +117,7 @@ def tensor_parallel(load: Load) -> Figure:
     figure, axes = plots.new_figure(2)
     parts = {"tensor_parallel": "Xeon with AMX", "icelake/tensor_parallel": "Ice Lake Xeon"}
     for axis, (name, title) in zip(axes, parts.items(), strict=True):
-        rows = sorted(load(name), key=lambda row: (row["ranks"], row["threads"]))
+        rows = sorted(load(name)["rows"], key=lambda row: (row["ranks"], row["threads"]))
         groups = [f"{counted(row['ranks'], 'rank')},\n{counted(row['threads'], 'thread')}" for row in rows]
         series = {
             label: [row["decoding"]["0"]["contenders"][method]["speedup"] for row in rows]
@@ -222,7 +222,7 @@ def step_times(load: Load) -> Figure:
     figure, (axis,) = plots.new_figure(1, width=5.6)
     series = {}
     for machine, folder in machines.items():
-        rows = [row for row in load(f"{folder}step_times") if row["sequences"] == 1 and row["context"] == 256]
+        rows = [row for row in load(f"{folder}step_times")["rows"] if row["sequences"] == 1 and row["context"] == 256]
         series[machine] = {str(row["rows"]): row["median_ms"] / rows[0]["median_ms"] for row in rows}
     plots.lines(axis, series, ("What rows cost", "rows in a step", "times one row"))
     return figure

@@ -54,7 +54,7 @@ def table3(load: Load) -> Table:
     columns = [f"{titles[method]}, {machine}" for machine in reports for method in titles]
     paper = "the paper's beams, Vicuna 7B"
     table = Table("Speed-up by ranks", ["temperature", "ranks x threads", *columns, paper])
-    ordered = (sorted(report, key=lambda row: (row["ranks"], row["threads"])) for report in reports.values())
+    ordered = (sorted(report["rows"], key=lambda row: (row["ranks"], row["threads"])) for report in reports.values())
     runs = list(zip(*ordered, strict=True))
     for temperature in ("0", "1"):
         for rows in runs:
@@ -87,7 +87,7 @@ def figure7(load: Load) -> Table:
 def draws(load: Load) -> Table:
     """Beams and random draws over the same drafter at temperature 1, as wide and as long: tables 1, 3 and 2."""
     labels = {"redrafter": "beams, sampled walk", "rsd_s": "RSD-S, recursive rejection", "spectr": "SpecTr, K-SEQ"}
-    found, ranks = contenders(load("zen4/beam_draws"), "1"), load("zen4/tensor_parallel")
+    found, ranks = contenders(load("zen4/beam_draws"), "1"), load("zen4/tensor_parallel")["rows"]
     rates = load("zen4/redrafter_table2")["methods"]
     columns = ["draft", "tokens/step", "more than beams", "one stream"]
     columns += [f"{row['ranks']} x {row['threads']}" for row in ranks]

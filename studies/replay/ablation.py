@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from model_defs.target.model import Target
 from redraft.console.progress import tracked
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     title = f"Conditional acceptance, trees {args.length} deep, {args.width} wide, {args.nodes} nodes (Lyanna, table 1)"
     table(results, title).show(console)
     shape = {"length": args.length, "width": args.width, "nodes": args.nodes}
-    write_json(args.output, {"answers": len(answers), **shape, "drafters": results})
+    save_report(args.output, {"answers": len(answers), **shape, "drafters": results})
     console.print(f"written to {args.output}")
 
 

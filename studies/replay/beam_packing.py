@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.figures.plots import COLORS, new_figure, save
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table, number
 from model_defs.target.model import Target
 from redraft.console.progress import tracked
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
     ]
     table(results).show(console)
     setting = {"drafter": args.drafter.name, "answers": len(answers), "max_tokens": args.max_tokens}
-    write_json(args.output, {**setting, "beam_length": args.length, "widths": results})
+    save_report(args.output, {**setting, "beam_length": args.length, "widths": results})
     console.print(f"written to {args.output}")
 
 

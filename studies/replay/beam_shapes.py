@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.figures.plots import lines, new_figure, save
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from model_defs.target.model import Target
 from redraft.console.progress import tracked
@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> None:
         table(label, rows).show(console)
     if len(results) > 1:
         comparison(results).show(console)
-    write_json(args.output, {"answers": len(answers), "max_tokens": args.max_tokens, "drafters": results})
+    save_report(args.output, {"answers": len(answers), "max_tokens": args.max_tokens, "drafters": results})
     console.print(f"written to {args.output}")
 
 

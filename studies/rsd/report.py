@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.figures.plots import COLORS, new_figure, save
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from studies.rsd.figures import DEPTHS, References, published
 from studies.rsd.shapes import ALGORITHMS, RSD_S, Experiment
@@ -31,7 +31,7 @@ def write(
     for part in figures["quality"]:
         quality(part).show(console)
     written = [store.path, folder / "experiments.json"]
-    write_json(written[-1], figures)
+    save_report(written[-1], figures)
     for name in dict.fromkeys(part["experiment"] for part in figures["experiments"]):
         written.append(save(plot(parts_of(figures, name)), folder / f"{name}.png"))
     return written

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.figures.plots import COLORS, new_figure, save
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from benchmarks.speed.inprocess import load_llm
 from benchmarks.speed.method_batches import add_workload, answer_all, load_workload, throughput
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     llm.close()
     table(cells).show(console)
     setting = {"prompts": len(prompts), "rounds": args.rounds, **options}
-    write_json(args.output, {**setting, "same_tokens_and_steps": True, "cells": list(cells.values())})
+    save_report(args.output, {**setting, "same_tokens_and_steps": True, "cells": list(cells.values())})
     console.print(f"written to {args.output}")
 
 

@@ -27,7 +27,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
 from model_defs.drafters.eagle import EagleDrafter
@@ -145,7 +145,7 @@ def heads(
                 times = milliseconds(head, way, repeats)
                 results.append({"columns": count, "width": width, "way": name, "milliseconds": times})
     heads_table(results).show(console)
-    write_json(output, {"levels": LEVELS, "hidden": hidden, "dtype": dtype, "k": k, "drafts": results})
+    save_report(output, {"levels": LEVELS, "hidden": hidden, "dtype": dtype, "k": k, "drafts": results})
     console.print(f"written to {output}")
 
 
@@ -230,7 +230,7 @@ def drafters(
         best = f"{min(samples[name][2:]):.2f}"
         shown.rows.append([name, config.methods[name].drafter or "", f"{value:.2f}", best, *(parts or ["", ""])])
     shown.show(console)
-    write_json(output, {"precision": config.precision, "context": context, "pairs": pairs, "milliseconds": times})
+    save_report(output, {"precision": config.precision, "context": context, "pairs": pairs, "milliseconds": times})
     console.print(f"written to {output}")
 
 
@@ -301,7 +301,7 @@ def rejection(
     shown.show(console)
     setting = {"precision": precision, "method": method, "temperature": temperature, "dataset": dataset.name}
     setting |= {"num_prompts": num_prompts, "max_tokens": max_tokens}
-    write_json(output, {**setting, "sequences": times})
+    save_report(output, {**setting, "sequences": times})
     console.print(f"written to {output}")
 
 

@@ -15,7 +15,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table, rates
 from model_defs.drafters.registry import load_drafter
 from model_defs.target.model import Target
@@ -58,7 +58,7 @@ def main(
     table.rows += map(row, found)
     table.show(Console())
     if output:
-        write_json(output, found)
+        save_report(output, {"rows": found})
 
 
 if __name__ == "__main__":

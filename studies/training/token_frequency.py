@@ -15,7 +15,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 
 ROWS = (1024, 2048, 4096, 8192, 12288, 16384, 24576, 32768)
@@ -44,7 +44,7 @@ def main(
     console = Console()
     table.show(console)
     shares = {str(count): float(covered[count - 1]) for count in rows}
-    write_json(output, {"tokens": tokens, "vocabulary": len(whole), "used": used, "covered": shares})
+    save_report(output, {"tokens": tokens, "vocabulary": len(whole), "used": used, "covered": shares})
     console.print(f"written to {output}")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.figures.intervals import over_runs
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from studies.training.learning_curve import LOG, labels_of, read_log
 
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     means, halves = ({label: {n: pair[i] for n, pair in run.items()} for label, run in runs.items()} for i in (0, 1))
-    write_json(args.output, {"steps": args.steps, "runs": means, "intervals": halves})
+    save_report(args.output, {"steps": args.steps, "runs": means, "intervals": halves})
     console.print(f"written to {args.output}")
 
 

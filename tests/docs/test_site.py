@@ -1,10 +1,12 @@
 """What pages show of docs/results and of the command line is what these give, and needs no build to be read."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from benchmarks.figures.results import as_json
 from studies.figures.site import BLOCK, fill, reader, render, write_plots
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +34,11 @@ def test_plots_are_drawn_from_the_results(tmp_path):
     assert len(plots) > 10
     others = [plot.name for plot in plots if plot.read_bytes() != (DOCS / "pictures" / plot.name).read_bytes()]
     assert others == [], AGAIN
+
+
+@pytest.mark.parametrize("file", sorted((DOCS / "results").rglob("*.json")), ids=lambda file: file.stem)
+def test_a_result_file_is_compact(file):
+    assert file.read_text() == as_json(json.loads(file.read_text())) + "\n", "as benchmarks.figures.results writes it"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -267,7 +267,7 @@ def test_training_runs_and_drafters_are_judged(target, tmp_path, monkeypatch, ca
     drafter_of(target, "recurrent").save(tmp_path / "drafter")
     monkeypatch.setattr(Target, "from_folder", lambda folder: target)
     held_out.main([tmp_path / "drafter"], tmp_path, [tmp_path / "data"], 1, 3, tmp_path / "r.json")
-    (row,) = json.loads((tmp_path / "r.json").read_text())
+    (row,) = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert row["chain_acceptance_length"] >= 1
 
 

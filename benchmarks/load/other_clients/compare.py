@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.figures.results import write_json
+from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table, number
 from benchmarks.load.clients.base import GenerationError
 from benchmarks.load.clients.connect import address
@@ -256,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
         "clients": {name: asdict(figures) for name, figures in done.items()},
         "failed": failed,
     }
-    write_json(args.output, report)
+    save_report(args.output, report)
     table(report).show(console)
     for name, why in failed.items():
         console.print(f"[red]{name} failed: {why}", markup=True, highlight=False)

@@ -74,4 +74,4 @@ def test_reports_stand_side_by_side(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "| TP 2, 1 thread a rank | 100.0 | 125.0 (1.25x, 2.25, 10%) |" in printed
     assert "| TP 1, 1 thread a rank | 1 | 9.00 | 8.00 | 0.70 | 0.50 | 0.30 |" in printed
-    assert [entry["ranks"] for entry in json.loads((tmp_path / "both.json").read_text())] == [1, 2]
+    assert [entry["ranks"] for entry in json.loads((tmp_path / "both.json").read_text())["rows"]] == [1, 2]
