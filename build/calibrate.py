@@ -19,7 +19,7 @@ from rich.console import Console
 from compiler.calibration import calibrate
 from model_defs.target.fingerprint import target_fingerprint
 from model_defs.target.model import Target
-from redraft.chat import user_prompt
+from redraft.chat import encode_user_turn
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress
 from redraft.prompts import read_prompts, spread
@@ -49,7 +49,7 @@ def main(
             raise FileNotFoundError(f"{model} has no tokenizer.json")
         codec = TextCodec.load(model / "tokenizer.json")
         longest = min(max_tokens, target.config.max_position)
-        texts = [codec.encode(user_prompt(model, turn))[:longest] for turn in turns]
+        texts = [encode_user_turn(model, codec, turn)[:longest] for turn in turns]
         with progress("calibrate", len(texts), "texts", console=out) as shown:
             fingerprint = target_fingerprint(target)
             calibration = calibrate(target, fingerprint, texts, lambda: shown.update(shown.done + 1))

@@ -24,7 +24,7 @@ from redraft.console.program import run
 from redraft.console.progress import write
 from redraft.errors import BundleError
 from redraft.prompts import Prompt, load_prompts
-from training.gains import fitting_texts, measure_gains, shipped_curves, summary, unseen_prompts
+from training.gains import fitting_prompts, measure_gains, shipped_curves, summary, unseen_prompts
 from training.plan import Plan, plan_training
 from training.teacher_data import cutoff_of_shards
 
@@ -82,7 +82,7 @@ def gains(
     """Measure what the drafter gains on prompts that it was not trained on, and estimate what twice the hours would."""
     given = read(prompts, column) if prompts else []
     asked = unseen_prompts(given, cutoff_of_shards(teacher), load_prompts(OWN))
-    found = measure_gains(drafter, ngrams, bundle, fitting_texts(model, (ngrams, bundle), asked))
+    found = measure_gains(drafter, ngrams, bundle, fitting_prompts(model, (ngrams, bundle), asked))
     for line in summary(found, shipped_curves()):
         print(line)
 

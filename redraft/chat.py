@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from redraft import loose_json
 from redraft.templates.renderer import RENDERER, CannotWrite, TemplateError
+from redraft.text import TextCodec
 
 Message = Mapping[str, Any]
 """`role` (user, assistant, system, developer, tool, ...) and `content`: a text, a list of parts such as
@@ -187,13 +188,14 @@ def render_chat(folder: Path, messages: str | Sequence[Message], writing: Writin
     return ChatTemplate.load(folder).render(given, writing=writing)
 
 
-def user_prompt(folder: Path, user: str) -> str:
-    """One user turn as the model continues it: by the chat template, or as it is where the folder has none that can be
-    read."""
+def encode_user_turn(folder: Path, codec: TextCodec, user: str) -> list[int]:
+    """Token ids of one user turn as the model continues it: by the chat template, or as plain text where the folder has
+    none that can be read."""
     try:
-        return render_chat(folder, user)
+        text = render_chat(folder, user)
     except (FileNotFoundError, TemplateError):
-        return user
+        return codec.encode(user)
+    return codec.encode(text, add_special_tokens=False)
 
 
 def template_digest(folder: Path) -> str | None:

@@ -241,7 +241,7 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, Bu
     if not prompts:
         return
     for name in (method for method in llm.methods if method != AUTO_REGRESSIVE):
-        found = tokens_per_step(llm, name, chat or prompts)
+        found = tokens_per_step(llm, name, chat or prompts, add_special_tokens=not chat)
         table, plan = tuned.get(name), llm.runtime.plans[name]
         usual = tuned_length(table) if table and not plan.retrieves else None
         text = f"{name}: {found:.2f} tokens/step on these prompts"
@@ -281,10 +281,13 @@ def _rendered(path: Path, prompts: Sequence[str]) -> list[str]:
         return []
 
 
-def tokens_per_step(llm: LLM, method: str, prompts: Sequence[str]) -> float:
+def tokens_per_step(llm: LLM, method: str, prompts: Sequence[str], add_special_tokens: bool = True) -> float:
     """Tokens that a step of one stream gave, over all answers; 1 where there was no step. The prompts are answered one
     after the other: with more running, the budget table may draft less or nothing."""
-    answers = [llm.generate(prompt, max_tokens=TOKENS, temperature=0, method=method) for prompt in prompts]
+    answers = [
+        llm.generate(prompt, TOKENS, temperature=0, method=method, add_special_tokens=add_special_tokens)
+        for prompt in prompts
+    ]
     steps = sum(answer.stats.steps for answer in answers)
     return (steps + sum(answer.stats.accepted for answer in answers)) / steps if steps else 1.0
 

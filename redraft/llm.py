@@ -142,6 +142,7 @@ class LLM:
             continue_final_message=continue_final_message,
             reasoning_effort=reasoning_effort,
         )
+        options.setdefault("add_special_tokens", False)
         return self.generate(prompt, max_tokens, **options)
 
     def stream(
@@ -152,8 +153,10 @@ class LLM:
         `drafted` says of each token whether it was drafted. The last output has a finish reason and statistics. Leaving
         the iterator cancels the request. Raises as `generate`.
         """
-        text = prompt if isinstance(prompt, str) else self.render(prompt)
-        return self._outputs(self._fitting(text, max_tokens, stream=True, **options))
+        if not isinstance(prompt, str):
+            prompt = self.render(prompt)
+            options.setdefault("add_special_tokens", False)
+        return self._outputs(self._fitting(prompt, max_tokens, stream=True, **options))
 
     def render(
         self,
@@ -165,7 +168,8 @@ class LLM:
         continue_final_message: bool = False,
         reasoning_effort: str | None = None,
     ) -> str:
-        """A conversation as the prompt that the model continues.
+        """A conversation as the prompt that the model continues: `generate` takes it with `add_special_tokens` False,
+        since the template writes them.
 
         `chat_template_kwargs` are the template's own options, such as `enable_thinking`. `reasoning_effort` says how
         much a reasoning model is to think, from "none" to "max", where they do not. With `continue_final_message` the

@@ -183,7 +183,8 @@ class Guide(Message):
 class GenerateRequest(Message):
     """Generate up to `max_tokens` tokens after a prompt given as `text` or as `input_ids`.
 
-    `text` is taken as it is: a chat template is applied by the client. Generation ends at the first of `stop_words`,
+    `text` is taken as it is: a chat template is applied by the client, who sends its text with `add_special_tokens`
+    false, since templates write them. Generation ends at the first of `stop_words`,
     which the text includes, as with TensorRT-LLM, unless `include_stop_words` is false; `bad_words` are never
     generated. `stop_word_ids` and `bad_word_ids` are further words as token ids, matched token by token. With
     `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces the model's own end
@@ -203,6 +204,8 @@ class GenerateRequest(Message):
     op: Literal["generate"] = "generate"
     id: str = Field(min_length=1, max_length=200)
     text: str | None = None
+    add_special_tokens: bool = True
+    """Whether the tokenizer puts its special tokens around the text, such as one that begins every text."""
     input_ids: list[TokenId] | None = Field(default=None, max_length=MAX_INPUT_IDS, fail_fast=True)
     max_tokens: Annotated[int, Field(le=INT32_MAX)]
     stream: bool = False
@@ -272,6 +275,7 @@ class Options(TypedDict, total=False):
     Without `temperature` decoding is greedy. Without `seed` one is drawn; `stats.seed` has it.
     """
 
+    add_special_tokens: bool
     method: str | None
     temperature: float | None
     top_k: int | None

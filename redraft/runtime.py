@@ -172,7 +172,9 @@ class Runtime:
         return sequence
 
     def _prompt(self, request: GenerateRequest) -> list[int]:
-        prompt = self.codec.encode(request.text) if request.text is not None else request.input_ids
+        prompt = request.input_ids
+        if request.text is not None:
+            prompt = self.codec.encode(request.text, request.add_special_tokens)
         if not prompt:
             raise InvalidRequest("text: expected at least one token, got none")
         self.prompt_limits.check_tokens(len(prompt))

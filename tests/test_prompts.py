@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from redraft.chat import user_prompt
+from redraft.chat import encode_user_turn
 from redraft.prompts import load_prompts, read_prompts, spread
+from tests.toy_engine import toy_codec
 
 SHIPPED = Path(__file__).parents[1] / "benchmarks" / "prompts.jsonl"
 KINDS = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
@@ -144,9 +145,10 @@ def test_the_line_that_says_what_was_read(tmp_path, capsys):
 
 
 def test_a_model_without_a_chat_template_gets_the_text_as_it_is(tmp_path):
-    assert user_prompt(tmp_path, "hello") == "hello"
+    codec = toy_codec()
+    assert encode_user_turn(tmp_path, codec, "hello") == codec.encode("hello")
     (tmp_path / "chat_template.jinja").write_text("<{{ messages[0].content }}>")
-    assert user_prompt(tmp_path, "hello") == "<hello>"
+    assert encode_user_turn(tmp_path, codec, "hello") == codec.encode("<hello>")
 
 
 def test_references_are_texts_by_turn(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from redraft.bundle.config import BundleConfig
-from redraft.chat import user_prompt
+from redraft.chat import encode_user_turn
 from redraft.console.progress import step
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
@@ -50,27 +50,29 @@ def unseen_prompts(prompts: Sequence[Prompt], cutoff: int, others: Sequence[Prom
     return list({prompt.turns[0].strip(): prompt.turns[0] for prompt in (*held_out, *more)}.values())
 
 
-def fitting_texts(model: Path, bundles: Sequence[Path], turns: Sequence[str]) -> list[str]:
-    """User turns as the model continues them, those that every bundle has room for with an answer of TOKENS.
+def fitting_prompts(model: Path, bundles: Sequence[Path], turns: Sequence[str]) -> list[list[int]]:
+    """Token ids of user turns as the model continues them, of those that every bundle has room for with an answer of
+    TOKENS.
 
     Raises ValueError where there are none, BundleError for a damaged bundle.
     """
     longest = min(BundleConfig.read(bundle).limits.max_len for bundle in bundles) - TOKENS
     codec = TextCodec.load(model / "tokenizer.json")
-    texts = [text for text in (user_prompt(model, turn) for turn in turns) if len(codec.encode(text)) <= longest]
-    if not texts:
+    encoded = (encode_user_turn(model, codec, turn) for turn in turns)
+    prompts = [ids for ids in encoded if len(ids) <= longest]
+    if not prompts:
         raise ValueError(f"none of {len(turns)} prompts to judge by has at most {longest} tokens: add some to DATA")
-    return texts
+    return prompts
 
 
-def measure_speed(runtime: Runtime, method: str, texts: Sequence[str], streams: int) -> Speed:
-    """Answer the first of the texts, each once, with so many under way at a time."""
-    scheduler, sent, count = runtime.scheduler, 0, min(max(FEWEST, streams), len(texts))
+def measure_speed(runtime: Runtime, method: str, prompts: Sequence[list[int]], streams: int) -> Speed:
+    """Answer the first of the prompts, each once, with so many under way at a time."""
+    scheduler, sent, count = runtime.scheduler, 0, min(max(FEWEST, streams), len(prompts))
     before = asdict(scheduler.totals)
     while sent < count or not scheduler.idle:
         status = scheduler.status()
         for place in range(sent, min(sent + streams - status.running - status.waiting, count)):
-            request = GenerateRequest(id=str(place), text=texts[place], max_tokens=TOKENS, method=method)
+            request = GenerateRequest(id=str(place), input_ids=prompts[place], max_tokens=TOKENS, method=method)
             scheduler.submit(runtime.sequence(place, request))
             sent += 1
         scheduler.step()
@@ -82,23 +84,23 @@ def measure_speed(runtime: Runtime, method: str, texts: Sequence[str], streams: 
     )
 
 
-def measure_gains(drafter: Path, ngrams: Path, bundle: Path, texts: Sequence[str]) -> dict[str, Any]:
+def measure_gains(drafter: Path, ngrams: Path, bundle: Path, prompts: Sequence[list[int]]) -> dict[str, Any]:
     """The speeds of n-grams only, from a bundle without a drafter, and of the drafter's bundle, each number of streams
     right after auto-regressive decoding by the same bundle, so that a machine whose load changes slows both; with the
-    last line of the training log. Also written beside the drafter. The texts are distinct: n-grams would copy the
-    answer to a text that comes again. No more streams are measured than there are texts."""
+    last line of the training log. Also written beside the drafter. The prompts are distinct: n-grams would copy the
+    answer to one that comes again. No more streams are measured than there are prompts."""
     log = (drafter / "log.jsonl").read_text().splitlines()
     found: dict[str, Any] = {"training": json.loads(log[-1]), "speed": {}}
     for name, folder in (("n-grams", ngrams), ("drafter", bundle)):
         with step(f"load {folder.name}"):
             runtime = Runtime.load(folder, prefix_reuse=False)
         for streams in STREAMS:
-            if streams <= min(runtime.limits.slots, len(texts)):
+            if streams <= min(runtime.limits.slots, len(prompts)):
                 with step(f"measure {name}, {streams} stream{'s' * (streams > 1)}"):
                     speeds = []
                     for method in (AUTO_REGRESSIVE, next(iter(runtime.plans))):
                         runtime.with_plans(runtime.plans)  # forgets the answers of the measurement before
-                        speeds.append(measure_speed(runtime, method, texts, streams))
+                        speeds.append(measure_speed(runtime, method, prompts, streams))
                 plain, drafted = speeds
                 row = asdict(drafted) | {"auto_regressive_tokens_per_s": plain.tokens_per_s}
                 found["speed"].setdefault(name, []).append(row)

@@ -15,7 +15,7 @@ from compiler.tuning.measure import Bench, Shape
 from compiler.tuning.tuner import GRID, Grid, Tuner
 from redraft.bundle.budget import FILE_NAME, BudgetFile, BudgetTable, doubtful_warning, doubts
 from redraft.bundle.config import BundleConfig
-from redraft.chat import user_prompt
+from redraft.chat import encode_user_turn
 from redraft.console.progress import Progress, duration, progress, size, write
 from redraft.console.resources import OtherLoad
 from redraft.prompts import Prompt, spread
@@ -45,17 +45,18 @@ def tune_bundle(
 
     Raises InvalidRequest where no prompt fits the bundle.
     """
-    known = [user_prompt(bundle, prompt.turns[0]) for prompt in spread(prompts, MOST_PROMPTS)]
+    turns = (prompt.turns[0] for prompt in spread(prompts, MOST_PROMPTS))
+    known = [encode_user_turn(bundle, runtime.codec, turn) for turn in turns]
     fitting = _fitting(runtime, known, tokens, console)
-    texts = spread(fitting, num_prompts)
-    others = spread([text for text in fitting if text not in texts], SERVED)
+    measured = spread(fitting, num_prompts)
+    others = spread([ids for ids in fitting if ids not in measured], SERVED)
     alone = BundleConfig.read(bundle).tensor_parallel == 1  # other ranks' processes are no other programs
     memory = size(psutil.Process().memory_info().rss)
     limit = duration(60 * minutes * len(names))
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
     with progress("tune", 0, "measurements", console=console) as shown:
         for name in names:
-            bench, seconds, others_load = Bench(runtime, name, texts, tokens), 60 * minutes, OtherLoad()
+            bench, seconds, others_load = Bench(runtime, name, measured, tokens), 60 * minutes, OtherLoad()
             ends = time.monotonic() + seconds
             if runtime.plans[name].retrieves:
                 shown.update(0, f"{name}: serving prompts to draft from")
@@ -72,16 +73,16 @@ def tune_bundle(
             show(bundle, name, table, console)
 
 
-def _fitting(runtime: Runtime, texts: Sequence[str], tokens: int, console: Console) -> list[str]:
-    """The texts that `tokens` more fit after. Says how many are left out."""
+def _fitting(runtime: Runtime, prompts: Sequence[list[int]], tokens: int, console: Console) -> list[list[int]]:
+    """The prompts that `tokens` more fit after. Says how many are left out."""
     context = runtime.limits.max_len
-    fitting = [text for text in texts if len(runtime.codec.encode(text)) + tokens <= context]
+    fitting = [ids for ids in prompts if len(ids) + tokens <= context]
     if not fitting:
         raise InvalidRequest(
             f"no prompt leaves room for {tokens} tokens in the bundle's context of {context}: give shorter ones"
         )
-    if left_out := len(texts) - len(fitting):
-        write(console, f"tune: {left_out} of {len(texts)} prompts do not fit the bundle's context and are left out")
+    if left_out := len(prompts) - len(fitting):
+        write(console, f"tune: {left_out} of {len(prompts)} prompts do not fit the bundle's context and are left out")
     return fitting
 
 

@@ -53,18 +53,19 @@ class Shape(NamedTuple):
         return " + ".join([*([self.construction] if self.construction else []), *(["n-gram"] if self.ngram else [])])
 
 
-def seed_of(prompt: str) -> int:
+def seed_of(prompt: Sequence[int]) -> int:
     """A seed of the prompt's own: with one seed for all, all would share their noise."""
-    return zlib.crc32(prompt.encode())
+    return zlib.crc32(np.array(prompt, np.int32).tobytes())
 
 
 @dataclass
 class Bench:
-    """One method of an idle runtime, to be measured by itself on texts that a chat template was applied to."""
+    """One method of an idle runtime, to be measured by itself."""
 
     runtime: Runtime
     method: str
-    prompts: Sequence[str]
+    prompts: Sequence[list[int]]
+    """Token ids, of chats where the bundle has a template."""
     tokens: int
     """Tokens to generate after each prompt."""
     served: list[list[int]] = field(default_factory=list)
@@ -79,17 +80,16 @@ class Bench:
         """Most sequences at a time."""
         return self.runtime.limits.slots
 
-    def serve(self, others: Sequence[str]) -> None:
+    def serve(self, others: Sequence[list[int]]) -> None:
         """Answer other prompts, for the method to draft from."""
-        codec = self.runtime.codec
         self.runtime.with_plans({})
-        texts = {place: codec.encode(text) for place, text in enumerate(others)}
+        texts = dict(enumerate(others))
         for place, ids in self._answer(others, 0.0, AUTO_REGRESSIVE):
             texts[place] = texts[place] + ids
         self.served = list(texts.values())
 
     def acceptance(
-        self, shape: Shape, temperature: float, budget: int, found: Acceptance, prompts: Sequence[str]
+        self, shape: Shape, temperature: float, budget: int, found: Acceptance, prompts: Sequence[list[int]]
     ) -> None:
         """Add to `found` the steps that answer some prompts with trees of `budget` nodes."""
         self._draft(shape, self._constant(budget), found.observe)
@@ -136,7 +136,7 @@ class Bench:
         nodes: list[tuple[Visited, np.ndarray]] = []
         guessed: list[Guess] = []
         for place, ids in self._answer(self.prompts, temperature, self.method):
-            text, seed = self.prompts[place], seed_of(self.prompts[place])
+            prompt, seed = self.prompts[place], seed_of(self.prompts[place])
             drafts = log.drafts.get(seed, {})
             if plan.shares_noise:
                 nodes += [
@@ -145,9 +145,9 @@ class Bench:
                     for node in visited(drafted, ids[start:])
                 ]
             if plan.retrieves:
-                guessed += retrieved(RetrievalText(memory, runtime.codec.encode(text), plan.ngram), ids)
+                guessed += retrieved(RetrievalText(memory, prompt, plan.ngram), ids)
             elif plan.ngram:
-                guessed += guesses(runtime.codec.encode(text), ids, drafts)
+                guessed += guesses(prompt, ids, drafts)
         return nodes, guessed
 
     def step_times(self, shape: Shape, running: int, budgets: Sequence[int], rounds: int, times: StepTimes) -> None:
@@ -177,7 +177,9 @@ class Bench:
             scheduler.cancel(f"s{place}")
         scheduler.step()
 
-    def mean_step(self, shape: Shape, prompts: Sequence[str], temperature: float, cell: Cell, tokens: int) -> float:
+    def mean_step(
+        self, shape: Shape, prompts: Sequence[list[int]], temperature: float, cell: Cell, tokens: int
+    ) -> float:
         """Mean seconds of the steps in which all prompts are answered together, about `tokens` each, with one cut of
         the trees. Nothing is drafted until all prompts are prefilled, so that none ends before. 0 where the context is
         too short for that."""
@@ -185,7 +187,7 @@ class Bench:
         entry = table.entries[0]
         self._draft(shape, table)
         scheduler = self.runtime.scheduler
-        rows = sum(len(self.runtime.codec.encode(prompt)) for prompt in prompts)
+        rows = sum(map(len, prompts))
         waited = rows // step_rows(self.runtime.limits.prefill_chunk, 1) + len(prompts)
         for place, prompt in enumerate(prompts):
             self._join(place, prompt, waited + tokens + 1, SamplingConfig(temperature=temperature, seed=place))
@@ -216,7 +218,7 @@ class Bench:
     def _constant(self, budget: int) -> BudgetTable:
         return BudgetTable.constant(budget).model_copy(update={"scores": self.scores})
 
-    def _answer(self, prompts: Sequence[str], temperature: float, method: str) -> Iterator[tuple[int, list[int]]]:
+    def _answer(self, prompts: Sequence[list[int]], temperature: float, method: str) -> Iterator[tuple[int, list[int]]]:
         """The tokens that follow each prompt, with its place, as many prompts at a time as there are slots: fewer
         tokens, or none, where the time is over."""
         scheduler = self.runtime.scheduler
@@ -227,20 +229,22 @@ class Bench:
                 for place in range(len(prompts)):
                     scheduler.cancel(place)
             while waiting and self._load() < self.slots:
-                place, text = waiting.pop(0)
-                sampling = SamplingConfig(temperature=temperature, seed=seed_of(text))
+                place, prompt = waiting.pop(0)
+                sampling = SamplingConfig(temperature=temperature, seed=seed_of(prompt))
                 request = GenerateRequest(
-                    id=str(place), text=text, max_tokens=self.tokens, sampling=sampling, method=method
+                    id=str(place), input_ids=prompt, max_tokens=self.tokens, sampling=sampling, method=method
                 )
                 scheduler.submit(self.runtime.sequence(place, request))
             for output in scheduler.step():
                 if output.finish_reason:
                     yield int(output.key), output.token_ids  # type: ignore[call-overload]
 
-    def _join(self, place: int, prompt: str, tokens: int | None = None, sampling: SamplingConfig = GREEDY) -> None:
+    def _join(
+        self, place: int, prompt: list[int], tokens: int | None = None, sampling: SamplingConfig = GREEDY
+    ) -> None:
         """One more sequence, which ends after so many tokens, or with the context."""
         most = self.runtime.limits.max_len
-        ids = self.runtime.codec.encode(prompt)[: most // 2]
+        ids = prompt[: most // 2]
         count = min(tokens or most, most - len(ids) - 1)
         request = GenerateRequest(id=f"s{place}", input_ids=ids, max_tokens=count, end_id=-1, sampling=sampling)
         self.runtime.scheduler.submit(self.runtime.sequence(request.id, request))

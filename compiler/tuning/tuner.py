@@ -158,7 +158,7 @@ class Tuner:
 
         return measure
 
-    def _acceptance(self, shape: Shape, temperature: float, prompts: Sequence[str]) -> Measure:
+    def _acceptance(self, shape: Shape, temperature: float, prompts: Sequence[list[int]]) -> Measure:
         def measure() -> None:
             by_temperature = self._accepted.setdefault(shape, {})
             if not self._random:

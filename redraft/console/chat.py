@@ -68,13 +68,15 @@ class Conversation:
         """Print an answer as it comes. Ctrl-C ends it; what was said until then belongs to the conversation. A terminal
         says so of an answer that was cut."""
         asked = [*self._messages, {"role": "user", "content": text}]
+        options: Options = {**self._options, "add_special_tokens": False}
         try:
             prompt = self._llm.render(asked, chat_template_kwargs=self._chat_template_kwargs)
-            stream = self._llm.stream(prompt, self._max_tokens, **self._options)
+            stream = self._llm.stream(prompt, self._max_tokens, **options)
         except InvalidRequest as error:
             self._print(f"{error} (/reset begins a new conversation)")
             return
-        shown = TextStream(self._llm.runtime.codec, self._llm.runtime.codec.encode(prompt))
+        codec = self._llm.runtime.codec
+        shown = TextStream(codec, codec.encode(prompt, add_special_tokens=False))
         said, note = "", ""
         with noted_interrupts() as interrupted, contextlib.closing(stream):
             for output in stream:

@@ -26,7 +26,8 @@ class TokenizeBody(Conversation):
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_ITEMS)
     tools: ChatTools = Field(default=[])
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    """None: for a text only, since chat templates write them."""
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -57,7 +58,8 @@ def tokenize(body: TokenizeBody, model: ServedModel) -> dict[str, Any]:
     if size > most:
         raise ApiError(400, f"{param}: expected at most {most} bytes, got {size}", param)
     encoder = model.codec if body.messages is None else model.encoder(body.writing())
-    ids = encoder.encode(text, body.add_special_tokens)
+    special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+    ids = encoder.encode(text, special)
     texts = [model.codec.token_string(token) for token in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": model.max_len, "tokens": ids, "token_strs": texts}
 

@@ -94,7 +94,8 @@ def prompt_of(
 ) -> Prompt:
     """The prompt of a conversation, the field `param`, with the tools that it may call. Raises ApiError."""
     text, thinking = prompt_text(messages, tools, model, param, writing)
-    return Prompt(model.encode(text, param, model.encoder(writing)), thinking=thinking)
+    ids = model.encode(text, param, model.encoder(writing), add_special_tokens=False)  # the template writes them
+    return Prompt(ids, thinking=thinking)
 
 
 def prompt_text(

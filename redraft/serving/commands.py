@@ -20,7 +20,7 @@ from redraft.console.progress import heartbeat, write
 from redraft.console.template_options import TemplateOptions, template_options
 from redraft.logs import FORMAT_VARIABLE, LogFormat
 from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE, Defaults, ReasoningParser, ToolParser
-from redraft.request import INT32_MAX, InvalidRequest, Options, request
+from redraft.request import INT32_MAX, InvalidRequest, request
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
 from redraft.serving.guard.limits import MAX_CALLS, MAX_REQUESTS
@@ -303,8 +303,16 @@ def generate(
         fail(f"redraft generate: {error}; --no-chat continues the text as it is")
     begun = False
     try:
-        sampling: Options = {"temperature": temperature, "top_p": top_p, "seed": seed, "method": method}
-        wanted = request(prompt, max_tokens, stream=True, **sampling)
+        wanted = request(
+            prompt,
+            max_tokens,
+            stream=True,
+            add_special_tokens=not chat,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            method=method,
+        )
         with WorkerClient(RunDir(run_dir).socket) as client:
             client.wait_connected(CONNECT_S)
             for chunk in client.generate(wanted):

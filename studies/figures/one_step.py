@@ -70,7 +70,9 @@ def main(
     runtime = Runtime.load(bundle, prefix_reuse=False)
     recorder = Recorder(runtime)
     sampling = SamplingConfig(temperature=TEMPERATURE, seed=SEED)
-    request = GenerateRequest(id="r", text=render_chat(bundle, PROMPT), max_tokens=40, sampling=sampling)
+    request = GenerateRequest(
+        id="r", text=render_chat(bundle, PROMPT), add_special_tokens=False, max_tokens=40, sampling=sampling
+    )
     sequence = runtime.sequence(0, request)
     runtime.scheduler.submit(sequence)
     tokens: list[int] = []

@@ -54,7 +54,7 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
     monkeypatch.setattr(Tuner, "tune", tuned)
     tune.main(bundle, prompts, None, 1, 2, 4, 1)
     codec = given[0].runtime.codec
-    assert given[0].prompts == ["one", "three"]
+    assert given[0].prompts == [codec.encode(text) for text in ("one", "three")]
     assert [codec.decode(text)[: len(word)] for text, word in zip(given[0].served, ["two", "four"], strict=True)] == [
         "two",
         "four",
@@ -65,10 +65,10 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
 
 def test_prompts_that_do_not_fit_are_left_out(tmp_path, monkeypatch, capsys):
     given = []
-    monkeypatch.setattr(Tuner, "tune", lambda tuner: given.extend(tuner.bench.prompts) or NOTHING)
+    monkeypatch.setattr(Tuner, "tune", lambda tuner: given.append(tuner.bench) or NOTHING)
     bundle, prompts = tiny(tmp_path, ["x" * 29, "x" * 28, "one"], LIMITS.model_copy(update={"max_len": 32}))
     tune.main(bundle, prompts, None, 1, 3, 4, 1)
-    assert given == ["x" * 28, "one"]
+    assert given[0].prompts == [given[0].runtime.codec.encode(text) for text in ("x" * 28, "one")]
     assert "1 of 3 prompts do not fit" in capsys.readouterr().err
     with pytest.raises(typer.Exit):
         tune.main(bundle, prompts, None, 1, 3, 32, 1)

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from redraft.chat import ChatTemplate, Writing, effort_options, template_digest, user_prompt
+from redraft.chat import ChatTemplate, Writing, effort_options, encode_user_turn, template_digest
 from redraft.templates.renderer import TemplateError
+from tests.toy_engine import toy_codec
 
 CALL = {"function": {"name": "f", "arguments": '{"a": [1]}'}}
 
@@ -141,6 +142,7 @@ def test_templates_may_ask_for_the_date_and_write_json_by_their_own_options():
 
 
 USER = {"role": "user", "content": "a"}
+CODEC = toy_codec()
 
 
 def test_generation_blocks_are_their_text():
@@ -228,7 +230,7 @@ def test_a_template_that_cannot_be_read_is_found_when_it_is_asked(tmp_path):
     for ask in (template.check, lambda: template.render([USER])):
         with pytest.raises(TemplateError, match="the chat template cannot be read: line 1"):
             ask()
-    assert user_prompt(folder_with(tmp_path, default="{% if %}"), "as it is") == "as it is"
+    assert encode_user_turn(folder_with(tmp_path, default="{% if %}"), CODEC, "as it is") == CODEC.encode("as it is")
 
 
 def test_options_reach_the_template():
@@ -270,7 +272,7 @@ def test_templates_in_no_known_form_cannot_be_read(value, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
     with pytest.raises(TemplateError, match="chat_template: expected a text or a list of name and template, got "):
         ChatTemplate.load(tmp_path)
-    assert user_prompt(tmp_path, "Hi") == "Hi"
+    assert encode_user_turn(tmp_path, CODEC, "Hi") == CODEC.encode("Hi")
     assert template_digest(tmp_path) is None
 
 

@@ -20,7 +20,7 @@ from redraft.text import TextCodec
 from tests.engines.tiny import tiny_target
 from tests.toy_engine import ToyEngine, toy_codec
 from training import plan
-from training.gains import fitting_texts, gain_of_twice, measure_gains, shipped_curves, summary, unseen_prompts
+from training.gains import fitting_prompts, gain_of_twice, measure_gains, shipped_curves, summary, unseen_prompts
 from training.parts import held_out_tokens
 from training.plan import PASSES, Plan, make_plan
 from training.prompts import cutoff_of
@@ -111,11 +111,13 @@ def test_gains_are_measured_on_prompts_that_every_bundle_has_room_for(tmp_path, 
     monkeypatch.setattr(
         BundleConfig, "read", lambda path: SimpleNamespace(limits=SimpleNamespace(max_len=room[path.name]))
     )
-    monkeypatch.setattr(TextCodec, "load", lambda _: SimpleNamespace(encode=list))
+    codec = toy_codec()
+    monkeypatch.setattr(TextCodec, "load", lambda _: codec)
     bundles = [tmp_path / name for name in room]
-    assert fitting_texts(tmp_path, bundles, ["a" * 37, "b" * 36, "c"]) == ["b" * 36, "c"]
+    expected = [codec.encode(text) for text in ("b" * 36, "c")]
+    assert fitting_prompts(tmp_path, bundles, ["a" * 37, "b" * 36, "c"]) == expected
     with pytest.raises(ValueError, match="none of 1 prompts to judge by has at most 36 tokens"):
-        fitting_texts(tmp_path, bundles, ["a" * 37])
+        fitting_prompts(tmp_path, bundles, ["a" * 37])
 
 
 def test_answers_of_one_measurement_are_not_drafted_from_in_the_next(tmp_path, monkeypatch):
@@ -127,7 +129,7 @@ def test_answers_of_one_measurement_are_not_drafted_from_in_the_next(tmp_path, m
     engine.close = lambda: None
     monkeypatch.setattr(Runtime, "load", lambda *_, **__: runtime)
     (tmp_path / "log.jsonl").write_text('{"positions": 9}\n')
-    prompts = [f"prompt {n}" for n in range(8)]
+    prompts = [toy_codec().encode(f"prompt {n}") for n in range(8)]
     speed = measure_gains(tmp_path, tmp_path, tmp_path, prompts)["speed"]
     one, two = (row["tokens_per_step"] for row in speed["n-grams"])
     assert two == pytest.approx(one, abs=0.3)
@@ -142,14 +144,14 @@ def test_no_text_comes_twice_in_a_measurement(tmp_path, monkeypatch):
     runtime = Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans)
     engine.close = lambda: None
     sequence = runtime.sequence
-    runtime.sequence = lambda key, request: sent.append((request.method, request.text)) or sequence(key, request)
+    runtime.sequence = lambda key, request: sent.append((request.method, request.input_ids)) or sequence(key, request)
     monkeypatch.setattr(Runtime, "load", lambda *_, **__: runtime)
     (tmp_path / "log.jsonl").write_text('{"positions": 9}\n')
-    speed = measure_gains(tmp_path, tmp_path, tmp_path, ["a", "b", "c"])["speed"]
+    speed = measure_gains(tmp_path, tmp_path, tmp_path, [[5], [6], [7]])["speed"]
     assert [row["streams"] for row in speed["drafter"]] == [1, 2]
     turns = [method for method, _ in sent][::3]
     assert turns == [AUTO_REGRESSIVE, "ngrams"] * 4, "each beside decoding that is as busy"
-    assert [text for _, text in sent] == ["a", "b", "c"] * 8
+    assert [ids for _, ids in sent] == [[5], [6], [7]] * 8
 
 
 def test_a_run_that_was_killed_goes_on_with_its_plan(tmp_path, monkeypatch):

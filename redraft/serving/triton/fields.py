@@ -190,6 +190,7 @@ ENSEMBLE = Contract(
     _SHARED
     | {
         "text_input": "text",
+        "add_special_tokens": "add_special_tokens",
         "max_tokens": "max_tokens",
         "stream": "stream",
         "top_k": "sampling.top_k",
@@ -224,6 +225,7 @@ PREPROCESSING = Contract(
     ("QUERY", "REQUEST_OUTPUT_LEN"),
     {
         "QUERY": "text",
+        "ADD_SPECIAL_TOKENS": "add_special_tokens",
         "REQUEST_OUTPUT_LEN": "max_tokens",
         "STOP_WORDS_DICT": "stop_words",
         "BAD_WORDS_DICT": "bad_words",

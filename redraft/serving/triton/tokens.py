@@ -77,7 +77,7 @@ class Preprocessing(TokenModel):
         """`INPUT_ID` int32[1, n], words int32[1, 2, n], the rest int32[1, 1]."""
         limits = self.codec.limits(self.config["limits"]["max_len"])
         request = PREPROCESSING.parse("preprocessing", tensors, limits=limits)
-        prompt = self.codec.encode(request.text or "")
+        prompt = self.codec.encode(request.text or "", request.add_special_tokens)
         limits.check_tokens(len(prompt))
         end_id = request.end_id
         if end_id is None:

@@ -21,7 +21,7 @@ from tests.decoding.shared_noise import CODEC, SLOTS, VOCAB, AgreeingEngine
 from tests.toy_engine import TOY, only
 
 SHAPE, NODES = Shape("best_first", False), 8
-PROMPTS = ["hello", "world", "again", "and", "more", "texts", "follow"]
+PROMPTS = [CODEC.encode(text) for text in ("hello", "world", "again", "and", "more", "texts", "follow")]
 LIMITS = Limits(slots=SLOTS, max_len=80, max_tree=NODES + 1, prefill_chunk=16)
 
 

@@ -59,7 +59,7 @@ def runtime():
 
 
 def bench_of(runtime: Runtime, prompts: list[str], tokens: int) -> Bench:
-    return Bench(runtime, TOY, prompts, tokens)
+    return Bench(runtime, TOY, [runtime.codec.encode(prompt) for prompt in prompts], tokens)
 
 
 def test_fits_take_a_quarter_of_the_time_however_slow_the_model_is(monkeypatch):
@@ -121,7 +121,7 @@ def test_a_measurement_that_is_under_way_ends_with_its_time(runtime):
     assert LEAST_STEPS <= len(found.steps) < LEAST_STEPS + LIMITS.slots
     bench.step_times(GRID.shapes[0], 2, [0, 4], 3, times)
     assert [len(samples) for samples in times.samples.values()] == [1, 1]
-    bench.serve(["hello", "world"])
+    bench.serve(bench.prompts[:2])
     assert 2 < sum(map(len, bench.served)) < 2 * 200
     assert runtime.scheduler.idle
 
@@ -162,10 +162,9 @@ def test_budgets_that_do_not_pay_when_they_are_tried_are_dropped(runtime, monkey
 def test_steps_are_timed_after_prompts_of_many_chunks(runtime):
     """Beside a sequence that decodes a prompt takes two steps per chunk; none ends before all are through."""
     runtime.limits = replace(LIMITS, prefill_chunk=16)
-    bench = bench_of(runtime, [], 0)
-    assert bench.mean_step(Shape("best_first", False), ["x" * 120] * 4, 0.0, Cell(0, 0.0, 1.0), 6) == pytest.approx(
-        0.016
-    )
+    bench = bench_of(runtime, ["x" * 120] * 4, 0)
+    seconds = bench.mean_step(Shape("best_first", False), bench.prompts, 0.0, Cell(0, 0.0, 1.0), 6)
+    assert seconds == pytest.approx(0.016)
 
 
 def test_a_temperature_is_not_tried_where_a_higher_one_paid(runtime, monkeypatch):
@@ -192,7 +191,9 @@ def test_small_trees_are_predicted_from_the_large_one(runtime):
     from compiler.tuning.acceptance import Acceptance
 
     predicted = Acceptance()
-    bench_of(runtime, [], 90).acceptance(Shape("best_first", False), 0.0, 13, predicted, ["hello", "world"])
+    bench_of(runtime, [], 90).acceptance(
+        Shape("best_first", False), 0.0, 13, predicted, bench_of(runtime, ["hello", "world"], 0).prompts
+    )
     for budget in (2, 6):
         runtime.with_plans(only(MethodPlan("best_first", budget=BudgetTable.constant(budget))))
         for key, text in enumerate(["hello", "world"]):
@@ -232,7 +233,7 @@ def test_a_tree_that_is_not_the_default_stays(runtime, construction):
 def test_a_method_that_drafts_from_what_was_served_is_measured_when_it_has_served(runtime):
     runtime.plans[TOY] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
     lengths = []
-    for others in ([], ["hello", "world"]):
+    for others in ([], bench_of(runtime, ["hello", "world"], 0).prompts):
         bench = bench_of(runtime, ["hello"], 24)
         bench.serve(others)
         table = Tuner(bench, ENOUGH, Grid((0, 8), (1,), rounds=2, temperatures=TEMPERATURES)).tune()
