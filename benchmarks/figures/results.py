@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.metrics import Timeline
-from redraft.bundle.budget import machine_name
 
 FULL: dict[str, Any] = {"num_prompts": 200, "seconds": 60.0, "runs": 3}
 """What a load test needs at least for figures that are worth keeping."""
@@ -114,6 +113,9 @@ def write_json(path: Path, content: Any) -> None:
 
 def save_report(path: Path, figures: dict[str, Any]) -> None:
     """Write a benchmark's figures with the machine that they were measured on, the date and the command."""
+    # Not above: scripts for a bare GPU machine import this module to say which packages are missing there.
+    from redraft.bundle.budget import machine_name
+
     measured = {
         "machine": machine_name(),
         "date": f"{date.today():%Y-%m-%d}",

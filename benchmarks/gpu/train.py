@@ -81,7 +81,7 @@ def judge_command(args: argparse.Namespace, output: Path) -> list[str]:
     """The drafters that ship and the new ones, in turn, on the conversations that are held out."""
     held_out, data = args.output_folder / "held-out", args.output_folder / "data"
     return [
-        *(sys.executable, "-m", "studies.training.held_out"),
+        *(sys.executable, "-m", "benchmarks.verify.held_out"),
         *(str(folder) for kind in args.kinds for folder in (args.shipped[kind], args.output_folder / kind)),
         *("--model", str(args.model), "--data", str(held_out), "--data", str(data)),
         *("--held-out", str(len(list(held_out.glob(SHARDS)))), "--output", str(output)),
@@ -126,7 +126,9 @@ def run_all(args: argparse.Namespace) -> dict[str, Any]:
             return report
     output = args.output_folder / "judged.json"
     status = run("judging", judge_command(args, output))
-    report["judged"] = {"exit_status": status, "drafters": json.loads(output.read_bytes()) if status == 0 else None}
+    report["judged"] = {"exit_status": status, "drafters": None}
+    if status == 0:
+        report["judged"]["drafters"] = json.loads(output.read_bytes())["rows"]
     report["done"] = status == 0
     return report
 

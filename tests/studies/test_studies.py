@@ -19,6 +19,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from benchmarks.speed import method_batches
+from benchmarks.verify import held_out
 from compiler.methods import read_methods
 from model_defs.drafters.base import Drafter
 from model_defs.drafters.hidden_state import HiddenStateDrafter
@@ -40,7 +41,7 @@ from studies.replay import ablation, answers, beam_packing, beam_shapes
 from studies.replay.replay import Replayer
 from studies.rsd import experiments, figure1
 from studies.speed import beam_packing_throughput, drafting_latency
-from studies.training import held_out, learning_curve, token_frequency, training_table
+from studies.training import learning_curve, token_frequency, training_table
 from tests.conftest import ROOT
 from tests.toy_engine import ToyEngine, toy_codec
 

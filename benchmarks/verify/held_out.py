@@ -1,7 +1,7 @@
 """Acceptance of drafters on conversations that were kept from training, side by side: what build/train_drafter.py logs,
 of drafters as they are.
 
-    python -m studies.training.held_out drafters/* --model MODEL --data TEACHER
+    python -m benchmarks.verify.held_out drafters/* --model MODEL --data TEACHER
 
 On a GPU where there is one.
 """
