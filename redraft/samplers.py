@@ -34,6 +34,7 @@ SAMPLERS: dict[str, tuple[Any, ...]] = {
     "penalize_nl": (True, False),
     "penalty_alpha": (0,),
     "repeat_last_n": (-1, 0, 64),
+    "repeat_penalty": (1,),
     "repetition_penalty_range": (-1, 0, 1024),
     "sampler_order": (),
     "sampler_priority": (),

@@ -111,7 +111,7 @@ UNSERVED_FIELDS: Unserved = {
     "reasoning_effort": (("none", "medium"), OF_CHATS),
     "reasoning_format": (("auto", "deepseek", "parsed"), "thoughts are reasoning_content"),
     "regex": ((), "expected structured_outputs"),
-    "repeat_penalty": ((1,), "expected repetition_penalty"),
+    "repeat_penalty": (SAMPLERS["repeat_penalty"], "expected repetition_penalty"),
     "repetition_detection": ((), "no repetition is looked for: expected a penalty"),
     "repetition_penalty": ((1,), NO_TEXT),
     "response_fields": ((), "the answer has all its fields"),

@@ -96,7 +96,14 @@ def test_neutral_values_of_tensors_ask_for_nothing():
     top = {"top_k": ints(0), "top_p": floats(1), "stop_words": text(""), "bad_words": text(""), "stream": flag(False)}
     runtime = {"runtime_top_k": ints(-1), "runtime_top_p": floats(1), "runtime_top_p_decay": floats(1)}
     beams = {"len_penalty": floats(1), "early_stopping": flag(False), "beam_search_diversity_rate": floats(0)}
-    others = {"typical_p": 1.0, "mirostat": 0, "early_stopping": False, "mirostat_tau": 5.0, "top_a": 0, "tfs_z": 1}
+    others = {
+        "typical_p": 1.0,
+        "mirostat": 0,
+        "early_stopping": False,
+        "mirostat_tau": 5.0,
+        "top_a": 0,
+        "repeat_penalty": 1,
+    }
     given = ENSEMBLE.parse("r", ensemble(**shared, **top, length_penalty=floats(1)), json.dumps(others))
     ids = TENSORRT_LLM.parse(
         "r",
