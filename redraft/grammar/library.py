@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+from llguidance.gbnf_to_lark import RepetitionNode, gbnf_to_lark
 
 from redraft.grammar.json_schema import json_rules
 from redraft.request import Guide
@@ -20,6 +20,9 @@ _EXCERPT = re.compile(r" *(?P<line>\d+) \| (?P<rule>\w*)| *\^ *$")
 ASCII_CLASSES = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 """Classes of a regex, of ASCII's digits and letters as in the `pattern` of a schema. The library means Unicode's."""
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([][])|.)", re.DOTALL)
+_RULE_OF_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+# Otherwise the converter writes ("a"?)* as "a"?*, which Lark does not read.
+RepetitionNode.is_atomic = lambda self: False  # type: ignore[method-assign]
 MOST_FORCED = 1000
 """Characters of a forced text that are encoded at once: more than any token has."""
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
@@ -99,7 +102,7 @@ def _guided_text(guide: Guide) -> str:
 
 def _lark(text: str) -> str:
     """A grammar of Lark's or GBNF's form in Lark's."""
-    if is_lark_syntax(text):
+    if not _RULE_OF_GBNF.search(text):
         return text
     try:
         return gbnf_to_lark(_GBNF_ESCAPE.sub(_converted_escape, text))

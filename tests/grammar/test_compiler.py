@@ -58,7 +58,7 @@ WRONG = {
     "no number of times": ("grammar", 'root ::= "a"{x}', "Expected integer"),
     "times the wrong way round": ("grammar", 'root ::= "a"{5,2}', "range end must be"),
     "a star after nothing": ("grammar", 'root ::= * "a"', "no GBNF"),
-    "no grammar of either form": ("grammar", "\0\1", "no GBNF"),
+    "no grammar of either form": ("grammar", "\0\1", "lexer error"),
     "left recursion without an end": ("grammar", 'root ::= root "a"', "no text meets it"),
     "a rule of nothing but itself": ("grammar", "root ::= a\na ::= root", "no text meets it"),
     "left recursion without an end, Lark": ("grammar", 'start: start "a"', "no text meets it"),

@@ -95,3 +95,21 @@ def test_a_pattern_of_words_is_followed_to_its_end(words):
         assert mask[token]
         assert matcher.consume_token(token)
     assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "other"),
+    [
+        ('root ::= ("a"?)* "b"', "aab", "ba"),
+        ('root ::= ("a"{2}){3}', "a" * 6, "a" * 5),
+        ('root ::= (("a"+)?)+', "aa", "b"),
+        ('root ::= first\nfirst ::= "a"', "a", "b"),
+        ('?start: sum\n?sum: "a" | sum "b" "a"', "aba", "ab"),
+        ('!start: "a"', "a", "b"),
+        ("start[max_tokens=2]: /a+/", "a", "b"),
+    ],
+)
+def test_grammars_of_both_forms(grammar, text, other):
+    guide = Guide(kind="grammar", text=grammar)
+    assert accepts(guide, text)
+    assert not accepts(guide, other)

@@ -369,16 +369,11 @@ def _tighten(schema: dict[str, Any]) -> None:
         if bound in schema and exclusive in schema:
             del schema[exclusive if sign * schema[bound] > sign * schema[exclusive] else bound]
     for near, far in (("Minimum", "Maximum"), ("Maximum", "Minimum")):
-        exclusive, other = schema.get(f"exclusive{near}"), schema.get(f"exclusive{far}", schema.get(far.lower()))
-        if (
-            exclusive is not None
-            and exclusive == int(exclusive)
-            and other is not None
-            and 0 < abs(other - exclusive) < 1
-        ):
-            gap = other - exclusive
+        whole, other = schema.get(f"exclusive{near}"), schema.get(f"exclusive{far}", schema.get(far.lower()))
+        if whole is not None and whole == int(whole) and other is not None and 0 < abs(other - whole) < 1:
+            gap = other - whole
             del schema[f"exclusive{near}"]
-            schema[near.lower()] = exclusive + math.copysign(10.0 ** (math.floor(math.log10(abs(gap))) - 3), gap)
+            schema[near.lower()] = whole + math.copysign(10.0 ** (math.floor(math.log10(abs(gap))) - 3), gap)
 
 
 def _is_finite(value: Any) -> bool:
