@@ -27,7 +27,7 @@ TIMEOUT_MS = 120_000
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}<end>{% endfor %}<assistant>"
 """Each message has its end token, which n-grams then guess after the answer."""
 QUESTION, OTHER_QUESTION = "One fish, two fish, red fish, blue fish.", "Black fish, blue fish."
-DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+DESKTOP, TABLET, PHONE = ({"width": width, "height": height} for width, height in ((1440, 900), (900, 700), (390, 844)))
 REFUSED = "the server responded with a status of"
 """What Chromium itself logs of a refused request."""
 LABELS = """() => {
@@ -294,19 +294,23 @@ def test_a_key_is_asked_for(browser, tmp_path):
         expect(ask(page, QUESTION).locator(".text")).to_have_text(QUESTION)
 
 
-def test_labels_fit_and_can_be_read(page):
-    expect(page.locator("#method option").first).to_be_attached()
-    assert page.evaluate(BEYOND) == []
-    ask(page, QUESTION)
-    expect(page.locator(".verdict")).to_contain_text("the same text")
-    ask(page, QUESTION)
-    for column in (page.locator("#timeline button").nth(1), page.locator("#timeline button").last):
-        column.click()
-        labels = page.evaluate(LABELS)
-        assert len(labels) > 20
-        assert [label for label in labels if label[1] < 10.99] == []
+@pytest.mark.parametrize("size", [DESKTOP, TABLET, PHONE], ids=["desktop", "tablet", "phone"])
+def test_labels_fit_and_can_be_read(browser, parrot, size):
+    with opened(browser, parrot, size) as page:
+        expect(page.locator("#method option").first).to_be_attached()
         assert page.evaluate(BEYOND) == []
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        ask(page, QUESTION)
+        expect(page.locator(".verdict")).to_contain_text("the same text")
+        ask(page, QUESTION)
+        for column in (page.locator("#timeline button").nth(1), page.locator("#timeline button").last):
+            column.click()
+            labels = page.evaluate(LABELS)
+            assert len(labels) > 20
+            assert [label for label in labels if label[1] < 10.99] == []
+            assert page.evaluate(BEYOND) == []
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            strip, columns = page.locator("#timeline").bounding_box(), page.locator("#timeline button").all()
+            assert all(column.bounding_box()["y"] >= strip["y"] for column in columns)
 
 
 def test_the_keyboard_reaches_everything_in_few_stops(page):
