@@ -13,7 +13,7 @@ from redraft.console.template_options import TemplateOptions
 from redraft.errors import BundleError
 from redraft.request import INT32_MAX, Guide, Options, request
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:

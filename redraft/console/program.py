@@ -17,7 +17,7 @@ def run(program: str, command: Callable[..., None] | typer.Typer) -> NoReturn:
     ends it with status 2 and one line, `program: what is wrong`."""
     app = command
     if not isinstance(app, typer.Typer):
-        app = typer.Typer(add_completion=False)
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command()(command)
     try:
         status = app(standalone_mode=False)

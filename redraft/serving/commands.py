@@ -29,7 +29,7 @@ from redraft.serving.rundir import RunDir, Settings, State
 from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.protocol import DRAIN_S
 
-app = typer.Typer()
+app = typer.Typer(rich_markup_mode=None)
 
 RunDirOption = Annotated[Path, typer.Option("--run-dir", help="Where the service keeps its socket, state and logs.")]
 DEFAULT_RUN_DIR = Path("artifacts/run")
