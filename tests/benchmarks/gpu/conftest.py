@@ -1,21 +1,16 @@
-"""Scripts that are told to use the CPU hide the GPU from themselves and their children, not from other tests; a target
-for those that start other scripts."""
+"""Scripts that are told to use the CPU hide the GPU from themselves and their children, not from other tests."""
 
-import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import typer
 from packaging.utils import canonicalize_name
-from tokenizers import Tokenizer
-from tokenizers.pre_tokenizers import Whitespace
 
 from benchmarks.gpu.kit import GIVEN, NEEDED, closure
-from model_defs.target.model import Target
-from tests.engines.tiny import random_model, tiny_target, write_model
 
 ROOT = Path(__file__).parents[3]
 COMPILER = {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime"}
@@ -26,25 +21,6 @@ OURS = {"redraft"}
 def environment() -> Iterator[None]:
     with patch.dict(os.environ):
         yield
-
-
-@pytest.fixture(scope="session")
-def target() -> Target:
-    """The tiny one, for texts of the usual length; of a Llama, whose tokenizer may be any."""
-    return random_model(dataclasses.replace(tiny_target().config, max_position=1024, qkv_bias=False))
-
-
-@pytest.fixture(scope="session")
-def model(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's folder, as the build scripts take it: words t0 to t110 and a chat template."""
-    folder = tmp_path_factory.mktemp("model")
-    write_model(target, folder)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
-    (folder / "chat_template.jinja").write_text("t3 {{ messages[0]['content'] }} t4")
-    return folder
 
 
 BARE = """
@@ -75,8 +51,16 @@ def bare_environment(folder: Path, without: tuple[str, ...] = ()) -> dict[str, s
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
 
-@pytest.fixture
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Children of this test run as on a CUDA machine, with what is packed."""
-    with patch.dict(os.environ, bare_environment(tmp_path_factory.mktemp("bare"))):
-        yield
+class Parsed(Exception):
+    """Raised where a script would begin, once it has taken its arguments."""
+
+
+def raise_parsed() -> None:
+    raise Parsed
+
+
+def parsed_by_typer(main: Callable, arguments: list[str]) -> dict:
+    """What a typer script makes of its arguments."""
+    app = typer.Typer()
+    app.command()(main)
+    return typer.main.get_command(app).make_context("script", list(arguments)).params

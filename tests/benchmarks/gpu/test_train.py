@@ -9,21 +9,13 @@ import time
 import tomllib
 from pathlib import Path
 
-import pytest
-import torch
-from safetensors.torch import load_file
-
 import distill
 import train_drafter
 from benchmarks.gpu import train
 from benchmarks.verify import held_out
 from model_defs.drafters.registry import DRAFTERS
-from tests.benchmarks.gpu.test_torch_backend import parsed_by_typer
+from tests.benchmarks.gpu.conftest import parsed_by_typer
 from tests.conftest import wait_until
-from tests.engines.tiny import tiny_drafter
-from training import parts
-from training import prompts as teacher_prompts
-from training.teacher_data import USUAL_CUTOFF, TeacherData
 
 
 def test_a_command_is_interrupted_when_its_time_is_over(tmp_path, monkeypatch):
@@ -127,22 +119,6 @@ def test_all_that_ship_are_trained_with_ten_times_the_scale(tmp_path, monkeypatc
         assert judging.index(str(folder)) + 1 == judging.index(str(tmp_path / "out" / kind))
 
 
-def test_kinds_are_those_that_ship(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        train.main(["--device", "cpu", "--model", "m", "--prompts", "p", "--output", str(tmp_path), "--kinds", "eagel"])
-    assert "--kinds eagel: expected some of recurrent, hidden_state" in capsys.readouterr().err
-
-
-def test_a_gpus_report_lies_beside_the_script_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "__file__", str(tmp_path / "train.py"))
-    Commands(tmp_path, monkeypatch).piece()
-    assert not (tmp_path / "train.json").exists(), "the results beside the script are a GPU's"
-    monkeypatch.setattr(train, "device_of", lambda *_: torch.device("cuda"))
-    monkeypatch.setattr(train, "describe", lambda device: {"device": device.type})
-    report = Commands(tmp_path, monkeypatch).piece()
-    assert json.loads((tmp_path / "train.json").read_text()) == report
-
-
 def test_the_scripts_take_these_flags(tmp_path, monkeypatch):
     commands = Commands(tmp_path, monkeypatch)
     commands.piece("--shares", "a=1", "--window", "8", "--kinds", "recurrent", "eagle")
@@ -155,84 +131,3 @@ def test_the_scripts_take_these_flags(tmp_path, monkeypatch):
     judging = parsed_by_typer(held_out.main, given[4][1:])
     assert [folder.name for folder in judging["data"]] == ["held-out", "data"]
     assert (judging["held_out"], len(judging["drafters"])) == (1, 4)
-
-
-@torch.no_grad()
-def test_prompts_of_held_out_conversations_are_in_no_others(model, tmp_path, monkeypatch):
-    """Whatever the seed, and when a run goes on; shards of them are judged by, and not trained on."""
-    texts = [f"t{i} t{j}" for i in range(5, 111) for j in range(5, 111)]
-    reserved = [text for text in texts if teacher_prompts.rank(text) < USUAL_CUTOFF]
-    others = [text for text in texts if text not in reserved]
-    assert len(texts) / len(reserved) == pytest.approx(64, rel=0.2)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"source": "a", "prompt": text}) + "\n" for text in reserved + others[:200]))
-    begun: dict[str, set[str]] = {"held": set(), "data": set()}
-    monkeypatch.setattr(parts, "LEAST_HELD_OUT", 800)
-    for tokens, more in ((800, []), (1600, ["--seed", "7"])):
-        run = ["--model", str(model), "--prompts", str(prompts), "--output", str(tmp_path / "data"), "--shares", "a=1"]
-        sizes = ["--tokens", str(tokens), "--shard-documents", "16", "--slots", "8", "--max-new-tokens", "16"]
-        apart = ["--held-out", str(tmp_path / "held"), "--self-written", "0"]
-        distill.main(**parsed_by_typer(distill.main, [*run, *sizes, *apart, *more]))
-    for name in begun:
-        for file in (tmp_path / name).glob(train.SHARDS):
-            shard = load_file(file)
-            for start in shard["offsets"][:-1].tolist():
-                _, first, second = shard["tokens"][start : start + 3].tolist()
-                begun[name].add(f"t{first} t{second}")
-    assert begun["held"] <= set(reserved)
-    assert begun["data"] <= set(others)
-    assert min(map(len, begun.values())) > 20
-    data = TeacherData([tmp_path / "data", tmp_path / "held"], 1, prompts=True)
-    assert {file.parent.name for file in data.training} == {"data"}
-    assert data.evaluation == sorted((tmp_path / "held").glob(train.SHARDS))[:1]
-
-
-@pytest.mark.slow
-def test_the_whole_sequence_on_the_cpu(target, model, tmp_path, monkeypatch, bare):
-    """A tiny target teaches a drafter, whose training is interrupted and goes on where it was; then it is judged beside
-    another. It would catch a piece that starts again, or a script that needs a package that is not packed."""
-    out, prompts = tmp_path / "out", tmp_path / "prompts.jsonl"
-    log = out / "recurrent" / "log.jsonl"
-    prompts.write_text("".join(json.dumps({"source": "a", "prompt": f"t{i} t{i + 9}"}) + "\n" for i in range(5, 25)))
-    tiny_drafter(target).save(tmp_path / "ours")
-    (tmp_path / "drafters.toml").write_text(f'[recurrent]\ndrafter = "{tmp_path}/ours"\n')
-
-    class Impatient(subprocess.Popen):
-        """The training's time is over when it has logged something."""
-
-        def wait(self, timeout=None):
-            if timeout and timeout > 60 and "build/train_drafter.py" in self.args:
-                while self.poll() is None and not (log.exists() and log.read_text()):
-                    time.sleep(0.05)
-                timeout = 0 if impatient else timeout
-            return super().wait(timeout)
-
-    def run() -> dict:
-        data = ("--tokens", "1500", "--shard-documents", "16", "--slots", "8", "--max-new-tokens", "16")
-        sizes = ("--window", "8", "--batch", "4", "--every", "5", "--held-out", "1", "--hot-vocabulary", "64")
-        given = ["--device", "cpu", "--model", str(model), "--prompts", str(prompts), "--output", str(out)]
-        given += ["--drafters", str(tmp_path / "drafters.toml"), "--held-out-tokens", "1000", "--shares", "a=1"]
-        assert train.main([*given, *data, *sizes, "--positions", "4000"]) == 0
-        report = json.loads((out / "report.json").read_text())
-        assert [entry["exit_status"] for entry in report["distil"].values()] == [0, 0]
-        assert report["distil"]["data"]["shards"] == len(list((out / "data").iterdir())) >= 2
-        return report
-
-    monkeypatch.setattr(train.subprocess, "Popen", Impatient)
-    impatient = True
-    interrupted = run()
-    assert interrupted["drafters"]["recurrent"]["exit_status"] is None
-    assert not interrupted["done"]
-    impatient = False
-    reached = json.loads(log.read_text().splitlines()[-1])
-    ended = run()
-    assert ended["distil"] == interrupted["distil"], "no more is made than was asked for"
-    assert ended["drafters"]["recurrent"]["exit_status"] == 0
-    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
-    assert steps == sorted(set(steps))
-    assert ended["drafters"]["recurrent"]["last"]["step"] == steps[-1] > reached["step"]
-    assert (out / "recurrent" / "drafter.safetensors").exists()
-    shipped, trained = ended["judged"]["drafters"]
-    assert (shipped["folder"], trained["folder"]) == (str(tmp_path / "ours"), str(out / "recurrent"))
-    assert min(shipped["chain_acceptance_length"], trained["chain_acceptance_length"]) >= 1
-    assert ended["done"]
