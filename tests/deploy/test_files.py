@@ -105,17 +105,6 @@ def test_ports_are_the_services_own():
     assert annotations["prometheus.io/port"] == str(PORTS["openai"]), "the engine's metrics, which the dashboard draws"
 
 
-def test_probes_ask_what_triton_answers():
-    (container,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
-    paths = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
-    assert paths == {
-        "startup": "/v2/health/ready",
-        "readiness": "/v2/health/ready",
-        "liveness": "/v2/health/live",
-    }
-    assert f"127.0.0.1:{PORTS['http']}/v2/health/ready" in instruction("HEALTHCHECK")[0]
-
-
 def test_bundles_and_shared_memory_are_mounted_where_they_are_looked_for():
     bundle = flags()["--bundle"]
     service = COMPOSE["services"]["redraft"]
@@ -132,20 +121,6 @@ def test_bundles_and_shared_memory_are_mounted_where_they_are_looked_for():
     assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
 
 
-def test_compose_has_known_keys_and_a_gpu():
-    known = {
-        *("build", "image", "init", "restart", "stop_grace_period", "volumes", "ports", "shm_size", "ulimits"),
-        *("environment", "deploy"),
-    }
-    assert set(COMPOSE) == {"services"}
-    service = COMPOSE["services"]["redraft"]
-    assert set(service) == known
-    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
-    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
-    build = service["build"]
-    assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
-
-
 def test_the_key_and_the_names_of_v1_reach_the_container(monkeypatch):
     """A client inside a cluster sends the service's name as Host."""
     assert (launch.API_KEY, launch.ALLOW_HOST) == (API_KEY_VARIABLE, ALLOW_HOST_VARIABLE)
@@ -156,11 +131,6 @@ def test_the_key_and_the_names_of_v1_reach_the_container(monkeypatch):
     serve = get_command(app).get_command(None, "serve")
     with serve.make_context("serve", ["--bundle", "/b"]) as context:
         assert context.params["allow_host"] == ["a.example", "b.example"]
-
-
-def test_selectors_find_the_deployments_pods():
-    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
-    assert SERVICE["spec"]["selector"] == DEPLOYMENT["spec"]["selector"]["matchLabels"] == labels
 
 
 @pytest.mark.parametrize("where", ["dockerfile", "compose", "kubernetes", "page"])

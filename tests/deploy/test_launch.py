@@ -97,10 +97,8 @@ def test_flags_reach_docker(tmp_path, machine, monkeypatch, capsys):
     ("broken", "message"),
     [
         ("rm", "does not exist: expected the folder of an engine bundle; build one with build/build_engines.py"),
-        ("config", "is not an engine bundle: it has no config.json"),
         ("manifest", "is not an engine bundle: it has no manifest.json"),
         ("json", "config.json cannot be read"),
-        ("list", "config.json is no JSON object"),
         ("cpu", "holds openvino engines, which run on the CPU: serve it with `redraft serve --bundle"),
     ],
 )
@@ -108,10 +106,10 @@ def test_a_bundle_that_cannot_be_served_is_refused_even_in_a_dry_run(tmp_path, m
     folder = tmp_path / "b"
     if broken != "rm":
         write_bundle(folder, "openvino" if broken == "cpu" else "tensorrt")
-    if broken in ("config", "manifest"):
-        (folder / f"{broken}.json").unlink()
-    if broken in ("json", "list"):
-        (folder / "config.json").write_text({"json": "{", "list": "[]"}[broken])
+    if broken == "manifest":
+        (folder / "manifest.json").unlink()
+    if broken == "json":
+        (folder / "config.json").write_text("{")
     assert launch.main(["--bundle", str(folder), "--dry-run"]) == 1
     printed = capsys.readouterr()
     assert message in printed.err
@@ -156,48 +154,6 @@ def test_a_machine_that_cannot_serve_is_told_why(bundle, machine, tmp_path, name
     assert printed.out.startswith("docker run ")
 
 
-def test_more_ranks_than_gpus(tmp_path, machine, capsys):
-    assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", ranks=2))]) == 1
-    assert "1 GPUs: build it with --tensor-parallel 1" in (capsys.readouterr().err)
-
-
-def test_a_precision_that_the_gpu_has_no_tensor_cores_for(tmp_path, machine, capsys):
-    bundle = write_bundle(tmp_path / "b", "tensorrt_rtx", None)
-    config = json.loads((bundle / "config.json").read_text())
-    (bundle / "config.json").write_text(json.dumps(config | {"precision": "fp8"}))
-    smi(machine, "NVIDIA A10, 8.6, 580.1")
-    assert launch.main(["--bundle", str(bundle)]) == 1
-    assert "NVIDIA A10 has compute capability 8.6: fp8 engines need 8.9" in capsys.readouterr().err
-
-
-def test_an_engine_for_any_gpu_needs_no_certain_one(tmp_path, machine, capsys):
-    smi(machine, "NVIDIA L4, 8.9, 580.1")
-    assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "tensorrt_rtx", None))]) == 0
-    assert capsys.readouterr().err == ""
-
-
-def test_a_gpu_that_tensorrt_for_rtx_does_not_support(tmp_path, machine, monkeypatch, capsys):
-    """It is refused in one line, unless REDRAFT_ANY_GPU asks to try, which the container then does too."""
-    monkeypatch.delenv("REDRAFT_ANY_GPU", raising=False)
-    command = ["--bundle", str(write_bundle(tmp_path / "b", "tensorrt_rtx", None))]
-    assert launch.main(command) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "9.0: TensorRT for RTX supports 8.6, " in line
-    assert "REDRAFT_ANY_GPU=1" in line
-    monkeypatch.setenv("REDRAFT_ANY_GPU", "1")
-    assert launch.main(command) == 0
-    ran = (tmp_path / "ran").read_text().splitlines()
-    assert ran[ran.index("--env") + 1] == "REDRAFT_ANY_GPU"
-
-
-@pytest.mark.parametrize(("capability", "status"), [("7.5", 1), ("8.0", 0), ("10.0", 0)])
-def test_gpus_that_the_kernels_are_for(tmp_path, machine, capability, status, capsys):
-    """Of the GPUs that the bundle's ranks would take."""
-    smi(machine, "A, 9.0, 580.1", f"B, {capability}, 580.1", "C, 6.1, 580.1")
-    assert launch.main(["--bundle", str(write_bundle(tmp_path / "b", "torch", None, ranks=2))]) == status
-    assert ("this machine's B has compute capability 7.5" in capsys.readouterr().err) == bool(status)
-
-
 TOO_OLD = "this machine's Tesla T4 has compute capability 7.5: the CUDA kernels need 8.0 or later; serve on a newer GPU"
 
 
@@ -205,22 +161,14 @@ TOO_OLD = "this machine's Tesla T4 has compute capability 7.5: the CUDA kernels 
     ("gpus", "message"),
     [
         ('"device=1"', ""),
-        ("device=1", ""),
-        ('"device=1","capabilities=compute,utility"', ""),
         ("device=GPU-1", ""),
-        ("device=MIG-3", ""),
         ('"device=0"', TOO_OLD),
-        ("device=GPU-0", TOO_OLD),
-        ('"device=1,0"', TOO_OLD),
         ('"device=1,MIG-3,0"', TOO_OLD),
         ("1", TOO_OLD),
-        ("count=1", TOO_OLD),
-        ("capabilities=utility", TOO_OLD),
         ("all", TOO_OLD),
         ('"device=2"', '--gpus "device=2": this machine has no GPU 2: name some of 0, 1'),
         ("3", "--gpus 3: this machine has no GPU 2: name some of 0, 1"),
         ("two", "--gpus two: expected a number, all, or indices or UUIDs such as '\"device=2,3\"'"),
-        ("device=0,1", "--gpus device=0,1: expected a number, all, or indices"),
     ],
 )
 def test_the_gpus_that_are_named_are_judged(bundle, machine, gpus, message, capsys):
