@@ -20,6 +20,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+LONGEST_REASON = 1000
+"""Characters"""
+
 
 class Generation(Extension):
     """`{% generation %}` blocks, which mark an assistant's text for training and change nothing of it."""
@@ -42,17 +45,17 @@ def answer(request: dict[str, Any], most_characters: int) -> dict[str, str]:
     try:
         template = _compiled(request["source"])
     except TemplateSyntaxError as error:
-        return {"unreadable": f"line {error.lineno}: {error.message}"}
+        return {"unreadable": f"line {error.lineno}: {_start(error.message)}"}
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:  # what Python's own compiler says of the code that jinja2 made of it
-        return {"unreadable": f"{type(error).__name__}: {error}"}
+        return {"unreadable": f"{type(error).__name__}: {_start(error)}"}
     if (values := request.get("values")) is None:
         return {"text": ""}
     try:
         text = template.render(values)
     except (Refused, TemplateError) as error:
-        return {"refused": str(error)}
+        return {"refused": _start(error)}
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:  # a template is a program: it may do anything with fields it does not expect
@@ -60,6 +63,12 @@ def answer(request: dict[str, Any], most_characters: int) -> dict[str, str]:
     if len(text) > most_characters:
         return {"refused": f"the prompt has {len(text)} characters: expected at most {most_characters}"}
     return {"text": text}
+
+
+def _start(reason: object) -> str:
+    """As much of a reason as an error message holds: a template writes it at any length."""
+    text = str(reason)
+    return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 3]}..."
 
 
 @lru_cache(8)

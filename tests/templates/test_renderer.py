@@ -95,3 +95,12 @@ def test_a_fork_has_a_process_of_its_own(renderer):
         os._exit(int(module.RENDERER.render("{{ a }}", {"a": 7})))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert module.RENDERER.render("{{ a }}", {"a": 2}) == "2"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ raise_exception('no ' * 1000000) }}", "{{ " + "a" * 1000000 + "( }}", "{% " + "x" * 1000000 + " %}"]
+)
+def test_a_long_reason_is_cut(renderer, source):
+    with pytest.raises(TemplateError) as refusal:
+        renderer.render(source, {})
+    assert len(str(refusal.value)) < 1100
