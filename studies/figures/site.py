@@ -56,8 +56,8 @@ def fill(page: str, rendered: Mapping[str, str]) -> str:
 def write_plots(load: Load, drafters: Path, folder: Path) -> list[Path]:
     """Write NAME.svg per plot into a folder; the same JSON gives the same bytes. Returns the files."""
     # Every text names its fonts. Verdana is as wide as matplotlib's own, which not every reader has.
-    fonts = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans", "Verdana"]}
-    with mpl.rc_context({"svg.hashsalt": "redraft"} | fonts):
+    fonts = ["DejaVu Sans", "Verdana"]
+    with mpl.rc_context({"svg.hashsalt": "redraft", "svg.fonttype": "none", "font.sans-serif": fonts}):
         return paper_plots.write(load, drafters, folder)
 
 
