@@ -86,7 +86,7 @@ def load_test(labels: Sequence[list[Run]], folder: Path) -> Path:
         for axis, name in zip(axes, ("ttft_ms", "tpot_ms"), strict=False):
             mean, high = ([_mean(group, name, key) for group in groups.values()] for key in ("mean", "p90"))
             axis.plot(x, mean, "o-", color=color, label=f"{runs[0].label}, mean")
-            axis.plot(x, high, "--", color=color, alpha=0.7, label=f"{runs[0].label}, p90")
+            axis.plot(x, high, ".--", color=color, alpha=0.7, label=f"{runs[0].label}, p90")
         throughput = [fmean(run.figures["output_token_throughput"] for run in group) for group in groups.values()]
         axes[2].plot(x, throughput, "o-", color=color)
     titles = ("Time to first token", "Time per output token", "Output throughput")

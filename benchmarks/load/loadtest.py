@@ -236,6 +236,7 @@ class LoadTest:
                     stack.push_async_callback(client.close)
                     servers.append((contender, client))
                     contender.served_before = (await client.counters()).get("output_tokens", 0) > FIRST_TOKENS
+                for contender, client in servers:  # which may be one service
                     await self.warm_up(contender, client, warmup, lambda: shown.update(shown.done + 1, ""))
             for contender, _ in servers:
                 clear_runs(contender.result_dir)

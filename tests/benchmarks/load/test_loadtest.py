@@ -90,8 +90,9 @@ def test_no_prompt_is_sent_twice_while_there_are_others(client, command, tmp_pat
 
 def test_a_service_that_has_answered_before_is_known(client, command, tmp_path):
     """It may know the answers to this test's prompts, which are those of the test before."""
+    both = ("--baseline-url", "127.0.0.1:1", "--baseline", tmp_path / "ar", "--warmup", 10)
     for served in (False, True):
-        command("--request-rate", 50)
+        command("--request-rate", 50, *both)
         assert {run.setting["served_before"] for run in load_runs(tmp_path / "out")} == {served}
 
 
