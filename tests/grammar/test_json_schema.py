@@ -318,6 +318,8 @@ def test_what_zod_writes_is_accepted(schema):
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "unique items": (a(tags={"type": "array", "uniqueItems": True}), r"^properties\.tags\.uniqueItems: "),
+    "branches within each other": ({"oneOf": [INTEGER, {"type": "number"}]}, "^oneOf: .*expected anyOf"),
+    "branches that are the same": ({"oneOf": [STRING, STRING]}, "^oneOf: .*expected anyOf"),
     "branches that overlap": ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "^oneOf: .*expected anyOf"),
     "not of a pattern": (a(x={"not": {"pattern": "x"}}), r"^properties\.x\.not: "),
     "look-behind": (a(x={"pattern": "(?<!a)b"}), r"^properties\.x\.pattern: .*look-around"),
@@ -404,3 +406,11 @@ def test_hostile_schemas_take_little_time(schema):
 
 def test_a_long_chain_of_references_is_read():
     assert '"x"' in json_rules("start", json.dumps({"$ref": "#/$defs/0", "$defs": chain(900, {"const": "x"})}))
+
+
+def test_one_of_two_formats():
+    """Validators that do not look at formats find both."""
+    start = matcher({"oneOf": [STRING | {"format": "date"}, STRING | {"format": "ipv4"}]})
+    assert admits(start, '"2024-02-28"')
+    assert admits(start, '"1.2.3.4"')
+    assert not admits(start, '"a"')

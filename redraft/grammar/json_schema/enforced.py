@@ -222,16 +222,19 @@ class _Rewriter:
         if not branches:
             self._problem(path, "expected at least one schema")
             return [True]
-        result = []
+        left = list[Schema]()
         for index, branch in enumerate(branches):
             others = [other for place, other in enumerate(branches) if place != index]
             excluded = [self._logic.excluding(branch, other) for other in others]
+            joined = [one for one in excluded if one is not None and one is not True]
             if None in excluded:
-                self._problem(path, "an answer may be of several: expected anyOf, or schemas without a common value")
-                return [self._schema(one) for one in branches]
-            joined = [one for one in excluded if one is not True]
-            result.append(self._schema(Node(path, {"allOf": [branch, *joined]}) if joined else branch))
-        return result
+                left.clear()  # not all could be said
+                break
+            if not any(self._logic.disjoint(branch, one) for one in joined):
+                left.append(Node(path, {"allOf": [branch, *joined]}) if joined else branch)
+        if not left:
+            self._problem(path, "an answer may be of several: expected anyOf, or schemas without a common value")
+        return [self._schema(one) for one in left or branches]
 
     def _condition(self, node: Node, condition: Schema, also: list[Any], path: LongPath) -> None:
         then, other = node.get("then", True), node.get("else", True)

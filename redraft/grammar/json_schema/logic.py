@@ -10,6 +10,8 @@ from redraft.grammar.json_schema.document import TYPES, Document, Node, Schema
 from redraft.grammar.json_schema.patterns import all_but
 
 NUMBERS = {"integer", "number"}
+DISJOINT_FORMATS = ("date", "date-time", "duration", "email", "ipv4", "ipv6", "time", "uuid")
+"""Formats of which no two have a text in common"""
 DEEPEST = 24
 """How far references and branches are followed."""
 MAX_FORBIDDEN = 2000
@@ -42,6 +44,9 @@ class Logic:
         parts = [*self.parts(one)], [*self.parts(other)]
         types = _common_types([*parts[0], *parts[1]])
         if not types:
+            return True
+        formats = {part["format"] for part in chain(*parts) if part.get("format") in DISJOINT_FORMATS}
+        if types == {"string"} and len(formats) > 1:
             return True
         for mine, theirs, rest in ((parts[0], parts[1], other), (parts[1], parts[0], one)):
             for part in mine:
