@@ -36,6 +36,17 @@ def test_plots_are_drawn_from_the_results(tmp_path):
     assert others == [], AGAIN
 
 
+def test_the_first_page_says_what_it_is_shows_it_and_has_three_ways_in():
+    """It was a list of links."""
+    first, _, ways = PAGES["index.md"].partition("## Three ways in\n")
+    assert "speculative decoding" in first
+    (picture,) = re.findall(r"^!\[.+\]\((.+)\)$", first, re.MULTILINE)
+    assert (DOCS / picture).is_file()
+    blocks = re.split(r"^### .*$", ways.partition("\n## ")[0], flags=re.MULTILINE)[1:]
+    assert len(blocks) == 3
+    assert all("```" in block and "](" in block for block in blocks)
+
+
 @pytest.mark.parametrize("file", sorted((DOCS / "results").rglob("*.json")), ids=lambda file: file.stem)
 def test_a_result_file_is_compact(file):
     assert file.read_text() == as_json(json.loads(file.read_text())) + "\n", "as benchmarks.figures.results writes it"
