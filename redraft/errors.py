@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 BUILD = "build/build_engines.py"
@@ -20,7 +21,10 @@ def program(name: str = "python") -> str:
     path = Path(sys.prefix, "bin", name)
     if IN_CLONE or not path.exists():
         return name
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    with suppress(FileNotFoundError):  # a working folder that was deleted
+        folder = Path.cwd()
+        return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    return str(path)
 
 
 class BundleError(RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 EMPTY: tuple[Any, ...] = (False, "", [], {})
@@ -31,11 +32,8 @@ SAMPLERS: dict[str, tuple[Any, ...]] = {
     "nsigma": (0,),
     "num_beam_groups": (1,),
     "num_beams": (1,),
-    "penalize_nl": (True, False),
     "penalty_alpha": (0,),
-    "repeat_last_n": (-1, 0, 64),
     "repeat_penalty": (1,),
-    "repetition_penalty_range": (-1, 0, 1024),
     "sampler_order": (),
     "sampler_priority": (),
     "samplers": (),
@@ -53,7 +51,15 @@ SAMPLERS: dict[str, tuple[Any, ...]] = {
     "xtc_probability": (0,),
 }
 """Fields of llama.cpp, text-generation-webui, KoboldCpp, Aphrodite, TGI, vLLM and transformers, each with the values,
-beside `EMPTY`, with which it has no effect: windows of penalties are there with their servers' defaults."""
+beside `EMPTY`, with which it has no effect."""
+PENALTIES = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+"""Penalties, each with the value that turns it off."""
+PENALIZED: dict[str, tuple[Any, ...]] = {
+    "penalize_nl": (True,),
+    "repeat_last_n": (-1,),
+    "repetition_penalty_range": (-1,),
+}
+"""Which tokens penalties count: here all of them. Without a penalty any value has no effect."""
 
 SAMPLER_SETTINGS = frozenset(
     {
@@ -75,6 +81,14 @@ def asks_for_nothing(value: Any, neutral: tuple[Any, ...] = ()) -> bool:
     return any(value == item and isinstance(value, bool) is isinstance(item, bool) for item in (*EMPTY, *neutral))
 
 
-def turned_off(field: str, value: Any) -> bool:
-    """Whether a field sets only samplers that this server does not need to have."""
+def penalized(fields: Mapping[str, Any]) -> bool:
+    """Whether a request has a penalty."""
+    return any(fields.get(name) not in (None, off) for name, off in PENALTIES.items())
+
+
+def turned_off(field: str, value: Any, penalties: bool) -> bool:
+    """Whether a field sets only samplers that this server does not need to have, in a request with `penalties` or
+    without."""
+    if field in PENALIZED:
+        return not penalties or (value in PENALIZED[field] and isinstance(value, bool) is (field == "penalize_nl"))
     return field in SAMPLER_SETTINGS or (field in SAMPLERS and asks_for_nothing(value, SAMPLERS[field]))

@@ -208,7 +208,7 @@ def doubts(table: BudgetTable) -> list[str]:
 
 def minutes_for_all(table: BudgetTable) -> int:
     """The minutes in which about all of a table's measurements would have been made."""
-    made = table.measured["measurements"]
+    made = table.measured.get("measurements", {"done": 1, "of": 1})
     return math.ceil(table.measured.get("minutes", 4) * made["of"] / max(made["done"], 1))
 
 

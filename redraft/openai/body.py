@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 from redraft.openai.errors import UNSERVED
-from redraft.samplers import SAMPLERS, asks_for_nothing
+from redraft.samplers import PENALIZED, SAMPLERS, asks_for_nothing, penalized, turned_off
 
 TEXT_ONLY = "this model reads and writes text only"
 OF_CHATS = "chat completions and responses have it"
@@ -39,6 +39,7 @@ PLAIN_TEXT: tuple[Any, ...] = ({"type": "text"},)
 VERBOSITY: Unserved = {"verbosity": (("medium",), "this model has no verbosity to set")}
 UNSERVED_FIELDS: Unserved = {
     **{name: (off, "no such sampler is served") for name, off in SAMPLERS.items()},
+    **{name: (values, "penalties count all tokens of the text") for name, values in PENALIZED.items()},
     **VERBOSITY,
     "adapter_id": ((), NO_ADAPTERS),
     "add_generation_prompt": ((True, False), OF_CHATS),
@@ -72,13 +73,14 @@ UNSERVED_FIELDS: Unserved = {
     "ignore_eos": ((), NO_TEXT),
     "image_data": ((), TEXT_ONLY),
     "include": ((), "responses have it"),
+    "include_reasoning": ((True, False), "chat completions have it"),
     "include_stop_str_in_output": ((), NO_TEXT),
     "instructions": ((), "responses have it"),
     "kv_transfer_params": ((), NO_TRANSFER),
     "logit_bias": ((), NO_TEXT),
     "logits_processors": ((), "no code of clients is run"),
     "logprob_token_ids": ((), "log-probabilities are those of the most likely tokens: expected top_logprobs"),
-    "logprobs": ((), f"expected include of {LOG_PROBS}"),
+    "logprobs": ((), NO_TEXT),
     "lora": ((), NO_ADAPTERS),
     "lora_path": ((), NO_ADAPTERS),
     "max_tool_calls": ((0,), "no hosted tools are served"),
@@ -89,7 +91,7 @@ UNSERVED_FIELDS: Unserved = {
     "modalities": ((["text"],), TEXT_ONLY),
     "models": ((), NO_GATEWAY),
     "moderation": ((), "no moderation is served"),
-    "n": ((1,), "a response has one answer"),
+    "n": ((1,), NO_TEXT),
     "n_discard": ((0,), "no prompt is cut"),
     "n_indent": ((0,), "lines are not counted"),
     "n_keep": ((-1, 0), "no prompt is cut"),
@@ -115,7 +117,7 @@ UNSERVED_FIELDS: Unserved = {
     "repetition_detection": ((), "no repetition is looked for: expected a penalty"),
     "repetition_penalty": ((1,), NO_TEXT),
     "response_fields": ((), "the answer has all its fields"),
-    "response_format": (PLAIN_TEXT, "expected text.format"),
+    "response_format": (PLAIN_TEXT, NO_TEXT),
     "return_cached_tokens_details": ((), "usage counts the cached tokens"),
     "return_full_text": ((), "expected echo of completions"),
     "return_hidden_states": ((), "no hidden states are returned"),
@@ -182,9 +184,12 @@ RESPONSES: Unserved = {
     "draft_trees": UNSERVED_FIELDS["draft_trees"],
     "enable_response_messages": ((), "the messages that the template reads are not returned"),
     "image": ((), TEXT_ONLY),
+    "logprobs": ((), f"expected include of {LOG_PROBS}"),
+    "n": ((1,), "a response has one answer"),
     "previous_input_messages": ((), STATELESS),
     "previous_response_id": ((), STATELESS),
     "prompt": ((), "no prompts are stored: expected input"),
+    "response_format": (PLAIN_TEXT, "expected text.format"),
     # OpenAI's default, so that its clients say it without a wish to read the answer again.
     "store": ((True, False), STATELESS),
 }
@@ -214,7 +219,8 @@ class Body(BaseModel):
                 continue
             if name in fields:
                 neutral, text = fields[name]
-                if not asks_for_nothing(value, neutral):
+                without_effect = name in PENALIZED and turned_off(name, value, penalized(data))
+                if not (without_effect or asks_for_nothing(value, neutral)):
                     raise PydanticCustomError(UNSERVED, "{field}: {text}", {"field": name, "text": text})
                 continue
             kept[name] = value

@@ -80,7 +80,7 @@ class Named(Body):
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = SAMPLER_SETTINGS | {
         *("metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
         *("service_tier", "user", "request_id", "session_id", "keep_alive", "rid", "ttl"),
-        *("guided_decoding_backend", "include_reasoning", "return_mm_kwargs", "spaces_between_special_tokens"),
+        *("guided_decoding_backend", "return_mm_kwargs", "spaces_between_special_tokens"),
         *("stream_interval", "truncation_side"),
     }
     UNSERVED: ClassVar[Unserved] = UNSERVED_FIELDS
@@ -218,7 +218,10 @@ class Conversation(Named):
     sanitize_control_tokens: bool | None = None
 
     @model_validator(mode="after")
-    def _ends_once(self) -> Self:
+    def _says_one_thing(self) -> Self:
+        efforts = {self.reasoning_effort, self.reasoning.effort} - {None}
+        if len(efforts) > 1:
+            raise ValueError(f"reasoning.effort: expected reasoning_effort's {self.reasoning_effort}, got another")
         self.writing()
         return self
 
@@ -249,6 +252,7 @@ class ChatBody(Choices, Conversation):
     tools: ChatTools = Field(default=[])
     tool_choice: Choice = AUTO
     parallel_tool_calls: bool = True
+    include_reasoning: bool = True
 
     @model_validator(mode="after")
     def _fitting_together(self) -> Self:

@@ -100,6 +100,12 @@ def test_programs_that_messages_name_run_where_no_environment_is_active(monkeypa
     assert program("mpiexec") == "mpiexec", "it is not there"
     monkeypatch.chdir(tmp_path)
     assert errors.how_to_rebuild("python x.py") == "rebuild it with: .venv/bin/python x.py"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert program() == str(python)
+    monkeypatch.chdir(tmp_path)
     installed = shutil.copy(errors.__file__, tmp_path)
     assert runpy.run_path(installed)["program"]() == "python", "a wheel's environment builds nothing"
 

@@ -18,7 +18,7 @@ from redraft.openai.responses import ResponsesBody, responses_job
 from redraft.openai.schemas import ChatBody, CompletionBody
 from redraft.openai.tokens import TokenizeBody, tokenize
 from redraft.openai.translate import chat_job, completion_job, sampling
-from redraft.samplers import EMPTY, asks_for_nothing
+from redraft.samplers import EMPTY, PENALIZED, asks_for_nothing
 from tests.openai.serving import toy_bundle
 
 NEEDED = {
@@ -55,7 +55,8 @@ def test_an_unserved_field_is_refused_only_where_it_asks_for_something(body, mod
             *(value for value in EMPTY if asks_for_nothing(value, neutral)),
         ):
             assert body.model_validate(needed | {field: value}) == plain, (field, value)
-        error = refusal(body, model, **{field: {"a": 1}})
+        penalty = {"repetition_penalty": 2} if field in PENALIZED else {}
+        error = refusal(body, model, **{field: {"a": 1}} | penalty)
         assert (error.param, error.code) == (field, "unsupported_parameter")
         assert error.message == f"{field}: {text}"
 

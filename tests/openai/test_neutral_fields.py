@@ -193,6 +193,24 @@ def test_fields_of_one_endpoint_are_refused_by_name_on_others(server):
         assert (error["param"], error["code"]) == (field, "unsupported_parameter")
 
 
+@pytest.mark.parametrize("path", [path for path in ENDPOINTS if path != "/tokenize"])
+@pytest.mark.parametrize(("field", "default", "all_tokens"), [("repeat_last_n", 64, -1), ("penalize_nl", False, True)])
+def test_what_penalties_count_matters_with_penalties_only(client, path, field, default, all_tokens):
+    """Clients of llama.cpp send its defaults with every request."""
+    penalty = {"presence_penalty": 1.5} if "chat" in path else {"repetition_penalty": 1.5}
+    for more in ({field: default}, {field: default, "presence_penalty": 0}, {field: all_tokens} | penalty):
+        assert client.post(path, json=ENDPOINTS[path] | more).status_code == 200, more
+    error = client.post(path, json=ENDPOINTS[path] | {field: default} | penalty).json()["error"]
+    assert error["message"] == f"{field}: penalties count all tokens of the text"
+
+
+def test_two_efforts_that_differ_are_refused(client):
+    path = "/v1/chat/completions"
+    for effort, status in (("low", 200), ("none", 400)):
+        efforts = {"reasoning_effort": "low", "reasoning": {"effort": effort}}
+        assert client.post(path, json=ENDPOINTS[path] | efforts).status_code == status
+
+
 def test_a_response_is_never_stored(server):
     """OpenAI's clients ask for it by default."""
     path = "/v1/responses"

@@ -45,7 +45,7 @@ class ChatAnswer:
             "choices": [
                 {
                     "index": index,
-                    "message": _message(choice),
+                    "message": _message(choice, self._body.include_reasoning),
                     "logprobs": {"content": choice.log_probs, "refusal": None} if self._body.logprobs else None,
                     **choice.ending,
                 }
@@ -70,6 +70,8 @@ class ChatAnswer:
             trees = self._trees[place].write(chunk.draft_trees or ())
             thoughts = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
             text = "".join(delta for delta in deltas if isinstance(delta, str))
+            if not self._body.include_reasoning:
+                thoughts = ""
             if thoughts:
                 beside = ([], []) if text else (entries, trees)
                 parts.append(self._event(place, {"reasoning_content": thoughts}, *beside))
@@ -108,11 +110,13 @@ class ChatAnswer:
         return event(data)
 
 
-def _message(choice: Choice) -> dict[str, Any]:
+def _message(choice: Choice, include_reasoning: bool) -> dict[str, Any]:
     """An answer as the message that the client sends back with the results of its calls."""
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.thoughts:
-        message |= {"reasoning_content": choice.thoughts, "content": choice.text or None}
+        message["content"] = choice.text or None
+        if include_reasoning:
+            message["reasoning_content"] = choice.thoughts
     if not choice.calls:
         return message
     calls = [

@@ -26,7 +26,7 @@ from redraft.request import (
     describe,
     shown,
 )
-from redraft.samplers import turned_off
+from redraft.samplers import PENALTIES, penalized, turned_off
 
 _SHARED = {
     "temperature": "sampling.temperature",
@@ -96,7 +96,8 @@ class Contract:
         know; `limits` are the worker's; `timeout_us` is the timeout of the other endpoints, 0 for none. Raises
         InvalidRequest with the client's field name, the value and the expectation.
         """
-        timeout_us = self._check_parameters(parameters).get("timeout", timeout_us)
+        penalties = penalized({name: _scalar(name, tensors[name]) for name in PENALTIES if name in tensors})
+        timeout_us = self._check_parameters(parameters, penalties).get("timeout", timeout_us)
         if type(timeout_us) is not int or timeout_us < 0:
             raise InvalidRequest(f"timeout: expected a whole number of microseconds, got {shown(timeout_us)}")
         for name in self.required:
@@ -146,8 +147,8 @@ class Contract:
         pattern = "|".join(re.escape(name) for name in names)
         return re.sub(rf"(?:^|(?<=; ))({pattern})(?!\w)", lambda match: names[match.group()], text)
 
-    def _check_parameters(self, parameters: str) -> dict[str, Any]:
-        """Triton's parameters, none of which is unknown."""
+    def _check_parameters(self, parameters: str, penalties: bool) -> dict[str, Any]:
+        """Triton's parameters of a request with or without penalties; none of them is unknown."""
         if len(parameters) > _MAX_PARAMETERS:
             raise InvalidRequest(
                 f"id and unknown fields: expected at most {_MAX_PARAMETERS} characters, got {len(parameters)}"
@@ -160,7 +161,7 @@ class Contract:
         unknown = [
             name
             for name, value in given.items()
-            if not (name in expected or name.startswith("triton_") or turned_off(name, value))
+            if not (name in expected or name.startswith("triton_") or turned_off(name, value, penalties))
         ]
         if unknown:
             known = ", ".join(sorted({*self.fields, *self.flags, *self.must_be_one, *self.without_effect}))

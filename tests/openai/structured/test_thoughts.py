@@ -188,6 +188,15 @@ def test_thoughts_are_a_field_of_their_own(thinker):
     assert not hasattr(plain.choices[0].message, "reasoning_content")
 
 
+def test_thoughts_are_left_out_on_request(thinker):
+    asked = asking(f"{THOUGHT}Hello ", extra_body={"include_reasoning": False})
+    message = thinker.client().chat.completions.create(**asked).choices[0].message
+    assert (message.content, hasattr(message, "reasoning_content")) == ("Hello ", False)
+    deltas = [event.choices[0].delta for event in thinker.client().chat.completions.create(**asked, stream=True)]
+    assert "".join(delta.content or "" for delta in deltas) == "Hello "
+    assert not any(hasattr(delta, "reasoning_content") for delta in deltas)
+
+
 def test_thoughts_that_are_cut_are_no_answer(thinker):
     (choice,) = thinker.client().chat.completions.create(**asking(THOUGHT, max_tokens=20)).choices
     assert (choice.message.content, choice.finish_reason) == (None, "length")

@@ -120,6 +120,10 @@ def test_neutral_values_of_tensors_ask_for_nothing():
     for name, value in {"typical_p": 0.5, "mirostat": 2, "top_a": 1, "do_sample": False}.items():
         with pytest.raises(InvalidRequest, match=f"unknown field '{name}'"):
             ENSEMBLE.parse("r", ensemble(), json.dumps({name: value}))
+    window = json.dumps({"repeat_last_n": 64})
+    ENSEMBLE.parse("r", ensemble(presence_penalty=floats(0)), window)
+    with pytest.raises(InvalidRequest, match="unknown field 'repeat_last_n'"):
+        ENSEMBLE.parse("r", ensemble(presence_penalty=floats(1)), window)
 
 
 def test_a_stream_never_starts_with_the_prompt():
