@@ -20,7 +20,7 @@ _EXCERPT = re.compile(r" *(?P<line>\d+) \| (?P<rule>\w*)| *\^ *$")
 ASCII_CLASSES = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]"}
 """Classes of a regex, of ASCII's digits and letters as in the `pattern` of a schema. The library means Unicode's."""
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([][])|.)", re.DOTALL)
-_RULE_OF_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_RULE_OF_GBNF = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 # Otherwise the converter writes ("a"?)* as "a"?*, which Lark does not read.
 RepetitionNode.is_atomic = lambda self: False  # type: ignore[method-assign]
 MOST_FORCED = 1000

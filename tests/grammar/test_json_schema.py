@@ -92,8 +92,33 @@ ACCEPTED: dict[str, tuple[Any, list[str], list[str]]] = {
         ['{"2024-02-28": 1}'], ['{"2024-02-31": 1}', '{"a": 1}'],
     ),
     "above a whole number, and below a fraction": (
-        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.01}, ["0.005", "0.01"], ["0", "0.0"],
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.01}, ["0.005", "0.01", "0.00003"], ["0", "0.0"],
     ),
+    "above a whole number, and hardly below a fraction": (
+        {"type": "number", "exclusiveMinimum": 2**40, "maximum": 2**40 + 0.01}, [f"{2**40}.005"], [str(2**40)],
+    ),
+    "above a whole number, and joined with a fraction": (
+        {"type": "number", "allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.01}]}, ["0.005", "0.01"], ["0", "0.0"],
+    ),
+    "above a number of a reference, and below a fraction": (
+        a(x={"$ref": "#/$defs/p", "maximum": 0.01}) | {"$defs": {"p": {"type": "number", "exclusiveMinimum": 0}}},
+        ['{"x": 0.005}'], ['{"x": 0}', '{"x": 0.0}'],
+    ),
+    "above a whole number, and below one of several": (
+        {"type": "number", "exclusiveMinimum": 0, "anyOf": [{"maximum": 0.01}, {"minimum": 7}]}, ["0.005", "8"],
+        ["0", "5"],
+    ),
+    "bounds of a property joined with others of it": (
+        {"allOf": [a(x={"type": "number", "exclusiveMaximum": 0}), {"properties": {"x": {"minimum": -0.5}}}]},
+        ['{"x": -0.25}'], ['{"x": 0}', '{"x": -1}'],
+    ),
+    "above a whole number, and not above a fraction": (
+        {"type": "number", "exclusiveMinimum": 1, "not": {"exclusiveMinimum": 1.5}}, ["1.5", "1.25"], ["1", "1.6"],
+    ),
+    "above a whole number of two bounds": (
+        {"type": "number", "minimum": 0.005, "exclusiveMinimum": 0, "maximum": 0.01}, ["0.005"], ["0", "0.001"],
+    ),
+    "up to a whole number": ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 1}, ["0.99999999999999"], ["1"]),
     "above a fraction, and below a whole number": (
         {"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, ["-1.25", "-1.5"], ["-1", "-1.0"],
     ),
@@ -197,6 +222,15 @@ ACCEPTED: dict[str, tuple[Any, list[str], list[str]]] = {
     ),
     "a class that begins with a hyphen": (STRING | {"pattern": r"^[^-]+$"}, ['"a,b"'], ['"-"']),
     "a class of control characters": (STRING | {"pattern": r"^[\0-\x1f]+$"}, [r'"\n"'], [r'"\""', r'"\\"']),
+    "control characters from a raw 0 on": (STRING | {"pattern": "^[\0-\x1f]+$"}, [r'"\n"'], [r'"\""', r'"\\"']),
+    "control characters after 0": (STRING | {"pattern": r"^[\x00\x01-\x1f]+$"}, [r'"\n"'], [r'"\""', r'"\\"']),
+    "0 or another control character": (STRING | {"pattern": r"^(?:\0|[\x01-\x1f])+$"}, [r'"\n"'], [r'"\""', r'"\\"']),
+    "0 or another one of two classes": (
+        STRING | {"pattern": r"^(?:[\u0000a]|[\x01-\x1f])+$"}, [r'"\n"', '"a"'], [r'"\""', r'"\\"'],
+    ),
+    "0 before a hyphen": (STRING | {"pattern": r"^[\0-]x$"}, ['"-x"'], [r'"\u0001x"', '"x"']),
+    "0 or nothing": (STRING | {"pattern": r"^[\0]?x$"}, ['"x"'], ['"0x"']),
+    "brackets beside classes": (STRING | {"pattern": r"^]?[\]a]][^b]]$"}, ['"]]c]"', '"]a]c]"'], ['"]]b]"']),
     "a backspace": (STRING | {"pattern": r"^[\b]x$"}, [r'"\bx"'], ['"bx"']),
     "zod's email": (
         STRING
@@ -207,6 +241,22 @@ ACCEPTED: dict[str, tuple[Any, list[str], list[str]]] = {
         ['"a.b@c-d.org"'], ['"a..b@c.org"', '".a@b.org"'],
     ),
     "a run that is nowhere ahead": (STRING | {"pattern": "^(?!.*[-_]{2})[a-z_-]+$"}, ['"a-b_"'], ['"a-_b"', '"__"']),
+    **{
+        f"a letter nowhere ahead, {pattern}": (
+            STRING | {"pattern": f"^{pattern}[a-z]+$"}, ['"ab"', '"axxb"'] if "{3}" in pattern else ['"ab"'],
+            ['"axxxb"', '"abxxx"'],
+        )
+        for pattern in (
+            "(?!.*x.*$)", "(?!.*x.*)", "(?!.*x)", r"(?!.*x[\s\S]*)", r"(?![\s\S]*x[\s\S]*$)", "(?!.*[xy].*$)",
+            "(?!.*x{3}.*$)", "(?!.*xxx.*$)",
+        )
+    },
+    "no blank ahead": (STRING | {"pattern": r"^(?!.*\s.*$).+$"}, ['"ab"'], ['"a b"', '" "', '"a "']),
+    "another start ahead": (STRING | {"pattern": "^(?!x.*$)[a-z]+$"}, ['"ax"'], ['"x"', '"xa"']),
+    "another end of a letter ahead": (STRING | {"pattern": "^(?!.*x$)[a-z]+$"}, ['"axb"'], ['"x"', '"ax"']),
+    "another text ahead": (STRING | {"pattern": "^(?!x$)[a-z]+$"}, ['"xa"', '"ax"'], ['"x"']),
+    "no backslash ahead": (STRING | {"pattern": r"^(?!.*\\.*$).+$"}, ['"ab"'], [r'"a\\b"']),
+    "dots ahead": (STRING | {"pattern": r"^(?!a\.)[a-z.]+$"}, ['"a"', '"ab."'], ['"a."', '"a.b"']),
     "another end ahead": (STRING | {"pattern": r"^(?!.*\.$)[a.]+$"}, ['"a.a"', '"a"'], ['"a."']),
     "another end behind": (STRING | {"pattern": "^(?!-)[a-z-]{1,63}(?<!-)$"}, ['"a-b"', '"a"'], ['"a-"', '"-"']),
     "a bracket in a class": (STRING | {"pattern": r"^[[\]&&~a-c]+$"}, ['"[]"', '"&~"'], ['"d"']),
@@ -235,6 +285,7 @@ ACCEPTED: dict[str, tuple[Any, list[str], list[str]]] = {
         {"$ref": "#/$defs/t", "$defs": {"t": a(v={"const": BIG}, t={"$ref": "#/$defs/t"}) | {"required": ["v"]}}},
         [f'{{"v": {BIG}, "t": {{"v": {BIG}}}}}'], ['{"v": 5}', f'{{"v": {BIG}, "t": {{"v": 5}}}}'],
     ),
+    "bounds that leave all doubles": (INTEGER | {"minimum": -(10**400), "maximum": 10**400}, ["5", "-5"], ["0.5"]),
     "a large bound": (INTEGER | {"minimum": 2**53 + 1}, [str(2**53 + 2), str(2**60)], [str(2**53), "5"]),
 }  # fmt: skip
 
@@ -330,6 +381,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "required as draft 3 has it": (a(x={"required": True}), r"^properties\.x\.required: expected a list of names"),
     "no schema": (a(x=5), r"^properties\.x: expected a schema, got 5"),
     "an infinite bound": ({"maximum": float("inf")}, "^maximum: expected a finite number"),
+    "a bound beyond all doubles": (a(x=INTEGER | {"minimum": 10**400}), r"^properties\.x\.minimum: expected at most"),
+    "an exclusive bound beyond all doubles": ({"exclusiveMaximum": -(10**400)}, "^exclusiveMaximum: expected at most"),
+    "dots that repeat ahead": ({"pattern": r"^(?!\.*)a"}, "^pattern: .*look-around"),
+    "an infinite constant of a branch": ({"oneOf": [{"const": float("inf")}, STRING]}, r"^oneOf\[0\]\.const: "),
     "an infinite constant": (a(x={"const": [float("inf")]}), r"^properties\.x\.const: "),
     "several": ({"uniqueItems": True, "minProperties": 2}, "^uniqueItems: .*; minProperties: "),
     "too large": (a(**{str(i): {"type": "string"} for i in range(30_000)}), "too large"),

@@ -9,6 +9,7 @@ import pytest
 
 from redraft.grammar.library import compiled, grammar_tokens, library_grammar
 from redraft.request import Guide
+from tests.conftest import at_most
 from tests.grammar.tokens import CODEC, VOCAB
 from tests.toy_engine import toy_codec
 
@@ -97,6 +98,11 @@ def test_a_pattern_of_words_is_followed_to_its_end(words):
     assert matcher.is_accepting()
 
 
+def test_empty_lines_of_a_grammar_take_little_time():
+    with at_most(0.2):
+        assert accepts(Guide(kind="grammar", text="\n" * 20_000 + 'start: "a"'), "a")
+
+
 @pytest.mark.parametrize(
     ("grammar", "text", "other"),
     [
@@ -104,6 +110,7 @@ def test_a_pattern_of_words_is_followed_to_its_end(words):
         ('root ::= ("a"{2}){3}', "a" * 6, "a" * 5),
         ('root ::= (("a"+)?)+', "aa", "b"),
         ('root ::= first\nfirst ::= "a"', "a", "b"),
+        ('\n\n  root ::= "a"', "a", "b"),
         ('?start: sum\n?sum: "a" | sum "b" "a"', "aba", "ab"),
         ('!start: "a"', "a", "b"),
         ("start[max_tokens=2]: /a+/", "a", "b"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from itertools import chain, combinations, permutations
 from typing import Any
 
@@ -28,6 +29,9 @@ FORMATS_OF_KEYS = {
 """Patterns of formats that keys have, with fewer texts than the format: the library takes no format there."""
 LARGEST = 10**18 - 2**7
 """The largest bound of a number that the library takes. It computes with doubles, which count in steps of 128 there."""
+BOUNDS = {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}
+STEP = 1e-12
+"""The part of the range between two bounds that is left out where one of them cannot be exclusive."""
 MOST_BRANCHES = 64
 """Branches that one keyword may become."""
 MOST_LISTS = 100
@@ -87,6 +91,8 @@ class _Rewriter:
     def __init__(self, document: Document):
         self._document, self._logic = document, Logic(document)
         self._definitions: dict[str, Any] = {}
+        self._bounded: list[dict[str, Any]] = []
+        """The rewritten schemas that have bounds of numbers."""
         self._pending: list[str] = []
 
     def rewritten(self) -> dict[str, Any]:
@@ -94,6 +100,7 @@ class _Rewriter:
         while self._pending:
             name = self._pending.pop()
             self._definitions[name] = self._schema(self._document.definitions[name])
+        _tighten(self._bounded)
         root = root if isinstance(root, dict) else {"anyOf": [root]}
         return root | {"$defs": self._definitions} if self._definitions else root
 
@@ -118,7 +125,7 @@ class _Rewriter:
                         result[keyword] = value
                     else:
                         self._problem(path, "expected finite numbers")
-                case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
+                case keyword if keyword in BOUNDS:
                     self._bound(result, keyword, value, path)
                 case "format":
                     if value in FORMATS:
@@ -174,7 +181,8 @@ class _Rewriter:
                     self._count(node, keyword, value, result, also, path)
                 case "minLength" | "maxLength" | "minItems" | "maxItems" | "required" | "multipleOf":
                     result[keyword] = value
-        _tighten(result)
+        if result.keys() & BOUNDS:
+            self._bounded.append(result)
         if also:
             result["allOf"] = [*result.get("allOf", []), *also]
         return result
@@ -208,10 +216,10 @@ class _Rewriter:
             return
         if upper == (value > 0):
             value = min(value, LARGEST) if upper else max(value, -LARGEST)
-        inwards = float(value)
-        if abs(inwards) > LARGEST:
+        if abs(value) > LARGEST:
             self._problem(path, f"expected at most {LARGEST} in size")
             return
+        inwards = float(value)
         if inwards != value and (inwards > value) == upper:
             inwards = math.nextafter(inwards, -math.inf if upper else math.inf)
         result[keyword.replace("exclusiveM", "m") if inwards != value else keyword] = int(inwards)
@@ -365,18 +373,21 @@ class _Rewriter:
             self._problem(path, "so many different keys cannot be enforced")
 
 
-def _tighten(schema: dict[str, Any]) -> None:
-    """Leave bounds that the library (1.9.1) keeps to: of two on one side it takes the exclusive one, and an exclusive
-    whole one counts as inclusive where the other side leaves only fractions."""
-    for bound, exclusive, sign in (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1)):
-        if bound in schema and exclusive in schema:
-            del schema[exclusive if sign * schema[bound] > sign * schema[exclusive] else bound]
-    for near, far in (("Minimum", "Maximum"), ("Maximum", "Minimum")):
-        whole, other = schema.get(f"exclusive{near}"), schema.get(f"exclusive{far}", schema.get(far.lower()))
-        if whole is not None and whole == int(whole) and other is not None and 0 < abs(other - whole) < 1:
-            gap = other - whole
-            del schema[f"exclusive{near}"]
-            schema[near.lower()] = whole + math.copysign(10.0 ** (math.floor(math.log10(abs(gap))) - 3), gap)
+def _tighten(schemas: list[dict[str, Any]]) -> None:
+    """Move exclusive whole bounds a step inwards. The library (1.9.1) takes one for inclusive where the opposite bound
+    is less than 1 further from 0. The two may be joined from anywhere in the document, so each is compared with all
+    opposite ones."""
+    for near, far, sign in (("Minimum", "Maximum", 1), ("Maximum", "Minimum", -1)):
+        bound, exclusive, opposite = near.lower(), f"exclusive{near}", (far.lower(), f"exclusive{far}")
+        ends = sorted(sign * schema[name] for schema in schemas for name in opposite if name in schema)
+        ends.append(math.inf)
+        for schema in schemas:
+            whole = sign * schema.get(exclusive, -sign)
+            gap = ends[bisect_right(ends, whole)] - whole
+            if whole >= 0 and whole == int(whole) and gap < 1:
+                inwards = max(whole + gap * STEP, math.nextafter(whole, math.inf))
+                del schema[exclusive]
+                schema[bound] = sign * max(inwards, sign * schema.get(bound, sign * inwards))
 
 
 def _is_finite(value: Any) -> bool:

@@ -184,7 +184,7 @@ def _all_but(values: list[Any], node: Any) -> list[Schema]:
 def type_of(value: Any) -> str:
     """A value's type; a number without a fraction is an integer."""
     if _is_number(value):
-        return "integer" if value == int(value) else "number"
+        return "integer" if isinstance(value, int) or value.is_integer() else "number"
     kinds = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
     return kinds[type(value)]
 

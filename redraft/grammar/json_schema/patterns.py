@@ -11,12 +11,15 @@ _LOOK_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])")
 _UNIT = r"\[(?P<set>(?:[^\^\[\]\\]|\\.)(?:[^\[\]\\]|\\.)*)\]|(?P<one>\\[^bB\d]|[^\\^$.|?*+()\[\]{}])"
 """One character: of a class, or this one."""
 _RUN = re.compile(
-    rf"(?:\.\*|\[\\s\\S\]\*)(?P<unit>{_UNIT})(?:\{{(?P<count>[1-9]\d*)(?:,\d*)?\}}|(?P<again>(?P=unit)*))(?:\.\*)?(?P<end>\$?)"
+    rf"(?:\.\*|\[\\s\\S\]\*)(?P<unit>{_UNIT})(?:\{{(?P<count>[1-9]\d*)(?:,\d*)?\}}|(?P<again>(?P=unit)*))(?P<end>\$?)"
 )
+_BEFORE_ANY = re.compile(r"(?P<start>(?:\\.|[^\\])*?)(?:\.\*|\[\\s\\S\]\*)\$?", re.DOTALL)
+"""A pattern that ends with any text."""
 _END = re.compile(rf"\(\?<!(?:{_UNIT})\)\$$")
 _OF_A_CLASS = re.compile(r"\^?(?:\[(?P<characters>[^\^\[\]\\](?:[^\[\]\\]|\\.)*)\]|(?P<escape>\\[sdw]))[*]\$")
-_ITEM = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|c[A-Za-z]|[\s\S])|\[\^|[\s\S]")
-_ZERO = (r"\0", r"\x00", r"\u0000")
+_ITEM = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[pPu]\{[^{}]*\}|[pP][A-Za-z]|c[A-Za-z]|[\s\S])|\[\^|[\s\S]")
+_ZERO = re.compile(r"\\(?:0|x00|u0000|u\{0+\})|\x00")
+_NOTHING = r"[^\s\S]"
 _LITERAL_BRACE = re.compile(r"(?<!\\[pPxu])\{(?!\d+(?:,\d*)?\})")
 """An opening brace that begins no repetition, property or code point."""
 _LITERAL = re.compile(r"\^?(?P<text>(?:[^\\^$.|?*+()\[\]{}]|\\[^\w\s])+)(?P<end>\$?)")
@@ -62,6 +65,8 @@ def _unlike(inner: str) -> str:
     """A pattern of the texts that `inner` does not match at their start, for the forms that have a simple one: a
     literal, a class of characters repeated up to the end, and a run of a character anywhere. Raises ValueError for
     others."""
+    if before := _BEFORE_ANY.fullmatch(inner):
+        inner = before["start"]
     if repeated := _OF_A_CLASS.fullmatch(inner):
         return f"[^{repeated['characters'] or repeated['escape']}]"
     if run := _RUN.fullmatch(inner):
@@ -105,17 +110,20 @@ def _in_rust(pattern: str) -> str:
     """The same pattern in Rust's syntax, whose classes begin with any bracket, and which knows fewer escapes. No class
     has the character 0: the library (1.9.1) lets quotes and backslashes into one that has all control characters."""
     written = []
-    opened = False
+    opened, class_end = False, ""
     for index, item, in_class in _items(pattern):
         if not in_class and _LOOK_AROUND.match(pattern, index):
             raise ValueError("this look-around cannot be enforced")
         if not in_class and re.fullmatch(r"\\[1-9kbB]", item):
             raise ValueError(f"{item} cannot be enforced")
-        begins_range = in_class and pattern.startswith("-", index + len(item))
-        if item == "[^" and not in_class:
-            written.append(r"[^\x00")
-        elif item in _ZERO and begins_range:
-            written.append(r"\x01")
+        if item in ("[", "[^") and not in_class:
+            start, class_end = (r"[^\x00", "]") if item == "[^" else ("[[", r"]--\x00]")
+            written.append(start)
+        elif item == "]" and class_end:
+            written.append(class_end)
+            class_end = ""
+        elif item[:2] in (r"\p", r"\P") and not in_class:
+            written.append(rf"[{item}--\x00]")
         elif item[0] in "[&~" if in_class else _LITERAL_BRACE.match(pattern, index):
             written.append("\\" + item)
         elif opened and item == "-":
@@ -128,8 +136,8 @@ def _in_rust(pattern: str) -> str:
 
 def _escape(item: str, in_class: bool) -> str:
     """An item, where it is an escape of JavaScript's that Rust does not know in Rust's form."""
-    if item in _ZERO:
-        return r"\x00"
+    if _ZERO.fullmatch(item):
+        return r"\x00" if in_class else _NOTHING
     if item in (r"\<", r"\>"):
         return item[1:]
     if item == r"\b" and in_class:

@@ -229,6 +229,14 @@ def test_an_error_of_the_library_names_the_function(form):
     assert "%json" not in str(refused.value)
 
 
+def test_a_bound_beyond_all_doubles_is_refused_or_dropped():
+    parameters = {"properties": {"x": {"type": "integer", "minimum": 10**400}}}
+    assert '{"name": "f", "parameters": {"x": 1}}' in arguments_of(parameters)
+    with pytest.raises(ApiError, match=r"parameters of 'f' .*: properties\.x\.minimum: ") as refused:
+        arguments_of(parameters, strict=True)
+    assert (refused.value.status, refused.value.param) == (400, "tools")
+
+
 def test_functions_share_the_work_that_schemas_may_take():
     """The ones after it are as free as one that cannot be enforced."""
     large = {"properties": {f"k{index}": {"type": "string"} for index in range(6000)}}
