@@ -66,7 +66,7 @@ def fitting_prompts(model: Path, bundles: Sequence[Path], turns: Sequence[str]) 
 
 
 def measure_speed(runtime: Runtime, method: str, prompts: Sequence[list[int]], streams: int) -> Speed:
-    """Answer the first of the prompts, each once, with so many under way at a time."""
+    """Answer the first prompts, each once, `streams` at a time."""
     scheduler, sent, count = runtime.scheduler, 0, min(max(FEWEST, streams), len(prompts))
     before = asdict(scheduler.totals)
     while sent < count or not scheduler.idle:

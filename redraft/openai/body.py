@@ -174,7 +174,7 @@ UNSERVED_FIELDS: Unserved = {
     "watermarking": ((), "no watermark is written"),
     "web_search_options": ((), "no hosted tools are served"),
 }
-"""Of every endpoint, but for the fields that it serves."""
+"""Fields that an endpoint does not serve: every one of these, except those that are its own."""
 RESPONSES: Unserved = {
     "access_programs": ((), STATELESS),
     "background": ((), STATELESS),

@@ -66,7 +66,7 @@ def answer(request: dict[str, Any], most_characters: int) -> dict[str, str]:
 
 
 def _start(reason: object) -> str:
-    """As much of a reason as an error message holds: a template writes it at any length."""
+    """Cut a reason to what an error message holds: a template may write one of any length."""
     text = str(reason)
     return text if len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 3]}..."
 

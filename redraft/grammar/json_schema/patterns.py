@@ -30,9 +30,9 @@ def split_pattern(pattern: str) -> list[str]:
     Raises ValueError for look-around elsewhere, and for what no automaton finds: references back to groups, and ends of
     words."""
     parts = list[str]()
-    if behind := _END.search(pattern):
-        pattern = f"{pattern[: behind.start()]}$"
-        parts.append(_ending_unlike(_characters(behind)))
+    if look_behind := _END.search(pattern):
+        pattern = f"{pattern[: look_behind.start()]}$"
+        parts.append(_ending_unlike(_characters(look_behind)))
     rest = pattern.removeprefix("^")
     if rest != pattern:
         while group := _LOOK_AHEAD.match(rest):
