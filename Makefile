@@ -62,7 +62,7 @@ DISTILL = $(PY) build/distill.py --model $(MODEL) $(if $(DATA),--prompts $(DATA)
   --tokens $(TOKENS) $(LAYERS)
 # COMPILE builds a bundle, unless the one that is there was built from the same. One whose folder the user named is not replaced.
 COMPILE := $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --precision $(PRECISION) \
-  $(CALIBRATED:%=--calibration %) $(if $(filter-out 1,$(TP)),--tensor-parallel $(TP))
+  $(CALIBRATED:%=--calibration %) $(if $(filter-out 1,$(TP)),--tp $(TP))
 named    = $(if $(filter-out file,$(origin $(1))),--named)
 
 .DEFAULT_GOAL := help
@@ -84,7 +84,7 @@ CHECK_PYTHON = $(PYTHON) -c "import ensurepip, sys; sys.exit(sys.version_info[:2
   "make: needs Python 3.11 with venv, got $(PYTHON) ($$($(PYTHON) --version 2>&1 | tail -1)). Set PYTHON to it (Debian:" \
   "apt-get install python3.11-venv)"; exit 1; }
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
-$(SETUP): requirements.txt requirements-gpu.txt requirements-triton.txt $(wildcard requirements/*.txt)
+$(SETUP): pyproject.toml requirements.txt requirements-gpu.txt requirements-triton.txt $(wildcard requirements/*.txt)
 	@command -v g++ >/dev/null || { echo "setup: g++ is missing (Debian: apt-get install g++)"; exit 1; }
 	@$(CHECK_PYTHON)
 	@$(PYTHON) -m venv .venv
@@ -130,7 +130,7 @@ $(TEACHER)-engine/manifest.json: always | $(MODEL)/source.json
 
 train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) $(HELD_OUT) --output $(OWN_DRAFTER) \
-	  --positions $(POSITIONS) --drafter $(KIND)
+	  --positions $(POSITIONS) --kind $(KIND)
 
 hours:
 	@test -z "$(OTHER_KIND)" || { echo "make drafter plans for KIND=recurrent:" \

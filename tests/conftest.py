@@ -135,7 +135,7 @@ def compiled_operators() -> None:
 def timings_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a stand-in for TensorRT measures stays out of the product's cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compiler.writers.engine_builder.CACHE", tmp_path_factory.mktemp("timings"))
+        patch.setattr("redraft.compiler.writers.engine_builder.CACHE", tmp_path_factory.mktemp("timings"))
         yield
 
 

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from compiler.writers import torch as torch_writer
-from compiler.writers.torch import save
-from model_defs.export import drafter as export_drafter
-from model_defs.export import target as export_target
-from model_defs.export.networks import export_network
-from model_defs.export.programs import export_drafter_torch, export_resampler_torch, export_target_torch
+from redraft.compiler.writers import torch as torch_writer
+from redraft.compiler.writers.torch import save
+from redraft.model_defs.export import drafter as export_drafter
+from redraft.model_defs.export import target as export_target
+from redraft.model_defs.export.networks import export_network
+from redraft.model_defs.export.programs import export_drafter_torch, export_resampler_torch, export_target_torch
 
 if TYPE_CHECKING:
     import onnx_ir as ir

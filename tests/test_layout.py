@@ -12,21 +12,25 @@ import pytest
 from redraft.bundle.backends import BACKENDS
 from tests.conftest import ROOT
 
+RUN_TIME = {"redraft", "redraft.plugins"}
+PRODUCT = RUN_TIME | {"redraft.model_defs", "redraft.compiler", "redraft.training", "redraft.cli"}
 BELOW = {
-    "redraft": {"redraft"},
-    "model_defs": {"model_defs", "redraft"},
-    "compiler": {"compiler", "model_defs", "redraft"},
-    "training": {"training", "model_defs", "redraft"},
-    "benchmarks": {"benchmarks", "training", "compiler", "model_defs", "redraft"},
-    "studies": {"studies", "benchmarks", "training", "compiler", "model_defs", "redraft"},
+    "redraft.plugins": set(),
+    "redraft": {"redraft.plugins"},
+    "redraft.model_defs": RUN_TIME,
+    "redraft.compiler": RUN_TIME | {"redraft.model_defs"},
+    "redraft.training": RUN_TIME | {"redraft.model_defs"},
+    "redraft.cli": PRODUCT,
+    "benchmarks": PRODUCT,
+    "studies": PRODUCT | {"benchmarks"},
 }
-"""What each package may import of the repository; redraft.plugins, the operators, only of itself."""
+"""What each layer may import of the repository beside itself; `redraft` is the run time, all that is in no other."""
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the packages by its name, operators under redraft.plugins."""
-    files = [file for package in BELOW for file in (ROOT / package).rglob("*.py")]
-    files += (ROOT / "redraft" / "plugins").rglob("*.py")
+    """Every module by its name, those of linked folders under redraft."""
+    folders = ("redraft", "redraft/plugins", "redraft/model_defs", "benchmarks", "studies")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     names = {file.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): file for file in files}
     return {name.removesuffix(".__init__"): file for name, file in names.items()}
 
@@ -70,19 +74,23 @@ def test_no_module_imports_itself_over_others():
     list(TopologicalSorter(graph()).static_order())
 
 
-def test_packages_import_only_what_is_below_them():
+def layer(module: str) -> str:
+    return max((name for name in BELOW if f"{module}.".startswith(f"{name}.")), key=len)
+
+
+def test_layers_import_only_what_is_below_them():
     for name, targets in graph().items():
-        allowed = {"redraft.plugins"} if name.startswith("redraft.plugins") else BELOW[name.partition(".")[0]]
-        above = {one for one in targets if not one.startswith(tuple(allowed))}
+        allowed = BELOW[layer(name)] | {layer(name)}
+        above = {target for target in targets if layer(target) not in allowed}
         if name.startswith("redraft.engines"):
-            above |= {one for one in targets if one.startswith("redraft.scheduling")}
+            above |= {target for target in targets if target.startswith("redraft.scheduling")}
         assert not above, name
 
 
 def test_modules_that_strings_name_are_seen():
     found = graph()
     assert {"redraft.engines.openvino", "redraft.engines.tensorrt.engine"} < found["redraft.engines"]
-    assert {"compiler.writers.openvino", "compiler.writers.tensorrt"} < found["compiler.bundle"]
+    assert {"redraft.compiler.writers.openvino", "redraft.compiler.writers.tensorrt"} < found["redraft.compiler.bundle"]
     assert "redraft.decoding.construction" in found["redraft.decoding"]
 
 

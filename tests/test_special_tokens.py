@@ -20,9 +20,9 @@ from redraft.openai.translate import chat_job, completion_job
 from redraft.runtime import Runtime
 from redraft.serving.triton.fields import ENSEMBLE, PREPROCESSING
 from redraft.text import TextCodec
+from redraft.training.conversations import Template
 from tests.openai.serving import toy_bundle
 from tests.test_llm import toy_runtime
-from training.conversations import Template
 
 BOS = "<end>"
 BODY = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"

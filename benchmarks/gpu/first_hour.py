@@ -111,7 +111,7 @@ class Row:
         if self.profilers and not tool("compute-sanitizer"):
             return "compute-sanitizer is neither in PATH nor in /usr/local/cuda/bin: it comes with CUDA's toolkit"
         if self.model and not (setting.model / "source.json").is_file():
-            return f"no model at {setting.model}: run build/fetch_model.py, or name it with --model"
+            return f"no model at {setting.model}: run redraft fetch, or name it with --model"
         return None
 
 

@@ -24,8 +24,8 @@ from rich.console import Console
 
 from benchmarks.figures.tables import Table
 from benchmarks.gpu.machine import PACKAGES
-from compiler.checkpoints import shipped
-from compiler.checkpoints.source import FetchError
+from redraft.compiler.checkpoints import shipped
+from redraft.compiler.checkpoints.source import FetchError
 from redraft.plugins.library import BuildError
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ GIVEN = ("torch", "transformers", "numpy", "mpi4py", "rich", "typer", "psutil", 
 NEEDED = (*PACKAGES, "typing_extensions")
 """Packages that come along whatever the given ones need: an older release would do for torch, but not for pydantic."""
 GGUF = "gguf"
-"""What build/fetch_model.py reads the model's file with."""
+"""What redraft fetch reads the model's file with."""
 RTX, RTX_LIBRARY = "tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu13_libs"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64",
              "manylinux1_x86_64")  # fmt: skip

@@ -30,22 +30,22 @@ from torch import Tensor
 
 from benchmarks.figures.tables import Table
 from benchmarks.gpu.machine import add_device, describe, device_of, milliseconds, write_report
-from model_defs.drafters.base import Drafter
-from model_defs.drafters.eagle3 import Eagle3Drafter
-from model_defs.drafters.hidden_state import HiddenStateDrafter
-from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
-from model_defs.export.programs import TorchTarget
-from model_defs.export.target import CacheShape
-from model_defs.loops.beam_search import BeamSearch
-from model_defs.loops.context_cache import CacheTables
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Target
-from model_defs.target.rope import RopeConfig
 from redraft.batch import DraftCandidates, TargetBatch
 from redraft.decoding.construction import beam, best_first
 from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, prune_tree, shared_budgets
 from redraft.engines.cuda.graphs import CudaGraphCache, Inputs, available_graphs
 from redraft.engines.cuda.transfer import Results
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.eagle3 import Eagle3Drafter
+from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
+from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
+from redraft.model_defs.export.programs import TorchTarget
+from redraft.model_defs.export.target import CacheShape
+from redraft.model_defs.loops.beam_search import BeamSearch
+from redraft.model_defs.loops.context_cache import CacheTables
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.rope import RopeConfig
 
 LLAMA_2_7B = TargetConfig(
     vocab_size=32000,

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.figures.tables import Table
 from benchmarks.gpu.llama_7b import SHAPES
 from benchmarks.gpu.machine import add_device, describe, device_of, write_report
-from model_defs.target.config import TargetConfig
+from redraft.model_defs.target.config import TargetConfig
 from redraft.plugins.cuda.check_on_gpu import CACHED_BYTES, seconds
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16

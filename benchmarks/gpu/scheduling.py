@@ -26,11 +26,11 @@ from torch import Tensor
 from benchmarks.figures.tables import Table
 from benchmarks.gpu.llama_7b import SHAPES, random_drafter, random_target
 from benchmarks.gpu.machine import PACKAGES, add_device, describe, device_of, write_report
-from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
-from model_defs.export.programs import TorchTarget
-from model_defs.export.target import CacheShape
-from model_defs.loops.beam_search import BeamSearch
-from model_defs.target.config import TargetConfig
+from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
+from redraft.model_defs.export.programs import TorchTarget
+from redraft.model_defs.export.target import CacheShape
+from redraft.model_defs.loops.beam_search import BeamSearch
+from redraft.model_defs.target.config import TargetConfig
 
 if TYPE_CHECKING:
     from redraft.llm import LLM

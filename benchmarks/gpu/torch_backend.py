@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     """The exit status is 1 where a command failed, an inequality included."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_device(parser, __file__)
-    parser.add_argument("--model", type=Path, required=True, help="a folder made by build/fetch_model.py")
+    parser.add_argument("--model", type=Path, required=True, help="a folder made by redraft fetch")
     parser.add_argument("--methods", type=Path, default=Path("benchmarks/gpu/methods.toml"))
     parser.add_argument("--work", type=Path, default=Path("artifacts/gpu"), help="folder for bundles and results")
     parser.add_argument("--parts", nargs="+", choices=("build", "equality", "steps", "batches"),

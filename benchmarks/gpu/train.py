@@ -69,7 +69,7 @@ def distil_command(args: argparse.Namespace, folder: Path, tokens: int, *more: s
 
 def train_command(args: argparse.Namespace, kind: str) -> list[str]:
     return [
-        *(sys.executable, "build/train_drafter.py", "--model", str(args.model), "--drafter", kind),
+        *(sys.executable, "build/train_drafter.py", "--model", str(args.model), "--kind", kind),
         *("--data", str(args.output_folder / "data"), "--output", str(args.output_folder / kind)),
         *("--positions", str(args.positions), "--batch", str(args.batch or BATCHES.get(kind, 16))),
         *("--every", str(args.every), "--held-out", str(args.held_out), "--hot-vocabulary", str(args.hot_vocabulary)),
@@ -137,8 +137,8 @@ def main(argv: list[str] | None = None) -> int:
     """The exit status is 1 where a command failed; running out of time is none."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--model", type=Path, required=True, help="a folder made by build/fetch_model.py")
-    parser.add_argument("--prompts", type=Path, required=True, help="a file of prompts, see build/distill.py")
+    parser.add_argument("--model", type=Path, required=True, help="a folder made by redraft fetch")
+    parser.add_argument("--prompts", type=Path, required=True, help="a file of prompts, see redraft distill")
     parser.add_argument("--output", dest="output_folder", type=Path, required=True, help="folder; its report.json too")
     parser.add_argument("--minutes", type=float, default=8.0, help="of this piece; a command may end a minute later")
     parser.add_argument("--drafters", type=Path, default=ROOT / "build/drafters.toml", help="those that ship, by kind")
@@ -149,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, default=1024, help="conversations side by side")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--shard-documents", type=int, default=1024)
-    parser.add_argument("--shares", help="of the prompts' sources, see build/distill.py")
+    parser.add_argument("--shares", help="of the prompts' sources, see redraft distill")
     parser.add_argument("--batch", type=int, help="windows of a training step")
     parser.add_argument("--window", type=int, help="positions of a window")
     parser.add_argument("--every", type=int, default=500, help="steps between checkpoints")

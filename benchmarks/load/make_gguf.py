@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from model_defs.files import weight_files
-from model_defs.target.config import TargetConfig
+from redraft.model_defs.files import weight_files
+from redraft.model_defs.target.config import TargetConfig
 
 LAYER_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",

@@ -24,14 +24,14 @@ from torch import Tensor
 
 from benchmarks.figures.results import save_report
 from benchmarks.load.workload import ChatTokenizer
-from compiler.calibration import Calibration
-from compiler.passes.quantization import FP8, INT8, quantize_network
-from model_defs.export.target import CacheShape, export_target_native
-from model_defs.loops.padded_context_cache import HIDDEN_SCORE
-from model_defs.target.attention import causal_attend
-from model_defs.target.fingerprint import target_fingerprint
-from model_defs.target.model import Target
+from redraft.compiler.calibration import Calibration
+from redraft.compiler.passes.quantization import FP8, INT8, quantize_network
 from redraft.console.progress import tracked
+from redraft.model_defs.export.target import CacheShape, export_target_native
+from redraft.model_defs.loops.padded_context_cache import HIDDEN_SCORE
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
 from redraft.prompts import load_prompts, spread
 
 out = Console(highlight=False)
@@ -123,9 +123,9 @@ def compare(target: Target, texts: list[list[int]], calibration: Calibration | N
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
+    model: Annotated[Path, typer.Option(help="Target: a folder made by redraft fetch.")],
     dataset: Annotated[Path, typer.Option(help="Prompts, others than were calibrated on.")],
-    calibration: Annotated[Path | None, typer.Option(help="What build/calibrate.py wrote; without it no fp8.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="What redraft calibrate wrote; without it no fp8.")] = None,
     num_prompts: Annotated[int | None, typer.Option(min=1, help="How many prompts; default: all.")] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Longer prompts are cut to so many tokens.")] = 512,
     output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,

@@ -1,4 +1,4 @@
-"""Acceptance of drafters on conversations that were kept from training, side by side: what build/train_drafter.py logs,
+"""Acceptance of drafters on conversations that were kept from training, side by side: what redraft train logs,
 of drafters as they are.
 
     python -m benchmarks.verify.held_out drafters/* --model MODEL --data TEACHER
@@ -17,10 +17,10 @@ from rich.console import Console
 
 from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table, rates
-from model_defs.drafters.registry import load_drafter
-from model_defs.target.model import Target
-from training.distillation import Labels, Trainer
-from training.teacher_data import TeacherData
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.target.model import Target
+from redraft.training.distillation import Labels, Trainer
+from redraft.training.teacher_data import TeacherData
 
 
 def judge(folder: Path, target: Target, data: list[Path], held_out: int, unroll: int) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def row(found: dict[str, Any]) -> list[str]:
 
 def main(
     drafters: Annotated[list[Path], typer.Argument(help="Folders of drafters.")],
-    model: Annotated[Path, typer.Option(help="Target folder written by fetch_model.py.")],
-    data: Annotated[list[Path], typer.Option(help="Teacher data written by distill.py.")],
+    model: Annotated[Path, typer.Option(help="Target folder written by redraft fetch.")],
+    data: Annotated[list[Path], typer.Option(help="Teacher data written by redraft distill.")],
     held_out: Annotated[int, typer.Option(help="Shards that were kept from training.")] = 2,
     unroll: Annotated[int, typer.Option(help="Tokens that a chain drafts.")] = 5,
     output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,

@@ -24,15 +24,15 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
-from compiler.checkpoints.eagle3 import Form, export_eagle3
-from model_defs.drafters.block import BlockDrafter
-from model_defs.drafters.eagle3 import Eagle3Config, Eagle3Drafter, ParallelEagle3Drafter
-from model_defs.drafters.layer_shape import LayerShape
-from model_defs.drafters.registry import load_drafter
-from model_defs.drafters.token_info import TokenInfoFactors
-from model_defs.drafters.windows import Windows
-from model_defs.loops.operators import TORCH
-from model_defs.target.model import Target
+from redraft.compiler.checkpoints.eagle3 import Form, export_eagle3
+from redraft.model_defs.drafters.block import BlockDrafter
+from redraft.model_defs.drafters.eagle3 import Eagle3Config, Eagle3Drafter, ParallelEagle3Drafter
+from redraft.model_defs.drafters.layer_shape import LayerShape
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.drafters.token_info import TokenInfoFactors
+from redraft.model_defs.drafters.windows import Windows
+from redraft.model_defs.loops.operators import TORCH
+from redraft.model_defs.target.model import Target
 
 SIZE, VOCAB, ROWS, LAYERS = 24, 111, 53, (2, 3, 5)
 POSITIONS, DEPTHS, MOST = 14, 3, 1e-4

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.drafters.token_info import TokenInfo, TokenInfoFactors
-from model_defs.drafters.windows import Windows
-from model_defs.files import read_json, read_tensors, require_finite, save_tensors
-from model_defs.target.model import FeatureReader, Target
+from redraft.model_defs.drafters.token_info import TokenInfo, TokenInfoFactors
+from redraft.model_defs.drafters.windows import Windows
+from redraft.model_defs.files import read_json, read_tensors, require_finite, save_tensors
+from redraft.model_defs.target.model import FeatureReader, Target
 
 
 class DrafterConfig(Protocol):
@@ -66,7 +66,7 @@ class Drafter(nn.Module):
     config_type: ClassVar[type]
     recipe: ClassVar[Recipe]
     is_trained: ClassVar[bool] = True
-    """Whether build/train_drafter.py trains it; others are read from the hub"""
+    """Whether redraft train trains it; others are read from the hub"""
     reads_context: ClassVar[bool] = False
     """Whether it attends to all that was committed, prompts included."""
 

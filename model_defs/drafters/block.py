@@ -16,14 +16,14 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from model_defs.drafters.context_drafter import ChainDrafter
-from model_defs.drafters.layer_shape import LayerShape
-from model_defs.drafters.token_info import InfoForm, TokenInfoFactors
-from model_defs.drafters.windows import Windows
-from model_defs.loops.block import Block
-from model_defs.loops.chains import ChainPaths
-from model_defs.loops.operators import Operators
-from model_defs.target.model import DecoderLayer, FeatureReader, RMSNorm, Target
+from redraft.model_defs.drafters.context_drafter import ChainDrafter
+from redraft.model_defs.drafters.layer_shape import LayerShape
+from redraft.model_defs.drafters.token_info import InfoForm, TokenInfoFactors
+from redraft.model_defs.drafters.windows import Windows
+from redraft.model_defs.loops.block import Block
+from redraft.model_defs.loops.chains import ChainPaths
+from redraft.model_defs.loops.operators import Operators
+from redraft.model_defs.target.model import DecoderLayer, FeatureReader, RMSNorm, Target
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.drafters.base import Drafter, ridge
-from model_defs.drafters.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
-from model_defs.drafters.window_attention import WindowAttention
-from model_defs.drafters.windows import Windows
-from model_defs.loops.chains import ChainPaths
-from model_defs.loops.context_cache import CacheTables, Context
-from model_defs.loops.operators import Operators
-from model_defs.precision import working_precision
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Attend, DecoderLayer, Target, copy_weights, norm_of
+from redraft.model_defs.drafters.base import Drafter, ridge
+from redraft.model_defs.drafters.token_info import InfoForm, TokenInfoFactors, TokenInfoTable
+from redraft.model_defs.drafters.window_attention import WindowAttention
+from redraft.model_defs.drafters.windows import Windows
+from redraft.model_defs.loops.chains import ChainPaths
+from redraft.model_defs.loops.context_cache import CacheTables, Context
+from redraft.model_defs.loops.operators import Operators
+from redraft.model_defs.precision import working_precision
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Attend, DecoderLayer, Target, copy_weights, norm_of
 
 SAMPLED_WINDOWS = 32
 """Windows of the closed-form start."""

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.drafters.base import Drafter, Recipe
-from model_defs.drafters.window_attention import WindowAttention
-from model_defs.drafters.windows import Windows
-from model_defs.loops.context_cache import CacheTables, TreePaths
-from model_defs.loops.operators import Operators
-from model_defs.target.model import Attend, DecoderLayer, Target, copy_weights, norm_of
+from redraft.model_defs.drafters.base import Drafter, Recipe
+from redraft.model_defs.drafters.window_attention import WindowAttention
+from redraft.model_defs.drafters.windows import Windows
+from redraft.model_defs.loops.context_cache import CacheTables, TreePaths
+from redraft.model_defs.loops.operators import Operators
+from redraft.model_defs.target.model import Attend, DecoderLayer, Target, copy_weights, norm_of
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from model_defs.drafters.base import Recipe
-from model_defs.drafters.context_drafter import LayerDrafter
-from model_defs.drafters.layer_shape import LayerShape
-from model_defs.drafters.windows import Windows
-from model_defs.loops.context_cache import TreePaths
-from model_defs.loops.operators import Operators
-from model_defs.target.model import DecoderLayer, Target
+from redraft.model_defs.drafters.base import Recipe
+from redraft.model_defs.drafters.context_drafter import LayerDrafter
+from redraft.model_defs.drafters.layer_shape import LayerShape
+from redraft.model_defs.drafters.windows import Windows
+from redraft.model_defs.loops.context_cache import TreePaths
+from redraft.model_defs.loops.operators import Operators
+from redraft.model_defs.target.model import DecoderLayer, Target
 
 
 @dataclass(frozen=True)

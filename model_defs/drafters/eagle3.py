@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.drafters.base import Recipe
-from model_defs.drafters.context_drafter import ChainDrafter, ContextDrafter
-from model_defs.drafters.layer_shape import LayerShape
-from model_defs.drafters.windows import Windows
-from model_defs.loops.chains import ChainPaths
-from model_defs.loops.context_cache import TreePaths
-from model_defs.loops.operators import Operators
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Attend, DecoderLayer, FeatureReader, RMSNorm, Target, copy_weights
-from model_defs.target.rope import RopeConfig
+from redraft.model_defs.drafters.base import Recipe
+from redraft.model_defs.drafters.context_drafter import ChainDrafter, ContextDrafter
+from redraft.model_defs.drafters.layer_shape import LayerShape
+from redraft.model_defs.drafters.windows import Windows
+from redraft.model_defs.loops.chains import ChainPaths
+from redraft.model_defs.loops.context_cache import TreePaths
+from redraft.model_defs.loops.operators import Operators
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Attend, DecoderLayer, FeatureReader, RMSNorm, Target, copy_weights
+from redraft.model_defs.target.rope import RopeConfig
 
 LEAST_LAYERS = 6
 """Layers of a target whose first, middle and last third can be read."""

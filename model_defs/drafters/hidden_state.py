@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from model_defs.drafters.base import Decay, Recipe, ridge
-from model_defs.drafters.context_drafter import ChainDrafter, LayerDrafter
-from model_defs.drafters.token_info import TokenInfo
-from model_defs.drafters.windows import Windows
-from model_defs.loops.chains import ChainPaths
-from model_defs.loops.operators import Operators
-from model_defs.target.model import Attend, Target
+from redraft.model_defs.drafters.base import Decay, Recipe, ridge
+from redraft.model_defs.drafters.context_drafter import ChainDrafter, LayerDrafter
+from redraft.model_defs.drafters.token_info import TokenInfo
+from redraft.model_defs.drafters.windows import Windows
+from redraft.model_defs.loops.chains import ChainPaths
+from redraft.model_defs.loops.operators import Operators
+from redraft.model_defs.target.model import Attend, Target
 
 
 @dataclass(frozen=True)

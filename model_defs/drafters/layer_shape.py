@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from model_defs.target.config import TargetConfig
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.base import active_window
-from model_defs.target.rope import RopeConfig
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.families.base import active_window
+from redraft.model_defs.target.rope import RopeConfig
 
 FIELDS = (
     *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "hidden_act"),

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.drafters.base import Drafter, Recipe, ridge
-from model_defs.drafters.recurrent import ResidualBlock
-from model_defs.drafters.windows import Windows
-from model_defs.loops.operators import Operators
-from model_defs.loops.paths import Children
-from model_defs.target.model import Target
+from redraft.model_defs.drafters.base import Drafter, Recipe, ridge
+from redraft.model_defs.drafters.recurrent import ResidualBlock
+from redraft.model_defs.drafters.windows import Windows
+from redraft.model_defs.loops.operators import Operators
+from redraft.model_defs.loops.paths import Children
+from redraft.model_defs.target.model import Target
 
 
 @dataclass(frozen=True)

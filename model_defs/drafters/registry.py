@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from model_defs.drafters.base import Drafter, is_same
-from model_defs.drafters.block import BlockDrafter
-from model_defs.drafters.draft_lm import DraftLM
-from model_defs.drafters.eagle import EagleDrafter
-from model_defs.drafters.eagle3 import Eagle3Drafter, ParallelEagle3Drafter
-from model_defs.drafters.hidden_state import HiddenStateDrafter
-from model_defs.drafters.hub.eagle import OWN_HEAD, WITHOUT_HEAD
-from model_defs.drafters.hub.readers import read, require_reader
-from model_defs.drafters.medusa import MedusaDrafter
-from model_defs.drafters.recurrent import RecurrentDrafter
-from model_defs.files import read_json
-from model_defs.target.model import Target
+from redraft.model_defs.drafters.base import Drafter, is_same
+from redraft.model_defs.drafters.block import BlockDrafter
+from redraft.model_defs.drafters.draft_lm import DraftLM
+from redraft.model_defs.drafters.eagle import EagleDrafter
+from redraft.model_defs.drafters.eagle3 import Eagle3Drafter, ParallelEagle3Drafter
+from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
+from redraft.model_defs.drafters.hub.eagle import OWN_HEAD, WITHOUT_HEAD
+from redraft.model_defs.drafters.hub.readers import read, require_reader
+from redraft.model_defs.drafters.medusa import MedusaDrafter
+from redraft.model_defs.drafters.recurrent import RecurrentDrafter
+from redraft.model_defs.files import read_json
+from redraft.model_defs.target.model import Target
 
 DRAFTERS: dict[str, type[Drafter]] = {
     kind.name: kind
@@ -46,7 +46,7 @@ def form_of(folder: Path) -> str | None:
 
 
 def load_drafter(folder: Path, target: Target, answers: Mapping[str, str] | None = None) -> Drafter:
-    """The drafter of a folder written by build/train_drafter.py, or of one from the hub; `answers` to what the latter
+    """The drafter of a folder written by redraft train, or of one from the hub; `answers` to what the latter
     leaves open.
 
     Raises ValueError for a kind that is not known, or a drafter that does not fit the target or is not whole, or
@@ -57,7 +57,7 @@ def load_drafter(folder: Path, target: Target, answers: Mapping[str, str] | None
     if kind not in DRAFTERS:
         raise ValueError(f"{folder}/config.json: unknown drafter {kind!r}; known are {', '.join(DRAFTERS)}")
     if answers:
-        raise ValueError(f"--read-as: {folder} was written by build/train_drafter.py, which leaves nothing open")
+        raise ValueError(f"--read-as: {folder} was written by redraft train, which leaves nothing open")
     return DRAFTERS[kind].load(folder, target)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.target.model import RMSNorm
+from redraft.model_defs.target.model import RMSNorm
 
 EPS = 1e-6
 LARGEST = {torch.int8: 127, torch.float8_e4m3fn: 448}

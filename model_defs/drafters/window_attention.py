@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_defs.target.attention import HeadNorms, apply_rope, rope_tables, split_qkv, within_window
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Attend
+from redraft.model_defs.target.attention import HeadNorms, apply_rope, rope_tables, split_qkv, within_window
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Attend
 
 
 class WindowAttention:

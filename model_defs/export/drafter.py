@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from model_defs.drafters.base import Drafter
-from model_defs.export.networks import attention_attributes, cache_names, export_network
-from model_defs.loops.beam_search import BeamSearch
-from model_defs.loops.chains import Resampler
-from model_defs.loops.context_cache import CacheTables
-from model_defs.loops.operators import Operators, TorchOperators
-from model_defs.loops.padded_context_cache import NativeContext
-from model_defs.loops.random_draws import RandomDraws
-from model_defs.target.attention import HeadNorms
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.export.networks import attention_attributes, cache_names, export_network
+from redraft.model_defs.loops.beam_search import BeamSearch
+from redraft.model_defs.loops.chains import Resampler
+from redraft.model_defs.loops.context_cache import CacheTables
+from redraft.model_defs.loops.operators import Operators, TorchOperators
+from redraft.model_defs.loops.padded_context_cache import NativeContext
+from redraft.model_defs.loops.random_draws import RandomDraws
+from redraft.model_defs.target.attention import HeadNorms
 
 if TYPE_CHECKING:
     import onnx_ir as ir

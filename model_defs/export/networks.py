@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from model_defs.target.attention import HeadNorms
+from redraft.model_defs.target.attention import HeadNorms
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from model_defs.drafters.token_info import TokenInfoTable
-from model_defs.export.drafter import DrafterInputs, Drafting, Resampling, resampling_examples
-from model_defs.export.target import CacheShape, empty_caches
-from model_defs.loops.beam_search import BeamSearch
-from model_defs.loops.context_cache import CacheTables
-from model_defs.target.attention import HeadNorms, RopeTables
-from model_defs.target.model import Target, add
-from model_defs.target.shards import rank_join
+from redraft.model_defs.drafters.token_info import TokenInfoTable
+from redraft.model_defs.export.drafter import DrafterInputs, Drafting, Resampling, resampling_examples
+from redraft.model_defs.export.target import CacheShape, empty_caches
+from redraft.model_defs.loops.beam_search import BeamSearch
+from redraft.model_defs.loops.context_cache import CacheTables
+from redraft.model_defs.target.attention import HeadNorms, RopeTables
+from redraft.model_defs.target.model import Target, add
+from redraft.model_defs.target.shards import rank_join
 from redraft.plugins.operators.all_reduce.torch_op import all_reduce
 from redraft.plugins.operators.tree_attention.torch_op import tree_attention
 

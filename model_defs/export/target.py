@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.export.networks import attention_attributes, cache_names, export_network
-from model_defs.loops.padded_context_cache import HIDDEN_SCORE, scatter_rows
-from model_defs.target.attention import HeadNorms, RopeTables, rope_tables, split_qkv, within_window
-from model_defs.target.model import Join, States, Target, add
-from model_defs.target.shards import rank_join
+from redraft.model_defs.export.networks import attention_attributes, cache_names, export_network
+from redraft.model_defs.loops.padded_context_cache import HIDDEN_SCORE, scatter_rows
+from redraft.model_defs.target.attention import HeadNorms, RopeTables, rope_tables, split_qkv, within_window
+from redraft.model_defs.target.model import Join, States, Target, add
+from redraft.model_defs.target.shards import rank_join
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from model_defs.loops.operators import TORCH, Operators
-from model_defs.loops.paths import Children, Paths
+from redraft.model_defs.loops.operators import TORCH, Operators
+from redraft.model_defs.loops.paths import Children, Paths
 
 NOISE_INPUTS = 6
 """Inputs that say which noise the target will draw with."""

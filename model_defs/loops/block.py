@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_defs.target.model import Attend
+from redraft.model_defs.target.model import Attend
 from redraft.plugins.operators.draft_rows.reference import BITS, pack_bits
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from model_defs.loops.operators import Operators
-from model_defs.loops.paths import Children
+from redraft.model_defs.loops.operators import Operators
+from redraft.model_defs.loops.paths import Children
 
 
 class Chainer(Protocol):

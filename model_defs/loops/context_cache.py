@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.loops.block import Block, BlockRows
-from model_defs.loops.paths import Children
-from model_defs.target.attention import HeadNorms, RopeTables
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Attend
+from redraft.model_defs.loops.block import Block, BlockRows
+from redraft.model_defs.loops.paths import Children
+from redraft.model_defs.target.attention import HeadNorms, RopeTables
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Attend
 
 if TYPE_CHECKING:
-    from model_defs.loops.operators import Operators
+    from redraft.model_defs.loops.operators import Operators
 
 MASK_BITS = 32
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from model_defs.loops.context_cache import CacheTables, Context, DraftContext
-from model_defs.target.attention import HeadNorms
+from redraft.model_defs.loops.context_cache import CacheTables, Context, DraftContext
+from redraft.model_defs.target.attention import HeadNorms
 from redraft.plugins.operators.beam_step.reference import beam_step
 from redraft.plugins.operators.draft_rows.reference import draft_rows, pair_rows
 from redraft.plugins.operators.draw_step.reference import draw_step

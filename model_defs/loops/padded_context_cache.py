@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model_defs.loops.block import Block, BlockRows
-from model_defs.loops.context_cache import CacheTables
-from model_defs.loops.paths import Children
-from model_defs.target.attention import HeadNorms, split_qkv, within_window
-from model_defs.target.model import Attend
+from redraft.model_defs.loops.block import Block, BlockRows
+from redraft.model_defs.loops.context_cache import CacheTables
+from redraft.model_defs.loops.paths import Children
+from redraft.model_defs.target.attention import HeadNorms, split_qkv, within_window
+from redraft.model_defs.target.model import Attend
 
 HIDDEN_SCORE = -3e4
 """Score added where a row must not see a key; fp16 holds it."""

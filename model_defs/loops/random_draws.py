@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from model_defs.loops.operators import TORCH, Operators
-from model_defs.loops.paths import Children, Paths
+from redraft.model_defs.loops.operators import TORCH, Operators
+from redraft.model_defs.loops.paths import Children, Paths
 
 
 class RandomDraws(nn.Module):

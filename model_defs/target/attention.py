@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.target.config import TargetConfig
+from redraft.model_defs.target.config import TargetConfig
 
 
 def rope_tables(config: TargetConfig, length: int, context: int = 0) -> list[Tensor]:

@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.errors import UnsupportedModelError
 
 COUNTS = {
     "vocab_size": 1 << 24,

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from model_defs.files import read_json
-from model_defs.target.bounds import check_fields, end_ids, without_nulls, without_unread
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.base import Attention, Experts, Family
-from model_defs.target.families.registry import SUPPORTED, family_of
-from model_defs.target.rope import NONE, RopeConfig
+from redraft.model_defs.files import read_json
+from redraft.model_defs.target.bounds import check_fields, end_ids, without_nulls, without_unread
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.families.base import Attention, Experts, Family
+from redraft.model_defs.target.families.registry import SUPPORTED, family_of
+from redraft.model_defs.target.rope import NONE, RopeConfig
 
 
 @dataclass(frozen=True)

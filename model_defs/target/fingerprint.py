@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Target
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target
 
 SAMPLED_ROWS = 1024
 

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_defs.files import StoredTensors, read_json, require_finite, weight_files
-from model_defs.target.attention import HeadNorms
-from model_defs.target.config import TargetConfig
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.base import Weights
-from model_defs.target.families.registry import FAMILIES
+from redraft.model_defs.files import StoredTensors, read_json, require_finite, weight_files
+from redraft.model_defs.target.attention import HeadNorms
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.families.base import Weights
+from redraft.model_defs.target.families.registry import FAMILIES
 
 HEAD = "lm_head.weight"
 """What Hugging Face calls the LM head, in every family"""
@@ -263,7 +263,7 @@ class Target(nn.Module):
         method = (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method")
         if method is not None:
             raise UnsupportedModelError(
-                f"pre-quantized weights ({method}), expected float weights: build/fetch_model.py dequantizes them"
+                f"pre-quantized weights ({method}), expected float weights: redraft fetch dequantizes them"
             )
         weights: dict[str, Tensor] = {}
         with StoredTensors.open(weight_files(folder)) as stored:

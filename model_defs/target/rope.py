@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_defs.target.bounds import ROPE_FIELDS, require_number
-from model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.bounds import ROPE_FIELDS, require_number
+from redraft.model_defs.target.errors import UnsupportedModelError
 
 TYPE, NONE = "rope_type", "none"
 """The field of the type, and the type of layers that do not rotate."""

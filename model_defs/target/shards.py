@@ -16,8 +16,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Join, Target, add
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Join, Target, add
 
 PANEL = 32
 """Columns that kernels take together: shards begin at multiples of it where they can."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from redraft.bundle.config import BundleConfig, bundle_ranks
 from redraft.bundle.manifest import MANIFEST, file_sha256
-from redraft.errors import IN_CLONE, BundleError, program
+from redraft.errors import BundleError, program
 
 FILE_NAME = "budget.json"
 LEAST_MEASURED = 0.6
@@ -125,7 +125,7 @@ def _nearest(found: Sequence[AtTemperature], temperature: float) -> AtTemperatur
 
 
 class BudgetFile(BaseModel):
-    """Written by `build/tune.py` next to the engines: the tables of the methods that were tuned."""
+    """Written by `redraft tune` next to the engines: the tables of the methods that were tuned."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -184,10 +184,10 @@ def machine_name() -> str:
 def how_to_tune(bundle: Path, minutes: int | None = None) -> str:
     """The command that measures a bundle's budgets, again where there are some, with as many ranks as it needs."""
     ranks = bundle_ranks(bundle)
-    command = [program(), "build/tune.py", "--bundle", str(bundle), "--prompts", "benchmarks/prompts.jsonl"]
+    command = [program("redraft"), "tune", "--bundle", str(bundle)]
     command += ["--minutes", str(minutes)] if minutes else []
     launcher = [program("mpiexec"), "-n", str(ranks)] if ranks > 1 else []
-    return f"run `{shlex.join([*launcher, *command])}`{IN_CLONE}"
+    return f"run `{shlex.join([*launcher, *command])}`"
 
 
 def doubts(table: BudgetTable) -> list[str]:

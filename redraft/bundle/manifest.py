@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from redraft.bundle.config import FORMAT_VERSION, BundleConfig, Section, first_problem, read_json_object
-from redraft.errors import IN_CLONE, BundleError, how_to_rebuild
+from redraft.errors import BundleError, how_to_rebuild
 
 MANIFEST = "manifest.json"
 
@@ -28,10 +28,10 @@ class InputFile(FileEntry):
 
 
 class BuiltFrom(Section):
-    """What a bundle was built from, by which build/ensure_bundle.py tells whether it is the one asked for."""
+    """What a bundle was built from, by which `redraft.cli.ensure` tells whether it is the one asked for."""
 
     options: dict[str, str]
-    """The options of build/build_engines.py, but for those that name files; "" for those without a value."""
+    """The options of redraft build, but for those that name files; "" for those without a value."""
     files: dict[str, InputFile]
     """Files by option and name, such as `--model config.json`, wherever they are."""
     sources: str
@@ -55,7 +55,7 @@ class Manifest(Section):
         path = bundle / MANIFEST
         if not path.is_file():
             hint = "is not an engine bundle (it has no manifest.json)" if bundle.exists() else "does not exist"
-            raise BundleError(f"{bundle} {hint}; `make engines`{IN_CLONE} builds one")
+            raise BundleError(f"{bundle} {hint}; `redraft build` builds one")
         raw = read_json_object(path)
         rebuild = how_to_rebuild(raw.get("command") or "")
         if raw.get("format_version") != FORMAT_VERSION:

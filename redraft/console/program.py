@@ -20,9 +20,9 @@ def run(program: str, command: Callable[..., None] | typer.Typer) -> NoReturn:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command()(command)
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name=program.partition(" ")[0], standalone_mode=False)
     except TyperException as error:
-        message = error.format_message().removeprefix("Invalid value: ")
-        err.print(f"{program}: {message}", markup=False)
+        if message := error.format_message().removeprefix("Invalid value: "):
+            err.print(f"{program}: {message}", markup=False)
         sys.exit(2)
     sys.exit(status or 0)

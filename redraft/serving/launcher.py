@@ -17,7 +17,6 @@ import psutil
 from redraft.bundle.config import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
-from redraft.errors import IN_CLONE
 from redraft.serving.engine_worker import WORKER_PART
 from redraft.serving.processes import (
     OWNER_VARIABLE,
@@ -267,9 +266,7 @@ def _check_bundle(settings: Settings) -> None:
     if settings.hostfile:
         check_text(settings.hostfile, "hostfile")
     if not (settings.bundle / "config.json").is_file():
-        raise ServingError(
-            f"{settings.bundle} is not a bundle: it has no config.json; `make engines`{IN_CLONE} builds one"
-        )
+        raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json; `redraft build` builds one")
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
 
 

@@ -2,7 +2,7 @@
 
 The bundle drafts ReDrafter's beams without the n-gram branch:
 
-    python build/build_engines.py --model artifacts/models/SmolLM2-135M-Instruct \\
+    redraft build --model artifacts/models/SmolLM2-135M-Instruct \\
       --drafter drafters/SmolLM2-135M-Instruct --precision fp32 --construction beam --beam-width 3 --beam-length 3 \\
       --no-ngram --slots 2 --max-len 512 --output artifacts/engines/one-step
 """

@@ -17,7 +17,7 @@ import matplotlib as mpl
 import typer
 from typer.cli import get_docs_for_click
 
-from redraft.cli import app
+from redraft.cli import COMMANDS, application
 from studies.figures import guide_tables, paper_plots, paper_tables
 from studies.figures.contenders import Load
 
@@ -43,7 +43,7 @@ def render(load: Load) -> dict[str, str]:
 
 def command_line() -> str:
     """The options of `redraft` and its commands, without the first heading, which is the page's own."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(application(*COMMANDS))
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="redraft")
     return text.split("\n", 1)[1].strip()
 

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
-from model_defs.target.model import Target
 from redraft.console.progress import tracked
 from redraft.decoding.construction import best_first
+from redraft.model_defs.target.model import Target
 from studies.replay.answers import Answer, read
 from studies.replay.replay import Outcome, Replayer, interval, roots_of
 from studies.training.learning_curve import labels_of
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     """Replay every drafter, print the table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="folder of the target, written by build/fetch_model.py")
+    add("--model", type=Path, required=True, help="folder of the target, written by redraft fetch")
     add("--drafters", type=Path, nargs="+", required=True, help="folders of drafters")
     add("--answers", type=Path, default=Path("artifacts/answers"), help="folder written by studies.replay.answers")
     add("--num-prompts", type=int, help="answers, spread evenly over the folder; default: all")

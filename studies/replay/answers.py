@@ -2,7 +2,7 @@
 
     python -m studies.replay.answers --bundle BUNDLE --dataset mt_bench.jsonl --output artifacts/answers
 
-One safetensors shard, as build/distill.py writes them. The bundle needs a drafter, or --features when it is built;
+One safetensors shard, as redraft distill writes them. The bundle needs a drafter, or --features when it is built;
 how it decodes does not change the answers.
 """
 
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm, teacher_force
-from model_defs.files import save_tensors
 from redraft.console.progress import tracked
 from redraft.llm import LLM
+from redraft.model_defs.files import save_tensors
 from redraft.prompts import load_prompts, spread
 from redraft.request import request
 

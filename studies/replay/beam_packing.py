@@ -20,10 +20,10 @@ from rich.console import Console
 from benchmarks.figures.plots import COLORS, new_figure, save
 from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table, number
-from model_defs.target.model import Target
 from redraft.console.progress import tracked
 from redraft.decoding.construction import beams_of
 from redraft.decoding.packing import pack_beams
+from redraft.model_defs.target.model import Target
 from studies.replay.answers import Answer, read
 from studies.replay.replay import Outcome, Replayer, roots_of
 
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     """Search beams of every width, print the table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="folder of the target, written by build/fetch_model.py")
+    add("--model", type=Path, required=True, help="folder of the target, written by redraft fetch")
     add("--drafter", type=Path, required=True, help="folder of the drafter")
     add("--answers", type=Path, default=Path("artifacts/answers"), help="folder written by studies.replay.answers")
     add("--num-prompts", type=int, default=8, help="answers, spread evenly over the folder")

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model_defs.drafters.base import Drafter
-from model_defs.drafters.hidden_state import HiddenStateDrafter
-from model_defs.drafters.registry import load_drafter
-from model_defs.drafters.windows import Windows
-from model_defs.loops.beam_search import BeamSearch
-from model_defs.loops.chains import Resampler
-from model_defs.target.model import Target
 from redraft.batch import DraftCandidates
 from redraft.decoding.token_tree import TokenTree, follow
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.drafters.windows import Windows
+from redraft.model_defs.loops.beam_search import BeamSearch
+from redraft.model_defs.loops.chains import Resampler
+from redraft.model_defs.target.model import Target
 from studies.replay.answers import Answer
 
 ROWS_AT_ONCE = 512

@@ -27,13 +27,13 @@ from safetensors import safe_open
 
 from benchmarks.load.workload import MT_BENCH, ChatTokenizer
 from benchmarks.speed.inprocess import load_llm
-from compiler.draft_model import is_model
-from model_defs.files import weight_files
 from redraft.bundle.manifest import Bundle
+from redraft.compiler.draft_model import is_model
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress
 from redraft.errors import BundleError
 from redraft.llm import Answer
+from redraft.model_defs.files import weight_files
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Options, request
 from studies.rsd import report as rsd_report
@@ -169,7 +169,7 @@ def build_bundle(args: argparse.Namespace, shapes: list[Shape]) -> Path:
         if not missing:
             return folder
         if args.bundle:
-            known = f"write them with --write-methods, and build them with build_engines.py --max-tree {_rows(shapes)}"
+            known = f"write them with --write-methods, and build them with redraft build --max-tree {_rows(shapes)}"
             raise RuntimeError(f"--bundle {folder} lacks the methods {', '.join(sorted(missing))}; {known}")
     every = shapes_of(list(EXPERIMENTS.values()))
     methods = args.output / "methods.toml"
@@ -233,7 +233,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
     add("--timing", action="store_true", help="measure token rates, one stream; wants a quiet machine")
     add("--timing-prompts", type=int, default=12, help="of those at each temperature")
     add("--report-only", action="store_true", help="tables and plots of what is there")
-    add("--write-methods", type=Path, metavar="FILE", help="write all methods for build_engines.py --methods, and end")
+    add("--write-methods", type=Path, metavar="FILE", help="write all methods for redraft build --methods, and end")
     add("--output", type=Path, default=Path("artifacts/reports/rsd"))
     args = parser.parse_args(argv)
     args.slots = args.num_prompts + args.concurrency if args.slots is None else args.slots

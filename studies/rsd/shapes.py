@@ -58,7 +58,7 @@ class Shape:
         return f"{self.algorithm}_{self.spec}".lower().replace("-", "_")
 
     def settings(self, support: int) -> dict[str, str | int]:
-        """What build_engines.py needs to know of it."""
+        """What redraft build needs to know of it."""
         if self.algorithm == BEST_FIRST:
             width = self.levels[0]
             return {
@@ -141,7 +141,7 @@ def shapes_of(experiments: list[Experiment], cells: list[int] | None = None) -> 
 
 
 def methods_toml(shapes: list[Shape], drafter: str, support: int) -> str:
-    """The methods file of build_engines.py with the shapes over one drafter's folder."""
+    """The methods file of redraft build with the shapes over one drafter's folder."""
     tables = []
     for shape in shapes:
         settings = {"drafter": drafter, **shape.settings(support), "ngram": False}

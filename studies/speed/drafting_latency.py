@@ -2,7 +2,7 @@
 
     python -m studies.speed.drafting_latency heads
     python -m studies.speed.drafting_latency untrained --model MODEL --output artifacts/drafters/untrained
-    build/build_engines.py --model MODEL --methods artifacts/drafters/untrained/methods.toml --output BUNDLE
+    redraft build --model MODEL --methods artifacts/drafters/untrained/methods.toml --output BUNDLE
     python -m studies.speed.drafting_latency drafters --bundle BUNDLE
     python -m studies.speed.drafting_latency rejection --bundle BUNDLE --dataset PROMPTS
 
@@ -30,17 +30,17 @@ from rich.console import Console
 from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
-from model_defs.drafters.eagle import EagleDrafter
-from model_defs.drafters.hidden_state import HiddenStateDrafter
-from model_defs.drafters.registry import DRAFTERS
-from model_defs.target.fingerprint import target_fingerprint
-from model_defs.target.model import Target
 from redraft.batch import DraftBatch
 from redraft.bundle.manifest import Bundle
 from redraft.decoding.verification import Verdict
 from redraft.engines import load_engine
 from redraft.errors import BundleError
 from redraft.llm import LLM
+from redraft.model_defs.drafters.eagle import EagleDrafter
+from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
+from redraft.model_defs.drafters.registry import DRAFTERS
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
 from redraft.plugins import kernels
 from redraft.plugins.operators.linear.pack import DTYPES, pack
 from redraft.prompts import load_prompts, spread
@@ -167,7 +167,7 @@ VARIANTS = {"lyanna": HiddenStateDrafter.name, "eagle": EagleDrafter.name}
 
 @app.command()
 def untrained(
-    model: Annotated[Path, typer.Option(help="Target: a folder made by build/fetch_model.py.")],
+    model: Annotated[Path, typer.Option(help="Target: a folder made by redraft fetch.")],
     output: Annotated[Path, typer.Option(help="Folder for drafters and methods.toml.")],
 ) -> None:
     """Write untrained hidden-state and EAGLE-style drafters with each of HEADS, and their methods."""

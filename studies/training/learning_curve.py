@@ -3,7 +3,7 @@ and acceptance against the hours that it took.
 
     python -m studies.training.learning_curve artifacts/drafters/A artifacts/drafters/B --output learning_curve.png
 
-Reads what build/train_drafter.py logs. Losses compare only runs of one kind of drafter and loss (ablations); acceptance
+Reads what redraft train logs. Losses compare only runs of one kind of drafter and loss (ablations); acceptance
 compares all.
 """
 

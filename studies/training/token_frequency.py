@@ -1,6 +1,6 @@
 """How often the target uses each token (Lyanna, section 6.1 and figure 7): what a hot vocabulary of K rows covers.
 
-    python build/count_tokens.py --model MODEL --data TEACHER_DATA --output COUNTS
+    redraft count --model MODEL --data TEACHER_DATA --output COUNTS
     python -m studies.training.token_frequency COUNTS/token_counts.npy
 
 The K most frequent tokens are chosen on one half of the answers and judged on the other.
@@ -29,7 +29,7 @@ def coverage(chosen_on: np.ndarray, judged_on: np.ndarray) -> np.ndarray:
 
 
 def main(
-    counts: Annotated[Path, typer.Argument(exists=True, help="token_counts.npy of build/count_tokens.py.")],
+    counts: Annotated[Path, typer.Argument(exists=True, help="token_counts.npy of redraft count.")],
     output: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("artifacts/reports/token_frequency.json"),
 ) -> None:
     """Print the table and write JSON."""

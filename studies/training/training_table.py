@@ -2,7 +2,7 @@
 
     python -m studies.training.training_table artifacts/drafters/SPARSE artifacts/drafters/DENSE
 
-Reads what build/train_drafter.py logs: greedy acceptance of a chain, each step given the one before. Table 2 compares
+Reads what redraft train logs: greedy acceptance of a chain, each step given the one before. Table 2 compares
 token info of the most frequent tokens with token info of all; train both alike but for --set info_vocabulary. A folder
 may hold a run for each of several seeds, in folders of their own: their mean counts, with its 95% interval over seeds.
 """
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     """Print the table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="output folders of build/train_drafter.py, or folders of them")
+    add("runs", type=Path, nargs="+", help="output folders of redraft train, or folders of them")
     add("--steps", type=int, default=3)
     add("--output", type=Path, default=Path("docs/results/training_table.json"))
     args = parser.parse_args(argv)

@@ -7,10 +7,10 @@ from pkgutil import resolve_name
 
 import pytest
 
-from model_defs.drafters.token_info import InfoForm
 from redraft.bundle.backends import BACKENDS, Backend
 from redraft.bundle.config import BundleConfig
 from redraft.errors import BundleError
+from redraft.model_defs.drafters.token_info import InfoForm
 from tests.bundle.test_bundle import CONFIG
 
 

@@ -75,7 +75,7 @@ def test_damaged_and_edited_tables_are_refused(bundle, capsys, damage, said):
     damage(bundle / "budget.json")
     with pytest.raises(ValueError, match=said) as refusal:
         BudgetFile.load(bundle)
-    assert f"run `{program()} build/tune.py --bundle" in str(refusal.value)
+    assert f"run `{program('redraft')} tune --bundle" in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert budget.main(bundle) == 1
     assert said in capsys.readouterr().out
@@ -115,5 +115,5 @@ def test_the_command_that_tunes_starts_as_many_ranks_as_the_bundle_needs(tmp_pat
     for config, launcher in (("{}", []), ('{"tensor_parallel": 2}', [program("mpiexec"), "-n", "2"])):
         (bundle / "config.json").write_text(config)
         command = budget.how_to_tune(bundle).partition("`")[2].rpartition("`")[0]
-        tune = [program(), "build/tune.py", "--bundle", str(bundle), "--prompts", "benchmarks/prompts.jsonl"]
+        tune = [program("redraft"), "tune", "--bundle", str(bundle)]
         assert shlex.split(command) == [*launcher, *tune]

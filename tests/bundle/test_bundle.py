@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
-import runpy
-import shutil
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
 import redraft.bundle.manifest as bundle_module
-from redraft import errors
 from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo, bundle_ranks
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.writer import finish_bundle, new_bundle
-from redraft.errors import BundleError, program
+from redraft.errors import BundleError, how_to_rebuild, program
 
 CONFIG = BundleConfig(
     name="b",
@@ -43,7 +40,7 @@ def path(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(bundle_module, "cpu_features", lambda: {"avx2", "fma"})
     with new_bundle(tmp_path / "b", 100) as folder:
         (folder / "target.onnx").write_bytes(b"network" * 100)
-        finish_bundle(folder, CONFIG, {"openvino": "1"}, "0123", "python build/build_engines.py --output b")
+        finish_bundle(folder, CONFIG, {"openvino": "1"}, "0123", "redraft build --output b")
     return tmp_path / "b"
 
 
@@ -82,45 +79,36 @@ def test_a_damaged_bundle_says_what_to_rebuild(path, damage, message):
     damage(path)
     with pytest.raises(BundleError, match=message) as caught:
         Bundle.load(path)
-    assert f"rebuild it with: {program()} build/build_engines.py --output b" in str(caught.value)
-
-
-def test_remedies_of_a_wheel_say_where_their_commands_are(tmp_path):
-    assert errors.IN_CLONE == ""
-    installed = shutil.copy(errors.__file__, tmp_path)
-    assert runpy.run_path(installed)["how_to_rebuild"]("make it") == "rebuild it in a clone of redraft with: make it"
+    assert f"rebuild it with: {program('redraft')} build --output b" in str(caught.value)
 
 
 def test_programs_that_messages_name_run_where_no_environment_is_active(monkeypatch, tmp_path):
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.touch()
-    monkeypatch.setattr(errors.sys, "prefix", str(tmp_path / ".venv"))
-    assert program() == str(python)
+    command = tmp_path / ".venv" / "bin" / "redraft"
+    command.parent.mkdir(parents=True)
+    command.touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    assert program("redraft") == str(command)
     assert program("mpiexec") == "mpiexec", "it is not there"
     monkeypatch.chdir(tmp_path)
-    assert errors.how_to_rebuild("python x.py") == "rebuild it with: .venv/bin/python x.py"
+    assert how_to_rebuild("redraft build -x") == "rebuild it with: .venv/bin/redraft build -x"
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert program() == str(python)
-    monkeypatch.chdir(tmp_path)
-    installed = shutil.copy(errors.__file__, tmp_path)
-    assert runpy.run_path(installed)["program"]() == "python", "a wheel's environment builds nothing"
+    assert program("redraft") == str(command)
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[]"])
 def test_an_unreadable_manifest(path, text):
     (path / "manifest.json").write_text(text)
-    with pytest.raises(BundleError, match=r"manifest\.json .*rebuild it with: \S+ build/build_engines.py"):
+    with pytest.raises(BundleError, match=r"manifest\.json .*rebuild it with: \S*redraft build"):
         Bundle.load(path)
 
 
 def test_a_folder_that_is_no_bundle(tmp_path):
     with pytest.raises(BundleError, match="is not an engine bundle"):
         Bundle.load(tmp_path)
-    with pytest.raises(BundleError, match="does not exist; `make engines` "):
+    with pytest.raises(BundleError, match="does not exist; `redraft build` "):
         Bundle.load(tmp_path / "nothing")
 
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from compiler.bundle import attach_features, target_info, unknown_tokens, with_usual_context
 from redraft.bundle.config import LimitsInfo
+from redraft.compiler.bundle import attach_features, target_info, unknown_tokens, with_usual_context
 from redraft.engines.memory import cache_bytes
 from tests.engines.tiny import VOCAB, bundle_config, tiny_bundle, tiny_drafter_of, tiny_of, tiny_target, write_tokenizer
 
@@ -26,7 +26,7 @@ def test_caches_that_would_not_fit_this_machine_are_foreseen(short, tmp_path, mo
     target = tiny_target()
     eagle = tiny_drafter_of(target, "eagle")
     needed = cache_bytes(tiny_bundle(tmp_path / "first", target, trained=eagle).config)
-    monkeypatch.setattr("compiler.bundle.most_bytes", lambda: needed - short)
+    monkeypatch.setattr("redraft.compiler.bundle.most_bytes", lambda: needed - short)
     capsys.readouterr()
     tiny_bundle(tmp_path / "second", target, trained=eagle)
     assert ("smaller --max-len" in capsys.readouterr().err) == bool(short)
@@ -63,7 +63,7 @@ def test_the_usual_context_is_the_targets_as_far_as_memory_goes(layers, backend,
         target, {}, LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=64), backend=backend
     )
     whole = config.model_copy(update={"limits": config.limits.model_copy(update={"max_len": 9000})})
-    monkeypatch.setattr("compiler.bundle.most_bytes", lambda: int(4 * share * cache_bytes(whole)))
+    monkeypatch.setattr("redraft.compiler.bundle.most_bytes", lambda: int(4 * share * cache_bytes(whole)))
     assert with_usual_context(config, target, said.append).limits.max_len == expected
     if backend == "openvino":
         assert f"contexts of {expected:,} tokens, {'the' if expected == 9000 else 'of the'} target's" in said[0]

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compiler.calibration import Calibration, calibrate, linear_layers
-from model_defs.target.fingerprint import target_fingerprint
+from redraft.compiler.calibration import Calibration, calibrate, linear_layers
+from redraft.model_defs.target.fingerprint import target_fingerprint
 from tests.engines.tiny import tiny_target
 
 TEXTS = [[5, 9, 2], [100], [7, 7]]
@@ -71,7 +71,7 @@ def test_a_file_is_read_as_it_was_written(calibration, tmp_path):
         ({"more": {"lm_head": "x"}}, "not a calibration (could not convert string to float: 'x')"),
         ({"largest_inputs": 3}, "not a calibration"),
         ({"surprise": 3}, "not a calibration"),
-        ({"format_version": 7}, "format_version 7, expected 1; write it with build/calibrate.py"),
+        ({"format_version": 7}, "format_version 7, expected 1; write it with redraft calibrate"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(calibration, tmp_path, change, message):

@@ -11,18 +11,17 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, OPTConfig
 
-import build_engines
-import inspect_bundle
-from compiler import methods
 from redraft.bundle.manifest import Bundle
+from redraft.cli import build, inspect
+from redraft.compiler import methods
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.runtime import Runtime
 from redraft.sequence import Sequence
-from tests.build.commands import invoke
+from tests.cli.commands import invoke
 from tests.engines.tiny import VOCAB, random_model, tiny_drafter, tiny_lm, tiny_target, write_model, write_tokenizer
 
 TOKENS = {f"t{i}": i for i in range(VOCAB)}
-run = partial(invoke, build_engines.main)
+run = partial(invoke, build.main)
 
 
 @pytest.fixture
@@ -133,7 +132,7 @@ def test_another_model_has_a_cache_of_its_own_shape(model, lm, tmp_path, capsys)
     assert done.exit_code == 0, done.output
     context = Bundle.load(tmp_path / "b").config.methods["draft_lm"].context
     assert (context.layers, context.num_kv_heads, context.head_size, context.from_text) == (3, 2, 64, True)
-    inspect_bundle.main(tmp_path / "b")
+    inspect.main(tmp_path / "b")
     assert "context cache 1 MB" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 

@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-import build_engines
-import inspect_bundle
-from compiler.methods import drafter_kind
-from model_defs.drafters.registry import load_drafter
-from model_defs.target.attention import causal_attend
-from model_defs.target.model import Target
 from redraft.batch import DraftBatch
 from redraft.bundle.manifest import Bundle
+from redraft.cli import build, inspect
+from redraft.compiler.methods import drafter_kind
 from redraft.engines import load_engine
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.model import Target
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.runtime import Runtime
-from tests.build.commands import invoke
+from tests.cli.commands import invoke
 from tests.engines.drafters.drafting import check
 from tests.engines.tiny import chain, make_batch, random_model, tiny_target, write_model
 from tests.model_defs.drafters.hub.forms import (
@@ -41,7 +40,7 @@ from tests.model_defs.drafters.hub.forms import (
     speculators,
 )
 
-run = partial(invoke, build_engines.main)
+run = partial(invoke, build.main)
 TEXT = [5, 98, 6, 60, 17]
 OPTIONS = ("--max-len", 64, "--precision", "fp32", "--slots", 3, "--max-tree", 20)
 
@@ -116,7 +115,7 @@ def test_drafters_of_a_bundle_read_their_own_columns(target, model, tmp_path, ca
     assert bundle.config.target.feature_size == 3 * HIDDEN
     assert [bundle.config.methods[name].beam_length for name in names] == [3, 3, 5]
     assert bundle.config.methods["eagle3"].form == "EAGLE-3 (ModelOpt)"
-    inspect_bundle.main(tmp_path / "b")
+    inspect.main(tmp_path / "b")
     assert "eagle3 (read from EAGLE-3 (ModelOpt))" in capsys.readouterr().out
     engine = load_engine(bundle)
     _, features = engine.execute(make_batch([chain(1, [], TEXT[:-1])], words=1))
@@ -156,7 +155,7 @@ def test_drafters_of_a_bundle_read_their_own_columns(target, model, tmp_path, ca
         (speculators(speculators_model_type="mtp"), [], "recognised: MTP; not served yet"),
         (medusa(), ["--read-as", "a=b"], "--read-as a=b: Medusa leaves nothing open"),
         (medusa(), ["--read-as", "a"], "--read-as a: expected name=value"),
-        (Form({"architecture": "ReDrafterForQWenLM"}, {"x": torch.ones(1)}), [], "`build/export_trtllm.py import"),
+        (Form({"architecture": "ReDrafterForQWenLM"}, {"x": torch.ones(1)}), [], "`redraft export from-trtllm"),
         (Form({"model_type": "bert"}, {"x": torch.ones(1)}), [], "config.json has model_type 'bert'; tensors x. Read"),
     ],
 )

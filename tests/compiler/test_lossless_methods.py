@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from compiler.bundle import check
-from compiler.methods import check_method, drafting_loop, load_draft_source, read_methods
-from model_defs.drafters.base import Drafter
-from model_defs.drafters.registry import DRAFTERS
-from model_defs.target.fingerprint import target_fingerprint
-from model_defs.target.model import Target
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig
+from redraft.compiler.bundle import check
+from redraft.compiler.methods import check_method, drafting_loop, load_draft_source, read_methods
 from redraft.decoding.construction import CONSTRUCTIONS, UNPACKED
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS, draws_of
 from redraft.errors import BundleError
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.registry import DRAFTERS
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
 from tests.conftest import ROOT
 from tests.engines.draws import LEVELS
 from tests.engines.tiny import DRAFTING, LIMITS, bundle_config, tiny_drafter_of, tiny_target

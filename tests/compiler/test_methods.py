@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from compiler.methods import MethodSettings, drafting_loop
-from model_defs.drafters.draft_lm import DraftLM
-from model_defs.drafters.eagle import EagleConfig, EagleDrafter
-from model_defs.drafters.layer_shape import LayerShape
-from model_defs.target.attention import rope_tables
+from redraft.compiler.methods import MethodSettings, drafting_loop
 from redraft.engines.cuda.buckets import fitting, step_buckets
 from redraft.errors import BundleError
+from redraft.model_defs.drafters.draft_lm import DraftLM
+from redraft.model_defs.drafters.eagle import EagleConfig, EagleDrafter
+from redraft.model_defs.drafters.layer_shape import LayerShape
+from redraft.model_defs.target.attention import rope_tables
 from tests.engines.tiny import DRAFTING, LAYERS, LIMITS, VOCAB, bundle_config, tiny_drafter_of, tiny_of
 
 SEARCH = DRAFTING.model_copy(update={"beam_length": 5})

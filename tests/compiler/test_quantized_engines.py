@@ -13,16 +13,15 @@ import onnxruntime
 import pytest
 import torch
 
-import build_engines
-import calibrate
-from compiler.calibration import Calibration, linear_layers
-from compiler.calibration import calibrate as calibrated
-from model_defs.target.attention import causal_attend
-from model_defs.target.fingerprint import target_fingerprint
-from model_defs.target.model import Target
 from redraft.bundle.manifest import Bundle
+from redraft.cli import build, calibrate
+from redraft.compiler.calibration import Calibration, linear_layers
+from redraft.compiler.calibration import calibrate as calibrated
 from redraft.engines import load_engine
-from tests.build.commands import invoke
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
+from tests.cli.commands import invoke
 from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import chain, expected, make_batch, tiny_lm, tiny_target, write_model
 
@@ -80,7 +79,7 @@ def test_the_engine_is_built_from_the_file_that_onnx_runtime_verifies(model, cal
     if precision == "fp8":
         options += ["--calibration", calibration]
     options += ["--slots", 1, "--max-len", 40, "--max-tree", 8, "--prefill-chunk", 16]
-    done = invoke(build_engines.main, *options, "--output", tmp_path / "b")
+    done = invoke(build.main, *options, "--output", tmp_path / "b")
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "b")
     assert bundle.config.precision == precision
@@ -117,11 +116,11 @@ def test_full_tensorrt_takes_8_bits_with_bf16_around(monkeypatch, tmp_path, prec
     options += ["--calibration", tmp_path / "c.json"] if precision == "fp8" else []
     stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="8.6")
     if precision == "fp8":
-        done = invoke(build_engines.main, *options)
+        done = invoke(build.main, *options)
         assert done.exit_code == 1
         assert "8.6: fp8 engines need 8.9" in done.output
         stand_in_tensorrt.install(monkeypatch, "tensorrt", capability="8.9")
-    done = invoke(build_engines.main, *options)
+    done = invoke(build.main, *options)
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "b")
     assert ("calibration.json" in bundle.manifest.files) == (precision == "fp8")

@@ -1,4 +1,4 @@
-"""Bundles for several ranks: what the build script refuses, and what inspect_bundle shows of them."""
+"""Bundles for several ranks: what the build script refuses, and what inspect shows of them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from functools import partial
 import onnx
 import pytest
 
-import build_engines
-import inspect_bundle
-from compiler.bundle import target_info
-from compiler.calibration import calibrate
-from model_defs.target.fingerprint import target_fingerprint
-from model_defs.target.model import Target
 from redraft.bundle.config import BundleConfig, ShardInfo
 from redraft.bundle.manifest import Bundle
-from tests.build.commands import invoke
+from redraft.cli import build, inspect
+from redraft.compiler.bundle import target_info
+from redraft.compiler.calibration import calibrate
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
+from tests.cli.commands import invoke
 from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import tiny_lm, write_model
 
-run = partial(invoke, build_engines.main)
+run = partial(invoke, build.main)
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +32,14 @@ def model(tmp_path_factory):
 
 def test_a_bundle_for_two_ranks(model, tmp_path, capsys):
     flags = ["--model", model, "--no-drafter", "--features", "--max-len", 64, "--precision", "int8"]
-    done = run(*flags, "--tensor-parallel", 2, "--output", tmp_path / "b")
+    done = run(*flags, "--tp", 2, "--output", tmp_path / "b")
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "b")
     assert bundle.config.shards == (ShardInfo(num_kv_heads=1, vocab_size=64), ShardInfo(num_kv_heads=1, vocab_size=47))
     files = {f"rank{rank}/target.{kind}" for rank in (0, 1) for kind in ("onnx", "weights")}
     assert files < set(bundle.manifest.files)
     assert "target.onnx" not in bundle.manifest.files
-    inspect_bundle.main(tmp_path / "b")
+    inspect.main(tmp_path / "b")
     printed = capsys.readouterr().out
     assert "1 KV heads, 47 of the vocabulary's logits" in printed
     assert "6 AllReduce" in printed
@@ -60,7 +59,7 @@ def test_engines_of_tensorrt_for_rtx_for_two_ranks(model, tmp_path, capsys, prec
         target = Target.from_folder(model)
         calibrate(target, target_fingerprint(target), [list(range(20, 45))]).save(tmp_path / "c.json")
         flags += ["--calibration", tmp_path / "c.json"]
-    done = run(*flags, "--tensor-parallel", 2, "--output", tmp_path / "b")
+    done = run(*flags, "--tp", 2, "--output", tmp_path / "b")
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "b")
     for rank, columns in enumerate((64, 47)):
@@ -78,7 +77,7 @@ def test_engines_of_tensorrt_for_rtx_for_two_ranks(model, tmp_path, capsys, prec
         report = json.loads((folder / "target.engine.json").read_text())
         assert report["layers"]["DIST_COLLECTIVE"] == 6
         assert ("QUANTIZE" in report["layers"]) == (precision == "fp8")
-    inspect_bundle.main(tmp_path / "b")
+    inspect.main(tmp_path / "b")
     assert "6 DistCollective" in capsys.readouterr().out
 
 
@@ -86,7 +85,7 @@ def test_a_tensorrt_without_sums_over_gpus_is_refused(monkeypatch, model, tmp_pa
     trt = stand_in_tensorrt.install(monkeypatch, "tensorrt")
     trt.__version__ = "10.16.1.11"
     flags = ["--model", model, "--no-drafter", "--max-len", 64, "--backend", "tensorrt", "--output", tmp_path / "b"]
-    done = run(*flags, "--tensor-parallel", 2)
+    done = run(*flags, "--tp", 2)
     assert done.exit_code == 1
     assert "needs TensorRT 11.0 or newer for 2 ranks, this is 10.16.1.11" in " ".join(done.output.split())
 
@@ -94,7 +93,7 @@ def test_a_tensorrt_without_sums_over_gpus_is_refused(monkeypatch, model, tmp_pa
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--tensor-parallel", 3], "3 tensor-parallel ranks: expected 1 to 2, the target's number of KV groups"),
+        (["--tp", 3], "3 tensor-parallel ranks: expected 1 to 2, the target's number of KV groups"),
     ],
 )
 def test_refused(model, tmp_path, flags, reason):

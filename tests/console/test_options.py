@@ -7,12 +7,8 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
-import build_engines
-import distill
-import drafter
-import train_drafter
-import tune
 from redraft import cli
+from redraft.cli import build, distill, drafter, train, tune
 from redraft.console.program import run
 from redraft.serving import commands
 
@@ -34,8 +30,8 @@ PLAN = ["plan", "p", "--model", "m", "--engine", "e", "--teacher", "t"]
         (app_of(tune.main), TUNE, "--minutes"),
         (drafter.app, PLAN, "--hours"),
         (app_of(distill.main), ["--model", "m", "--output", "o"], "--self-written"),
-        (app_of(train_drafter.main), TRAIN, "--peak-rate"),
-        (app_of(train_drafter.main), TRAIN, "--hidden-weight"),
+        (app_of(train.main), TRAIN, "--peak-rate"),
+        (app_of(train.main), TRAIN, "--hidden-weight"),
         (app_of(commands.serve), ["--bundle", "b"], "--start-timeout-s"),
     ],
 )
@@ -59,7 +55,7 @@ def test_every_option_of_a_script_is_readable_too(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.argv", ["build_engines.py", "--help"])
     with pytest.raises(SystemExit):
-        run("build_engines", build_engines.main)
+        run("build_engines", build.main)
     shown = capsys.readouterr().out
-    assert "--tensor-parallel" in shown
+    assert "--tp" in shown
     assert "…" not in shown

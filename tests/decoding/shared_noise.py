@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_defs.loops.beam_search import BeamSearch
-from model_defs.loops.paths import Children
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
 from redraft.bundle.budget import BudgetTable
 from redraft.engines.api import Engine
 from redraft.engines.host_buffers import NoiseBuffers
 from redraft.method import MethodPlan
+from redraft.model_defs.loops.beam_search import BeamSearch
+from redraft.model_defs.loops.paths import Children
 from redraft.request import GenerateRequest
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence

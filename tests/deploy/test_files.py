@@ -11,7 +11,7 @@ import yaml
 from typer.main import get_command
 
 import launch
-from redraft.cli import app
+from redraft.cli import application
 from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE
 from redraft.serving.rundir import Settings
 from redraft.serving.tritonserver import CONTAINER_SERVER, SERVER_VARIABLE
@@ -48,7 +48,7 @@ def flags() -> dict[str, str]:
 def test_what_the_dockerfile_copies_is_there_and_is_all_that_runs():
     copied = [path for rest in instruction("COPY") for path in rest.split()[:-1]]
     assert all((ROOT / path).exists() for path in copied)
-    rooms = {"build", "compiler", "training", "benchmarks", "model_defs", "plugins", "redraft", "triton_repo"}
+    rooms = {"build", "benchmarks", "model_defs", "plugins", "redraft", "triton_repo"}
     assert rooms | {"requirements.txt", "requirements-gpu.txt", "requirements-triton.txt", "pyproject.toml"} < set(
         copied
     )
@@ -83,7 +83,7 @@ def test_the_container_finds_its_triton():
 
 
 def test_the_containers_command_is_one_of_redrafts():
-    command = get_command(app)
+    command = get_command(application("serve"))
     serve = command.get_command(None, "serve")
     context = serve.make_context("serve", container_command()[2:])
     assert context.params["foreground"]
@@ -128,7 +128,7 @@ def test_the_key_and_the_names_of_v1_reach_the_container(monkeypatch):
     (container,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
     assert container["env"] == [{"name": ALLOW_HOST_VARIABLE, "value": SERVICE["metadata"]["name"]}]
     monkeypatch.setenv(ALLOW_HOST_VARIABLE, "a.example b.example")
-    serve = get_command(app).get_command(None, "serve")
+    serve = get_command(application("serve")).get_command(None, "serve")
     with serve.make_context("serve", ["--bundle", "/b"]) as context:
         assert context.params["allow_host"] == ["a.example", "b.example"]
 

@@ -96,7 +96,7 @@ def test_flags_reach_docker(tmp_path, machine, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ("rm", "does not exist: expected the folder of an engine bundle; build one with build/build_engines.py"),
+        ("rm", "does not exist: expected the folder of an engine bundle; build one with redraft build"),
         ("manifest", "is not an engine bundle: it has no manifest.json"),
         ("json", "config.json cannot be read"),
         ("cpu", "holds openvino engines, which run on the CPU: serve it with `redraft serve --bundle"),
@@ -204,7 +204,7 @@ def test_ranks_need_a_gpu_each_of_those_that_are_named(tmp_path, machine, gpus, 
 )
 def test_engines_of_another_gpu_are_rebuilt_by_a_command_of_the_host(bundle, machine, flags, mounts, capsys):
     """On the GPU that would serve them, which is not the first."""
-    built = f"python build/build_engines.py {flags}"
+    built = f"redraft build {flags}"
     manifest = json.loads((bundle / "manifest.json").read_text())
     (bundle / "manifest.json").write_text(json.dumps(manifest | {"command": built}))
     smi(machine, "NVIDIA H200, 9.0, 580.1", "NVIDIA L4, 8.9, 580.1")

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from model_defs.drafters.registry import DRAFTERS
-from model_defs.drafters.windows import Windows
 from redraft.batch import DraftBatch
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
 from redraft.method import MethodPlan
+from redraft.model_defs.drafters.registry import DRAFTERS
+from redraft.model_defs.drafters.windows import Windows
+from redraft.training.distillation import Labels, Trainer
 from tests.engines.scheduling import generate
 from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_target
 from tests.joint_law import THRESHOLD, Case, check
 from tests.joint_law import generate as answers_of
-from training.distillation import Labels, Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = """

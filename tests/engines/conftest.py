@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model_defs.target.model import Target
 from redraft.bundle.manifest import Bundle
+from redraft.model_defs.target.model import Target
 from tests.engines.tiny import tiny_bundle, tiny_target
 
 

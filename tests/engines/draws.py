@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from model_defs.drafters.recurrent import RecurrentDrafter
 from redraft.batch import DraftBatch, DraftDraws, DraftSampling
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.model_defs.drafters.recurrent import RecurrentDrafter
 from tests.toy_drafter import reference_draws
 
 LEVELS = {"gumbel_top_k": (3, 2, 1), "stochastic_beam": (4, 5, 3), "independent": (3, 3, 3), "random_chain": (1, 1, 1)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from model_defs.target.model import Target
 from redraft.bundle.budget import BudgetEntry, BudgetTable
 from redraft.engines.api import Engine
 from redraft.method import MethodPlan
+from redraft.model_defs.target.model import Target
 from redraft.request import GenerateRequest
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence

@@ -9,11 +9,11 @@ import psutil
 import pytest
 import torch
 
-from model_defs.loops.beam_search import BeamSearch
 from redraft.batch import DraftBatch, DraftCandidates
 from redraft.engines import load_engine
 from redraft.engines.openvino import OpenVINOEngine
 from redraft.errors import BundleError
+from redraft.model_defs.loops.beam_search import BeamSearch
 from tests.engines.scheduling import scores, scores_of
 from tests.engines.tiny import (
     METHOD,

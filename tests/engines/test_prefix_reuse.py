@@ -56,7 +56,7 @@ def test_draws_that_decide_the_answer_need_all_pairs(engine):
 @pytest.mark.parametrize(("backend", "tolerance"), [("openvino", 0.0), ("torch", 1e-4)])
 def test_answers_are_those_without_reuse_where_caches_have_lost_rows(tmp_path, monkeypatch, backend, tolerance):
     """Of layers with a window of 9: texts of up to 120 tokens, and their trees, over 64 rows."""
-    monkeypatch.setattr("compiler.bundle.RING_SPARE", 0)
+    monkeypatch.setattr("redraft.compiler.bundle.RING_SPARE", 0)
     sizes = LIMITS_OF_BUNDLES.model_copy(update={"max_len": 120, "max_tree": 14})
     engine = load_engine(tiny_bundle(tmp_path, tiny_of("gemma3"), backend, limits=sizes))
     assert {cache.shape[2] for cache in caches_of(engine)} == {64, 134}

@@ -15,23 +15,23 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from compiler.bundle import build, shard_infos, target_info
-from compiler.methods import MethodSettings
-from model_defs.drafters.base import Drafter
-from model_defs.drafters.draft_lm import DraftLM
-from model_defs.drafters.layer_shape import LayerShape
-from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
-from model_defs.drafters.registry import DRAFTERS
-from model_defs.drafters.token_info import InfoForm
-from model_defs.target.attention import causal_attend
-from model_defs.target.config import TargetConfig
-from model_defs.target.families.base import Attention, Experts
-from model_defs.target.model import Target
-from model_defs.target.rope import RopeConfig
 from redraft.batch import TargetBatch
 from redraft.bundle.backends import Form
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig
 from redraft.bundle.manifest import Bundle
+from redraft.compiler.bundle import build, shard_infos, target_info
+from redraft.compiler.methods import MethodSettings
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.draft_lm import DraftLM
+from redraft.model_defs.drafters.layer_shape import LayerShape
+from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
+from redraft.model_defs.drafters.registry import DRAFTERS
+from redraft.model_defs.drafters.token_info import InfoForm
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.families.base import Attention, Experts
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.rope import RopeConfig
 
 VOCAB = 111
 LIMITS = LimitsInfo(slots=9, max_len=80, max_tree=40, prefill_chunk=16)

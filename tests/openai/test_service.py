@@ -19,13 +19,12 @@ import httpx
 import openai
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from redraft import cli
 from redraft.openai import launch, server
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
 from redraft.serving.rundir import RunDir, Settings
+from tests.cli.commands import run_command
 from tests.conftest import ROOT, wait_until
 from tests.openai.serving import MODEL
 from tests.serving.client_side import free_ports, start
@@ -75,7 +74,7 @@ def test_the_options_reach_the_service(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "serve", serve_nothing)
     options = ["--api-key", KEY, "--allow-host", "a.example", "--allow-host", "b.example", "--model-name", "mine"]
     options += ["--tool-parser", "llama3"]
-    CliRunner().invoke(cli.app, ["serve", "--bundle", str(tmp_path), "--openai-port", "9000", *options])
+    run_command(["serve", "--bundle", str(tmp_path), "--openai-port", "9000", *options])
     ((wanted, key),) = asked
     assert (wanted.openai_port, wanted.model_name, wanted.allowed_hosts) == (9000, "mine", ["a.example", "b.example"])
     assert key == KEY

@@ -7,7 +7,7 @@ import openvino as ov
 import pytest
 from onnx import TensorProto, helper
 
-from compiler.passes.fusing import fuse
+from redraft.compiler.passes.fusing import fuse
 from redraft.plugins import kernels
 from redraft.plugins.operators.linear.pack import DTYPES, pack
 from tests.plugins.attention_case import Case, Sequence, make_case

@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from redraft import cli
-from redraft.serving import commands, launcher
+from redraft.serving import launcher
 from redraft.serving.foreground import stay
 from redraft.serving.processes import OWNER_VARIABLE
 from redraft.serving.rundir import RunDir, Settings, State
+from tests.cli.commands import run_command
 from tests.conftest import wait_until
 
 
@@ -89,7 +88,7 @@ def serve(*_):
     time.sleep(600)
 
 launcher.serve = serve
-cli.app()
+cli.main()
 """
     command = [sys.executable, "-c", program, "serve", "--foreground", "--bundle", "b", "--run-dir", str(run_dir.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -105,11 +104,11 @@ cli.app()
 def test_the_exit_status_says_whether_it_was_asked_to_end(run_dir, monkeypatch, why, status):
     settings = Settings(bundle=Path("b"), address="0.0.0.0")
     monkeypatch.setattr(launcher, "serve", lambda given, *_: State(settings=given))
-    monkeypatch.setattr(commands, "stay", lambda *_: why)
+    monkeypatch.setattr("redraft.cli.service.stay", lambda *_: why)
     options = ["--foreground", "--bundle", str(settings.bundle), "--address", "0.0.0.0", "--run-dir", str(run_dir.path)]
     before = signal.getsignal(signal.SIGTERM)
     try:
-        done = CliRunner().invoke(cli.app, ["serve", *options])
+        done = run_command(["serve", *options])
     finally:
         signal.signal(signal.SIGTERM, before)
     assert done.exit_code == status

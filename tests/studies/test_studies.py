@@ -20,18 +20,18 @@ from typer.testing import CliRunner
 
 from benchmarks.speed import method_batches
 from benchmarks.verify import held_out
-from compiler.methods import read_methods
-from model_defs.drafters.base import Drafter
-from model_defs.drafters.hidden_state import HiddenStateDrafter
-from model_defs.drafters.registry import DRAFTERS
-from model_defs.target.attention import DenseCache, HeadNorms, causal_attend
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Target
-from model_defs.target.rope import RopeConfig
 from redraft.bundle.budget import BudgetTable
+from redraft.compiler.methods import read_methods
 from redraft.decoding.construction import UNPACKED
 from redraft.llm import LLM, Answer
 from redraft.method import MethodPlan
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
+from redraft.model_defs.drafters.registry import DRAFTERS
+from redraft.model_defs.target.attention import DenseCache, HeadNorms, causal_attend
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.rope import RopeConfig
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE, SequenceStats, request
 from redraft.runtime import Runtime

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import distill
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Target, give_layers
-from model_defs.target.rope import RopeConfig
+from redraft.cli import distill
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target, give_layers
+from redraft.model_defs.target.rope import RopeConfig
+from redraft.training.shards import write_shard
+from redraft.training.teacher_data import LAYERS
 from tests.engines.tiny import write_model
 from tests.training.teacher import END, LETTERS, VOCAB, generate
-from training.shards import write_shard
-from training.teacher_data import LAYERS
 
 
 @pytest.fixture(scope="module", autouse=True)

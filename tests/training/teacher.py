@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import load_file
 
-import distill
-import train_drafter
-from model_defs.target.model import Target
-from training import conversations
-from training import prompts as teacher_prompts
-from training.forward import TorchForward
-from training.shards import Document
-from training.teacher_data import USUAL_CUTOFF
+from redraft.cli import distill
+from redraft.cli import train as command
+from redraft.model_defs.target.model import Target
+from redraft.training import conversations
+from redraft.training import prompts as teacher_prompts
+from redraft.training.forward import TorchForward
+from redraft.training.shards import Document
+from redraft.training.teacher_data import USUAL_CUTOFF
 
 VOCAB, END = 111, 2
 
@@ -91,7 +91,7 @@ SHAPES: dict[str, dict] = {
 
 def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> list[dict]:
     data = taught / ("layers" if drafter == "eagle3" else "data")
-    where = {"model": taught, "data": [data], "output": output, "drafter": drafter}
+    where = {"model": taught, "data": [data], "output": output, "kind": drafter}
     run = {
         "hot_vocabulary": 64,
         "unroll": 3,
@@ -101,5 +101,5 @@ def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> l
         "every": 25,
         "threads": 1,
     }
-    train_drafter.main(**where | run | SHAPES[drafter] | more)
+    command.main(**where | run | SHAPES[drafter] | more)
     return [json.loads(line) for line in (output / "log.jsonl").open()]

@@ -13,14 +13,14 @@ import pytest
 import torch
 import typer
 
-import distill
-from model_defs.target.attention import causal_attend
+from redraft.cli import distill
+from redraft.model_defs.target.attention import causal_attend
 from redraft.prompts import Prompt
+from redraft.training import conversations, parts, writing
+from redraft.training.forward import EngineForward, TorchForward
+from redraft.training.shards import Document, Shards, write_shard
 from tests.engines.tiny import LIMITS, tiny_bundle, tiny_target, write_model
 from tests.training.teacher import END, LETTERS, begun_with, generate, write_teacher
-from training import conversations, parts, writing
-from training.forward import EngineForward, TorchForward
-from training.shards import Document, Shards, write_shard
 
 
 @pytest.mark.parametrize("backend", ["openvino", "torch"])

@@ -1,4 +1,4 @@
-"""`build/distill.py`: what it writes, goes on with and refuses."""
+"""`redraft distill`: what it writes, goes on with and refuses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import typer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-import distill
-from model_defs.target.attention import causal_attend
+from redraft.cli import distill
 from redraft.console.progress import Progress
+from redraft.model_defs.target.attention import causal_attend
+from redraft.training import parts
+from redraft.training.shards import Document, Shards, write_shard
 from tests.conftest import ROOT
 from tests.engines.tiny import write_model
 from tests.training.teacher import UNRESERVED, begun_with, prompts_of, texts_of, write_lines, write_teacher
-from training import parts
-from training.shards import Document, Shards, write_shard
 
 
 @torch.no_grad()  # which ends with the test, unlike the command's own
@@ -88,9 +88,9 @@ import itertools, os, signal, sys
 sys.path[:0] = {[str(ROOT), str(ROOT / "build")]!r}
 from pathlib import Path
 from types import SimpleNamespace
-import distill
-from model_defs.target.attention import causal_attend
-from training import conversations, writing
+from redraft.cli import distill
+from redraft.model_defs.target.attention import causal_attend
+from redraft.training import conversations, writing
 from tests.training.teacher import LETTERS, write_teacher
 
 step, steps = conversations.Generator._step, itertools.count()

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from model_defs.drafters.base import Decay
-from training.distillation import HeadLoss, learning_rate, sample_head
-from training.teacher_data import TeacherData, most_frequent
+from redraft.model_defs.drafters.base import Decay
+from redraft.training.distillation import HeadLoss, learning_rate, sample_head
+from redraft.training.teacher_data import TeacherData, most_frequent
 
 HIDDEN, UNROLL = 5, 3
 

@@ -11,12 +11,12 @@ import torch
 import typer
 
 from redraft.prompts import Prompt
+from redraft.training import parts
+from redraft.training import prompts as teacher_prompts
+from redraft.training.shards import Document, write_shard
+from redraft.training.teacher_data import USUAL_CUTOFF, TeacherData
 from tests.engines.tiny import write_model
 from tests.training.teacher import RESERVED, UNRESERVED, begun_with, write_lines, write_teacher
-from training import parts
-from training import prompts as teacher_prompts
-from training.shards import Document, write_shard
-from training.teacher_data import USUAL_CUTOFF, TeacherData
 
 
 @torch.no_grad()  # which ends with the test, unlike the command's own

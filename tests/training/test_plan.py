@@ -17,15 +17,22 @@ from redraft.request import AUTO_REGRESSIVE
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from redraft.text import TextCodec
+from redraft.training import plan
+from redraft.training.gains import (
+    fitting_prompts,
+    gain_of_twice,
+    measure_gains,
+    shipped_curves,
+    summary,
+    unseen_prompts,
+)
+from redraft.training.parts import held_out_tokens
+from redraft.training.plan import PASSES, Plan, make_plan
+from redraft.training.prompts import cutoff_of
+from redraft.training.shards import Document, write_shard
+from redraft.training.teacher_data import USUAL_CUTOFF, cutoff_of_shards
 from tests.engines.tiny import tiny_target
 from tests.toy_engine import ToyEngine, toy_codec
-from training import plan
-from training.gains import fitting_prompts, gain_of_twice, measure_gains, shipped_curves, summary, unseen_prompts
-from training.parts import held_out_tokens
-from training.plan import PASSES, Plan, make_plan
-from training.prompts import cutoff_of
-from training.shards import Document, write_shard
-from training.teacher_data import USUAL_CUTOFF, cutoff_of_shards
 
 
 @pytest.mark.parametrize(("teacher", "training"), [(700, 2900), (120, 1200), (5000, 900), (60, 4000)])

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from model_defs.drafters.windows import NO_DOCUMENT, Windows
-from training import run
+from redraft.model_defs.drafters.windows import NO_DOCUMENT, Windows
+from redraft.training import run
 
 META = torch.device("meta")
 

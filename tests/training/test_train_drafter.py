@@ -1,4 +1,4 @@
-"""`build/train_drafter.py`: drafters that learn, runs that go on, and what is refused."""
+"""`redraft train`: drafters that learn, runs that go on, and what is refused."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import typer
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-import train_drafter
-from model_defs.drafters.eagle import EagleDrafter
-from model_defs.drafters.hidden_state import HiddenStateDrafter
-from model_defs.drafters.registry import load_drafter
-from model_defs.target.model import Target
+from redraft.cli import train as command
+from redraft.model_defs.drafters.eagle import EagleDrafter
+from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.target.model import Target
+from redraft.training import run as training_run
+from redraft.training.plan import usual_rows
+from redraft.training.shards import write_shard
+from redraft.training.teacher_data import TeacherData
 from tests.training.teacher import SHAPES, VOCAB, generate, train
-from training import run as training_run
-from training.plan import usual_rows
-from training.shards import write_shard
-from training.teacher_data import TeacherData
 
 
 def test_a_gpu_carries_the_32k_most_frequent_of_more_than_40k_tokens():
@@ -40,7 +40,7 @@ def test_a_gpu_carries_the_32k_most_frequent_of_more_than_40k_tokens():
 @pytest.mark.parametrize("drafter", SHAPES)
 def test_training_learns(taught: Path, tmp_path: Path, drafter: str, monkeypatch):
     """Random models answer in short cycles, which a drafter learns fast, from random weights too."""
-    monkeypatch.setattr(train_drafter.DRAFTERS[drafter], "initialize", lambda *_: None)
+    monkeypatch.setattr(command.DRAFTERS[drafter], "initialize", lambda *_: None)
     log = train(taught, tmp_path, drafter, 6400, peak_rate=3e-3)
     assert log[-1]["positions"] >= 6400 > log[-1]["positions"] - 4 * 24
     assert log[-1]["loss"] < log[0]["loss"] - 0.01
@@ -199,7 +199,7 @@ def test_a_chain_of_one_step_is_trained(taught: Path, tmp_path: Path):
 
 def test_the_command_line(taught: Path, tmp_path: Path):
     app = typer.Typer()
-    app.command()(train_drafter.main)
+    app.command()(command.main)
     base = ["--model", taught, "--data", taught / "data", "--output", tmp_path, "--positions", 50, "--threads", 1]
     shape = ["--set", "heads=3", "--set", "num_blocks=2", "--unroll", 3, "--hot-vocabulary", 0, "--batch", 2]
     arguments = [str(part) for part in (*base, *shape, "--held-out", 1)]

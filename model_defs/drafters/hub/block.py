@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_defs.drafters.block import BlockConfig, BlockDrafter
-from model_defs.drafters.hub.eagle3 import IGNORED, settled, token_ids
-from model_defs.drafters.hub.folder import (
+from redraft.model_defs.drafters.block import BlockConfig, BlockDrafter
+from redraft.model_defs.drafters.hub.eagle3 import IGNORED, settled, token_ids
+from redraft.model_defs.drafters.hub.folder import (
     HubFolder,
     Reader,
     Reading,
@@ -29,9 +29,9 @@ from model_defs.drafters.hub.folder import (
     llama_layer,
     refuse_scaled_embeddings,
 )
-from model_defs.drafters.layer_shape import WITH_HEAD_NORMS, LayerShape
-from model_defs.files import load_pickled_object
-from model_defs.target.config import TargetConfig
+from redraft.model_defs.drafters.layer_shape import WITH_HEAD_NORMS, LayerShape
+from redraft.model_defs.files import load_pickled_object
+from redraft.model_defs.target.config import TargetConfig
 
 ANCHOR, NON_CAUSAL = "sample_from_anchor", "sliding_window_non_causal"
 """Whether the root's row predicts a token, and whether rows of a block see later ones where layers have a window; what

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import torch
 
-from model_defs.drafters.eagle import EagleConfig, EagleDrafter
-from model_defs.drafters.hub.eagle3 import settled
-from model_defs.drafters.hub.folder import (
+from redraft.model_defs.drafters.eagle import EagleConfig, EagleDrafter
+from redraft.model_defs.drafters.hub.eagle3 import settled
+from redraft.model_defs.drafters.hub.folder import (
     HubFolder,
     Reader,
     Reading,
@@ -20,8 +20,8 @@ from model_defs.drafters.hub.folder import (
     llama_layer,
     refuse_scaled_embeddings,
 )
-from model_defs.drafters.layer_shape import LayerShape, has_head_norms
-from model_defs.target.config import TargetConfig
+from redraft.model_defs.drafters.layer_shape import LayerShape, has_head_norms
+from redraft.model_defs.target.config import TargetConfig
 
 OWN_HEAD = "own_head"
 """Whether the drafter drafts with the folder's head; what --read-as answers"""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_defs.drafters.eagle3 import (
+from redraft.model_defs.drafters.eagle3 import (
     LEAST_LAYERS,
     Eagle3Config,
     Eagle3Drafter,
@@ -23,9 +23,9 @@ from model_defs.drafters.eagle3 import (
     parse_layers,
     usual_layers,
 )
-from model_defs.drafters.hub.folder import HubFolder, HubTensors, Reader, Reading, expect_shapes, llama_layer
-from model_defs.drafters.layer_shape import LayerShape, has_head_norms
-from model_defs.target.config import TargetConfig
+from redraft.model_defs.drafters.hub.folder import HubFolder, HubTensors, Reader, Reading, expect_shapes, llama_layer
+from redraft.model_defs.drafters.layer_shape import LayerShape, has_head_norms
+from redraft.model_defs.target.config import TargetConfig
 
 OUTPUTS = "eagle_aux_hidden_state_layer_ids"
 """Layer ids: in speculators' form those whose inputs are read, in `eagle_config` those whose outputs are."""

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_defs.drafters.hub.fields import Fields
-from model_defs.drafters.layer_shape import LayerShape
-from model_defs.files import (
+from redraft.model_defs.drafters.hub.fields import Fields
+from redraft.model_defs.drafters.layer_shape import LayerShape
+from redraft.model_defs.files import (
     FLOATS,
     INDEX,
     PICKLED,
@@ -24,7 +24,7 @@ from model_defs.files import (
     require_finite,
     weight_files,
 )
-from model_defs.target.config import TargetConfig
+from redraft.model_defs.target.config import TargetConfig
 
 MEDUSA_FILE = "medusa_lm_head.pt"
 """What Medusa calls its weights in torch's format."""

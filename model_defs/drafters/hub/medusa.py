@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from model_defs.drafters.hub.folder import HubFolder, Reader, Reading
-from model_defs.drafters.medusa import MedusaConfig, MedusaDrafter
-from model_defs.target.config import TargetConfig
+from redraft.model_defs.drafters.hub.folder import HubFolder, Reader, Reading
+from redraft.model_defs.drafters.medusa import MedusaConfig, MedusaDrafter
+from redraft.model_defs.target.config import TargetConfig
 
 BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 LAST = re.compile(r"(\d+)\.(\d+)\.weight")

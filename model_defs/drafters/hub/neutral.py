@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from typing import Any
 
-from model_defs.drafters.hub.fields import Fields
-from model_defs.drafters.hub.folder import MEDUSA_FILE, HubFolder
-from model_defs.files import INDEX, PICKLED, PICKLED_INDEX
+from redraft.model_defs.drafters.hub.fields import Fields
+from redraft.model_defs.drafters.hub.folder import MEDUSA_FILE, HubFolder
+from redraft.model_defs.files import INDEX, PICKLED, PICKLED_INDEX
 
 VALUES: dict[str, Any] = {
     "input_embedding_scale": 1,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from model_defs.drafters.hub.block import DFLASH, DSPARK
-from model_defs.drafters.hub.eagle import EAGLE
-from model_defs.drafters.hub.eagle3 import EAGLE3_MODELOPT, EAGLE3_OFFICIAL, EAGLE3_SPECULATORS, P_EAGLE
-from model_defs.drafters.hub.folder import HubFolder, Reader, Reading
-from model_defs.drafters.hub.medusa import MEDUSA
-from model_defs.drafters.hub.neutral import require_all_read
-from model_defs.drafters.hub.redrafter import REDRAFTER, is_trtllm
-from model_defs.drafters.hub.unserved import unserved_form
-from model_defs.target.config import TargetConfig
-from model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.drafters.hub.block import DFLASH, DSPARK
+from redraft.model_defs.drafters.hub.eagle import EAGLE
+from redraft.model_defs.drafters.hub.eagle3 import EAGLE3_MODELOPT, EAGLE3_OFFICIAL, EAGLE3_SPECULATORS, P_EAGLE
+from redraft.model_defs.drafters.hub.folder import HubFolder, Reader, Reading
+from redraft.model_defs.drafters.hub.medusa import MEDUSA
+from redraft.model_defs.drafters.hub.neutral import require_all_read
+from redraft.model_defs.drafters.hub.redrafter import REDRAFTER, is_trtllm
+from redraft.model_defs.drafters.hub.unserved import unserved_form
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.errors import UnsupportedModelError
 
 READERS: tuple[Reader, ...] = (
     *(REDRAFTER, MEDUSA, DFLASH, DSPARK, P_EAGLE, EAGLE3_SPECULATORS, EAGLE3_OFFICIAL, EAGLE3_MODELOPT, EAGLE),
@@ -31,7 +31,7 @@ def reader_of(folder: HubFolder) -> Reader | None:
     if is_trtllm(folder):
         raise ValueError(
             f"{folder.path} is a checkpoint of TensorRT-LLM's ReDrafter, with the target and its drafter in one. "
-            f"`build/export_trtllm.py import {folder.path} --output FOLDER` (with --model where it came without the "
+            f"`redraft export from-trtllm {folder.path} --output FOLDER` (with --model where it came without the "
             "target's tokenizer) makes FOLDER/target for MODEL and FOLDER/drafter for DRAFTER of it"
         )
     if form := unserved_form(folder):
@@ -52,7 +52,7 @@ def require_reader(path: Path) -> tuple[HubFolder, Reader]:
     forms = ", ".join(reader.form for reader in READERS)
     raise ValueError(
         f"{path} holds no drafter that is read: config.json has {says}; {holds}. Read are drafters of "
-        f"build/train_drafter.py and, of the hub, {forms}"
+        f"`redraft train` and, of the hub, {forms}"
     )
 
 

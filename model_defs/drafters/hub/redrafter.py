@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from model_defs.drafters.hub.folder import HubFolder, Reader, Reading
-from model_defs.drafters.recurrent import RecurrentDrafter, from_apple
-from model_defs.target.config import TargetConfig
+from redraft.model_defs.drafters.hub.folder import HubFolder, Reader, Reading
+from redraft.model_defs.drafters.recurrent import RecurrentDrafter, from_apple
+from redraft.model_defs.target.config import TargetConfig
 
 
 def holds(folder: HubFolder) -> bool:

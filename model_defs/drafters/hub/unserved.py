@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from model_defs.drafters.hub.folder import HubFolder
+from redraft.model_defs.drafters.hub.folder import HubFolder
 
 
 def _speculators(kind: str) -> Callable[[HubFolder], bool]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.rope import RopeConfig
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.rope import RopeConfig
 
 if TYPE_CHECKING:
-    from model_defs.target.config import TargetConfig
+    from redraft.model_defs.target.config import TargetConfig
 
 HFConfig = dict[str, Any]
 """A Hugging Face `config.json`."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from model_defs.target.bounds import HEAD_NORMS
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.base import (
+from redraft.model_defs.target.bounds import HEAD_NORMS
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.families.base import (
     Attention,
     Family,
     Gguf,
@@ -22,10 +22,10 @@ from model_defs.target.families.base import (
     layers_of_type,
     refuse_biases,
 )
-from model_defs.target.rope import RopeConfig
+from redraft.model_defs.target.rope import RopeConfig
 
 if TYPE_CHECKING:
-    from model_defs.target.config import TargetConfig
+    from redraft.model_defs.target.config import TargetConfig
 
 LOCAL_ROPE = "local_rope_parameters"
 """Our name for the RoPE parameters of the layers with a window."""

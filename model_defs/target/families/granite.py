@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from model_defs.target.families.base import (
+from redraft.model_defs.target.families.base import (
     Family,
     Gguf,
     GgufField,
@@ -26,7 +26,7 @@ from model_defs.target.families.base import (
 )
 
 if TYPE_CHECKING:
-    from model_defs.target.config import TargetConfig
+    from redraft.model_defs.target.config import TargetConfig
 
 
 MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_defs.target.families.base import Family, Gguf, HFConfig, expect_silu, refuse_biases, refuse_sliding_window
+from redraft.model_defs.target.families.base import (
+    Family,
+    Gguf,
+    HFConfig,
+    expect_silu,
+    refuse_biases,
+    refuse_sliding_window,
+)
 
 
 def own_fields(raw: HFConfig) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_defs.target.families.base import Family, HFConfig, active_window, expect_silu, refuse_biases
+from redraft.model_defs.target.families.base import Family, HFConfig, active_window, expect_silu, refuse_biases
 
 
 def own_fields(raw: HFConfig) -> dict[str, Any]:

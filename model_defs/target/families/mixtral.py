@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from model_defs.target.families.base import (
+from redraft.model_defs.target.families.base import (
     Experts,
     Family,
     Gguf,
@@ -18,7 +18,7 @@ from model_defs.target.families.base import (
 )
 
 if TYPE_CHECKING:
-    from model_defs.target.config import TargetConfig
+    from redraft.model_defs.target.config import TargetConfig
 
 
 def own_fields(raw: HFConfig) -> dict[str, Any]:

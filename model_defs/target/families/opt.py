@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.base import Family, HFConfig, Weight, Weights
-from model_defs.target.rope import NONE, RopeConfig
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.families.base import Family, HFConfig, Weight, Weights
+from redraft.model_defs.target.rope import NONE, RopeConfig
 
 if TYPE_CHECKING:
-    from model_defs.target.config import TargetConfig
+    from redraft.model_defs.target.config import TargetConfig
 
 OFFSET = 2
 """The row of the table of positions that is the first position's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_defs.target.families.base import (
+from redraft.model_defs.target.families.base import (
     Attention,
     Family,
     Gguf,
@@ -18,7 +18,7 @@ from model_defs.target.families.base import (
     layers_of_type,
     refuse_biases,
 )
-from model_defs.target.rope import RopeConfig
+from redraft.model_defs.target.rope import RopeConfig
 
 
 def own_fields(raw: HFConfig) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_defs.target.bounds import HEAD_NORMS
-from model_defs.target.families.base import Family, Gguf, HFConfig, expect_silu, refuse_biases
-from model_defs.target.families.qwen2 import sliding_layers
+from redraft.model_defs.target.bounds import HEAD_NORMS
+from redraft.model_defs.target.families.base import Family, Gguf, HFConfig, expect_silu, refuse_biases
+from redraft.model_defs.target.families.qwen2 import sliding_layers
 
 
 def own_fields(raw: HFConfig) -> dict[str, Any]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from model_defs.target.bounds import shown
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.base import Family
-from model_defs.target.families.gemma3 import GEMMA3
-from model_defs.target.families.glm4 import GLM4
-from model_defs.target.families.granite import GRANITE
-from model_defs.target.families.llama import LLAMA
-from model_defs.target.families.mistral import MISTRAL
-from model_defs.target.families.mixtral import MIXTRAL
-from model_defs.target.families.opt import OPT
-from model_defs.target.families.phi3 import PHI3
-from model_defs.target.families.qwen2 import QWEN2
-from model_defs.target.families.qwen3 import QWEN3
-from model_defs.target.families.qwen3_moe import QWEN3_MOE
-from model_defs.target.families.smollm3 import SMOLLM3
+from redraft.model_defs.target.bounds import shown
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.families.base import Family
+from redraft.model_defs.target.families.gemma3 import GEMMA3
+from redraft.model_defs.target.families.glm4 import GLM4
+from redraft.model_defs.target.families.granite import GRANITE
+from redraft.model_defs.target.families.llama import LLAMA
+from redraft.model_defs.target.families.mistral import MISTRAL
+from redraft.model_defs.target.families.mixtral import MIXTRAL
+from redraft.model_defs.target.families.opt import OPT
+from redraft.model_defs.target.families.phi3 import PHI3
+from redraft.model_defs.target.families.qwen2 import QWEN2
+from redraft.model_defs.target.families.qwen3 import QWEN3
+from redraft.model_defs.target.families.qwen3_moe import QWEN3_MOE
+from redraft.model_defs.target.families.smollm3 import SMOLLM3
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family

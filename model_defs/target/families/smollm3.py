@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.base import (
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.families.base import (
     Attention,
     Family,
     Gguf,
@@ -15,7 +15,7 @@ from model_defs.target.families.base import (
     expect_silu,
     refuse_biases,
 )
-from model_defs.target.rope import NONE, RopeConfig
+from redraft.model_defs.target.rope import NONE, RopeConfig
 
 
 def own_fields(raw: HFConfig) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def connect(comm: MPI.Intracomm) -> None:
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(
             f"NCCL does not connect the {comm.size} ranks ({error}): NCCL_DEBUG=INFO says why, between machines "
-            "NCCL_SOCKET_IFNAME chooses the interface; a bundle built with --tensor-parallel 1 needs no NCCL"
+            "NCCL_SOCKET_IFNAME chooses the interface; a bundle built with --tp 1 needs no NCCL"
         ) from None
 
 
@@ -98,12 +98,12 @@ def _failure(count: int) -> str | None:
     if not distributed.is_nccl_available():
         return (
             f"NCCL, by which ranks on GPUs exchange their sums, is not in torch {torch.__version__}: install torch's "
-            "CUDA build with pip install -r requirements-gpu.txt, or build the bundle with --tensor-parallel 1"
+            "CUDA build with pip install -r requirements-gpu.txt, or build the bundle with --tp 1"
         )
     if count > torch.cuda.device_count():
         return (
             f"{count} ranks on {socket.gethostname()}, which shows {torch.cuda.device_count()} GPUs, and each needs "
-            "one: build the bundle for fewer ranks (--tensor-parallel 1 takes one GPU), or name more machines in "
+            "one: build the bundle for fewer ranks (--tp 1 takes one GPU), or name more machines in "
             "--hostfile"
         )
     return None

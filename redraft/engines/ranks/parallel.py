@@ -185,7 +185,7 @@ class Ranks:
         if self.config.backend.needs_gpu:
             from redraft.engines.cuda import device as gpu
 
-            one = "a bundle built with --tensor-parallel 1"
+            one = "a bundle built with --tp 1"
             self.agree(lambda: gpu.require_capability(gpu.device(), "sums over GPUs", or_take=one))
         else:
             from redraft.plugins import kernels

@@ -25,7 +25,7 @@ UPDATED = ".updated"
 """The suffix of the output that is the same memory as a cache."""
 ABOUT_NCCL = (
     "; its ranks sum over NCCL, by the libnccl.so.2 that torch has loaded, if this TensorRT finds it and takes its "
-    "version: name its folder in LD_LIBRARY_PATH, or build the bundle with --tensor-parallel 1"
+    "version: name its folder in LD_LIBRARY_PATH, or build the bundle with --tp 1"
 )
 PROGRESS_S = 10.0
 """Seconds between two lines of progress while loading."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import build_engines
 from benchmarks.gpu import first_hour
 from benchmarks.gpu.first_hour import ROOT, Command, Row, Setting
+from redraft.cli import build
 from tests.benchmarks.gpu.conftest import Parsed, parsed_by_typer, raise_parsed
 from tests.conftest import wait_until
 
@@ -118,7 +118,7 @@ def test_every_script_takes_its_arguments(profilers, tmp_path, monkeypatch):
     for row in first_hour.ROWS:
         for command in row.commands(setting):
             if "build/build_engines.py" in command.arguments:
-                given = parsed_by_typer(build_engines.main, list(command.arguments[2:]))
+                given = parsed_by_typer(build.main, list(command.arguments[2:]))
                 assert (given["backend"].name, command.environment) == ("tensorrt_rtx", {"REDRAFT_ANY_GPU": "1"})
                 continue
             _, _, command_line = " ".join(command.arguments).partition("-m benchmarks.gpu.")

@@ -10,18 +10,16 @@ from pathlib import Path
 
 import pytest
 
-import build_engines
-import fetch_model
-import tune
 from benchmarks.gpu import kit
 from benchmarks.speed import method_batches
-from compiler.methods import read_methods
+from redraft.cli import build, fetch, tune
+from redraft.compiler.methods import read_methods
 from redraft.plugins.cuda import check_on_gpu
 from redraft.plugins.cuda.compile import ptx, sources
 from tests.benchmarks.gpu.conftest import ROOT, Parsed, parsed_by_typer, raise_parsed
 
 CALLS = ROOT / "benchmarks/gpu/calls"
-TYPER = {"build/build_engines.py": build_engines, "build/fetch_model.py": fetch_model, "build/tune.py": tune}
+TYPER = {"build/build_engines.py": build, "build/fetch_model.py": fetch, "build/tune.py": tune}
 
 
 def run_call(call: str, folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:

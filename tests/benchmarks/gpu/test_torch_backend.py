@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import build_engines
 from benchmarks.gpu import torch_backend
 from benchmarks.gpu.torch_backend import ROOT
 from benchmarks.speed import method_batches, step_times
 from benchmarks.verify import lossless as verify_lossless
-from compiler.methods import check_method, read_methods
 from redraft.bundle.backends import TORCH
 from redraft.bundle.config import BundleConfig, LimitsInfo
+from redraft.cli import build
+from redraft.compiler.methods import check_method, read_methods
 from tests.benchmarks.gpu.conftest import Parsed, parsed_by_typer, raise_parsed
 
 
@@ -67,8 +67,8 @@ def test_parts_run_in_order_and_what_is_there_is_kept(tmp_path, ran):
 def test_the_scripts_take_these_flags(tmp_path, ran, monkeypatch):
     torch_backend.main(arguments(tmp_path, "--dataset", "d.jsonl", "--batches", "1", "64"))
     build, _, plain, _, equality, steps, _, batches = ran
-    assert parsed_by_typer(build_engines.main, build[2:])["slots"] == 64
-    assert parsed_by_typer(build_engines.main, plain[2:])["no_drafter"]
+    assert parsed_by_typer(build.main, build[2:])["slots"] == 64
+    assert parsed_by_typer(build.main, plain[2:])["no_drafter"]
     assert parsed_by_typer(step_times.main, steps[3:])["bundle"] == tmp_path / "work" / "methods-bf16"
     for script, command in ((verify_lossless, equality), (method_batches, batches)):
         monkeypatch.setattr(script, "load_llm", lambda parser, bundle: raise_parsed())
@@ -78,7 +78,7 @@ def test_the_scripts_take_these_flags(tmp_path, ran, monkeypatch):
 
 def test_every_method_fits_the_bundle_that_is_built(tmp_path, ran, monkeypatch):
     torch_backend.main(arguments(tmp_path, "--parts", "build"))
-    given = parsed_by_typer(build_engines.main, ran[0][2:])
+    given = parsed_by_typer(build.main, ran[0][2:])
     given["prefill_chunk"] = given["prefill_chunk"] or TORCH.prefill_chunk
     limits = LimitsInfo(**{name: given[name] for name in LimitsInfo.model_fields if name in given})
     monkeypatch.chdir(ROOT)

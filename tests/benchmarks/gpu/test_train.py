@@ -9,11 +9,11 @@ import time
 import tomllib
 from pathlib import Path
 
-import distill
-import train_drafter
 from benchmarks.gpu import train
 from benchmarks.verify import held_out
-from model_defs.drafters.registry import DRAFTERS
+from redraft.cli import distill
+from redraft.cli.train import main as train_command
+from redraft.model_defs.drafters.registry import DRAFTERS
 from tests.benchmarks.gpu.conftest import parsed_by_typer
 from tests.conftest import wait_until
 
@@ -113,7 +113,7 @@ def test_all_that_ship_are_trained_with_ten_times_the_scale(tmp_path, monkeypatc
     for kind, (command, _) in zip(shipped, trainings, strict=True):
         folder = train.ROOT / shipped[kind]["drafter"]
         assert json.loads((folder / "config.json").read_text())["drafter"] == kind
-        assert command[command.index("--drafter") + 1] == kind
+        assert command[command.index("--kind") + 1] == kind
         seen = json.loads((folder / "training.jsonl").read_text().splitlines()[-1])["positions"]
         assert int(command[command.index("--positions") + 1]) >= 10 * seen
         assert judging.index(str(folder)) + 1 == judging.index(str(tmp_path / "out" / kind))
@@ -126,8 +126,8 @@ def test_the_scripts_take_these_flags(tmp_path, monkeypatch):
     kept, teaching = (parsed_by_typer(distill.main, arguments) for arguments in given[:2])
     assert (kept["self_written"], teaching["slots"]) == (1.0, 1024)
     assert kept["seed"] > teaching["seed"] + 10_000, "shard k has the seed + k"
-    recurrent, eagle = (parsed_by_typer(train_drafter.main, arguments) for arguments in given[2:4])
-    assert (recurrent["batch"], eagle["drafter"]) == (128, "eagle")
+    recurrent, eagle = (parsed_by_typer(train_command, arguments) for arguments in given[2:4])
+    assert (recurrent["batch"], eagle["kind"]) == (128, "eagle")
     judging = parsed_by_typer(held_out.main, given[4][1:])
     assert [folder.name for folder in judging["data"]] == ["held-out", "data"]
     assert (judging["held_out"], len(judging["drafters"])) == (1, 4)

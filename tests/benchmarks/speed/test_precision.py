@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.speed.precision import Difference, compare, report
-from compiler.calibration import calibrate
+from redraft.compiler.calibration import calibrate
 from tests.engines.tiny import tiny_target
 
 TEXTS = [[5, 9, 2, 77, 31], [1, 110], list(range(20, 45))]

@@ -13,9 +13,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from compiler.checkpoints.fetch import Request
-from compiler.checkpoints.fetch import fetch as fetch_model
-from compiler.checkpoints.source import FetchError
+from redraft.compiler.checkpoints.fetch import Request
+from redraft.compiler.checkpoints.fetch import fetch as fetch_model
+from redraft.compiler.checkpoints.source import FetchError
 from tests.compiler.checkpoints.tiny_llama import write_gguf
 from tests.model_defs.target.references import write_reference
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import export_drafter
-from model_defs.drafters.eagle3 import Eagle3Config, Eagle3Drafter, ParallelEagle3Config, ParallelEagle3Drafter
-from model_defs.drafters.layer_shape import LayerShape
-from model_defs.drafters.registry import load_drafter
-from model_defs.target.model import Target
-from model_defs.target.rope import RopeConfig
-from tests.build.commands import invoke
+from redraft.cli import export
+from redraft.model_defs.drafters.eagle3 import Eagle3Config, Eagle3Drafter, ParallelEagle3Config, ParallelEagle3Drafter
+from redraft.model_defs.drafters.layer_shape import LayerShape
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.rope import RopeConfig
+from tests.cli.commands import invoke
 from tests.engines.tiny import VOCAB, random_model, tiny_drafter, tiny_target, write_model
 from tests.model_defs.drafters.hub.forms import speculators
 
-run = partial(invoke, export_drafter.main)
+run = partial(invoke, export.main)
 SIZE, ROWS, MLP = 24, 53, 40
 LAYER = {
     "input_layernorm.weight": (SIZE,),

@@ -20,14 +20,14 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from typer.testing import CliRunner
 
-import fetch_model
-from compiler.checkpoints import fetch as fetching
-from compiler.checkpoints import shipped, source, writer
-from compiler.checkpoints.fetch import describe
-from compiler.checkpoints.source import FetchError
-from model_defs.files import INDEX, StoredTensors, weight_files
 from redraft.bundle.writer import copy_tokenizer
 from redraft.chat import ChatTemplate
+from redraft.cli import fetch as command
+from redraft.compiler.checkpoints import fetch as fetching
+from redraft.compiler.checkpoints import shipped, source, writer
+from redraft.compiler.checkpoints.fetch import describe
+from redraft.compiler.checkpoints.source import FetchError
+from redraft.model_defs.files import INDEX, StoredTensors, weight_files
 from tests.compiler.checkpoints.tiny_llama import (
     TEMPLATE,
     TOKENS,
@@ -264,11 +264,11 @@ def failing(error):
 
 
 def test_command_line_reports_errors_without_traceback(tmp_path):
-    app = fetch_model.typer.Typer()
-    app.command()(fetch_model.main)
+    app = command.typer.Typer()
+    app.command()(command.main)
     result = CliRunner().invoke(app, [str(tmp_path / "absent.gguf"), "--output", str(tmp_path)])
     assert result.exit_code == 1
-    assert result.output.startswith("fetch_model: ")
+    assert result.output.startswith("redraft fetch: ")
     assert "no such file" in result.output
     assert "Fetch a target model" in CliRunner().invoke(app, ["--help"]).output
 
@@ -315,7 +315,7 @@ def test_few_numbers_are_held_at_once(checkpoint, gguf_file, tmp_path, monkeypat
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from compiler.checkpoints import fetch
+from redraft.compiler.checkpoints import fetch
 
 def kill(out, shapes, blocks, written):
     write(out, shapes, blocks, lambda count: os.kill(os.getpid(), signal.SIGKILL))

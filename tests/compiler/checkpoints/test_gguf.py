@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from compiler.checkpoints.gguf import GgufCheckpoint
-from compiler.checkpoints.source import FetchError
-from model_defs.target.config import TargetConfig
-from model_defs.target.errors import UnsupportedModelError
 from redraft.bundle.generation import GenerationConfig
 from redraft.bundle.writer import copy_tokenizer
 from redraft.chat import ChatTemplate
+from redraft.compiler.checkpoints.gguf import GgufCheckpoint
+from redraft.compiler.checkpoints.source import FetchError
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.errors import UnsupportedModelError
 from tests.compiler.checkpoints.tiny_llama import assert_complete, assert_same_model, fetch, write_gguf
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compiler.checkpoints.gguf_config import hf_config
-from model_defs.target.config import TargetConfig
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.registry import FAMILIES
+from redraft.compiler.checkpoints.gguf_config import hf_config
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.families.registry import FAMILIES
 
 FIELDS = {
     "context_length": 512,

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import Qwen3MoeConfig
 
-from compiler.checkpoints.gguf import EXPERT, EXPERT_PARTS, GgufCheckpoint
-from compiler.checkpoints.source import FetchError
-from model_defs.target.attention import causal_attend
-from model_defs.target.model import Target
+from redraft.compiler.checkpoints.gguf import EXPERT, EXPERT_PARTS, GgufCheckpoint
+from redraft.compiler.checkpoints.source import FetchError
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.model import Target
 from tests.compiler.checkpoints.tiny_llama import fetch
 from tests.model_defs.target.references import FAMILIES, LONG_ROPE, VOCAB, WINDOW, write_reference
 

@@ -8,7 +8,7 @@ import gguf
 import pytest
 from gguf import TokenType
 
-from compiler.checkpoints.gguf_tokenizer import load
+from redraft.compiler.checkpoints.gguf_tokenizer import load
 from tests.compiler.checkpoints.tiny_llama import ALPHABET
 
 FIRST, USER, THINK, END = "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cUser\uff5c>", "<think>", "<|end|>"

@@ -16,15 +16,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-import fetch_model
-from compiler.checkpoints.folder import FolderCheckpoint
-from compiler.checkpoints.gguf import GgufCheckpoint
-from compiler.checkpoints.source import FetchError, load_tokenizer
-from model_defs.drafters.hub.folder import HubFolder
-from model_defs.files import INDEX, read_json, weight_files
-from model_defs.target.config import TargetConfig
-from model_defs.target.families import granite
-from model_defs.target.model import Target
+from redraft.cli import fetch as command
+from redraft.compiler.checkpoints.folder import FolderCheckpoint
+from redraft.compiler.checkpoints.gguf import GgufCheckpoint
+from redraft.compiler.checkpoints.source import FetchError, load_tokenizer
+from redraft.model_defs.drafters.hub.folder import HubFolder
+from redraft.model_defs.files import INDEX, read_json, weight_files
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.families import granite
+from redraft.model_defs.target.model import Target
 from tests.compiler.checkpoints.tiny_llama import fetch, write_gguf
 from tests.conftest import at_most
 from tests.model_defs.drafters.hub.forms import eagle
@@ -160,8 +160,8 @@ def test_odd_fields_of_a_gguf_are_refused(reference, tmp_path, monkeypatch, fiel
 def test_a_name_does_not_control_the_terminal(gguf_file, tmp_path):
     whole = gguf_file.read_bytes().replace(b"output_norm", b"out\x1b[2J\n_nm")
     (tmp_path / "a.gguf").write_bytes(whole)
-    app = fetch_model.typer.Typer()
-    app.command()(fetch_model.main)
+    app = command.typer.Typer()
+    app.command()(command.main)
     result = CliRunner().invoke(app, [str(tmp_path / "a.gguf"), "--output", str(tmp_path / "models")])
     assert result.exit_code == 1
     assert r"such as out\x1b[2J\n_nm" in result.output

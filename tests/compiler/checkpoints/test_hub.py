@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import Tokenizer
 
-from compiler.checkpoints import shipped
-from compiler.checkpoints.source import FetchError
+from redraft.compiler.checkpoints import shipped
+from redraft.compiler.checkpoints.source import FetchError
 from tests.compiler.checkpoints.tiny_llama import fetch, index
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from model_defs.files import INDEX
-from model_defs.target.attention import causal_attend
-from model_defs.target.model import Target
+from redraft.model_defs.files import INDEX
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.model import Target
 from tests.compiler.checkpoints.tiny_llama import TOKENS, fetch, pickle, write_gguf
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from compiler.checkpoints.quantized import AWQ_ORDER, packed, quantization_of
-from compiler.checkpoints.quantized import scaled as read_scaled
-from compiler.checkpoints.source import FetchError
-from model_defs.files import SINGLE
-from model_defs.target.model import Target
+from redraft.compiler.checkpoints.quantized import AWQ_ORDER, packed, quantization_of
+from redraft.compiler.checkpoints.quantized import scaled as read_scaled
+from redraft.compiler.checkpoints.source import FetchError
+from redraft.model_defs.files import SINGLE
+from redraft.model_defs.target.model import Target
 from tests.compiler.checkpoints.tiny_llama import fetch
 
 GROUP = 16
@@ -194,7 +194,7 @@ def test_quantized_layers_are_read_exactly(checkpoint, tmp_path, title):
     assert set(fetched) == set(plain)
     for name, weight in plain.items():
         assert torch.equal(fetched[name], weight.bfloat16()), name
-    with pytest.raises(ValueError, match=r"pre-quantized weights \(.*fetch_model\.py dequantizes them"):
+    with pytest.raises(ValueError, match=r"pre-quantized weights \(.*redraft fetch dequantizes them"):
         Target.from_folder(source)
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compiler.checkpoints.wrapped import own_name, read_config
-from model_defs.files import SINGLE
-from model_defs.target.attention import causal_attend
-from model_defs.target.config import TargetConfig
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.model import Target
+from redraft.compiler.checkpoints.wrapped import own_name, read_config
+from redraft.model_defs.files import SINGLE
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.model import Target
 from tests.compiler.checkpoints.tiny_llama import fetch
 from tests.model_defs.target.references import VOCAB, write_reference
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from compiler.checkpoints import source
-from compiler.checkpoints.source import row_blocks
-from compiler.checkpoints.writer import write_weights
-from model_defs.files import INDEX, StoredTensors, weight_files
+from redraft.compiler.checkpoints import source
+from redraft.compiler.checkpoints.source import row_blocks
+from redraft.compiler.checkpoints.writer import write_weights
+from redraft.model_defs.files import INDEX, StoredTensors, weight_files
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=7)
 

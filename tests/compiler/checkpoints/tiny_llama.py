@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers
 
-from compiler.checkpoints import fetch as fetching
-from compiler.checkpoints.fetch import Request
-from model_defs.files import INDEX
-from model_defs.target.attention import causal_attend
-from model_defs.target.model import Target
-from model_defs.target.rope import RopeConfig
+from redraft.compiler.checkpoints import fetch as fetching
+from redraft.compiler.checkpoints.fetch import Request
+from redraft.model_defs.files import INDEX
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.rope import RopeConfig
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 

@@ -10,16 +10,16 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from compiler.passes.fusing import fuse
-from compiler.passes.lowering import lower
-from model_defs.export.drafter import export_drafter_plugin
-from model_defs.export.networks import export_network
-from model_defs.export.target import CacheShape, export_target_native, export_target_plugin
-from model_defs.loops.beam_search import BeamSearch
-from model_defs.loops.random_draws import RandomDraws
-from model_defs.target.families.base import Experts
-from model_defs.target.model import MixtureOfExperts
+from redraft.compiler.passes.fusing import fuse
+from redraft.compiler.passes.lowering import lower
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.model_defs.export.drafter import export_drafter_plugin
+from redraft.model_defs.export.networks import export_network
+from redraft.model_defs.export.target import CacheShape, export_target_native, export_target_plugin
+from redraft.model_defs.loops.beam_search import BeamSearch
+from redraft.model_defs.loops.random_draws import RandomDraws
+from redraft.model_defs.target.families.base import Experts
+from redraft.model_defs.target.model import MixtureOfExperts
 from tests.conftest import slow_but
 from tests.engines.draws import LEVELS as LEVELS_OF
 from tests.engines.tiny import CONTEXT_DRAFTERS, tiny_drafter, tiny_drafter_of, tiny_of, tiny_target

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.calibration import calibrate, linear_layers
-from compiler.passes.quantization import quantize_network, quantize_weight, scale_of
-from model_defs.export.target import CacheShape, export_target_native, export_target_plugin
-from model_defs.target.attention import causal_attend
+from redraft.compiler.calibration import calibrate, linear_layers
+from redraft.compiler.passes.quantization import quantize_network, quantize_weight, scale_of
+from redraft.model_defs.export.target import CacheShape, export_target_native, export_target_plugin
+from redraft.model_defs.target.attention import causal_attend
 from tests.engines.tiny import random_model, tiny_target
 
 CACHE = CacheShape(1, 40, 8)

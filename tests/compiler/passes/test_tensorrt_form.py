@@ -11,14 +11,14 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from compiler.calibration import calibrate
-from compiler.passes import tensorrt_all_reduce as all_reduce
-from compiler.passes.quantization import quantize_network, quantize_weight
-from compiler.passes.tensorrt_all_reduce import COLLECTIVE
-from compiler.passes.tensorrt_attention import tensorrt_form
-from model_defs.export.target import CacheShape, export_target_plugin
-from model_defs.target.model import Target
-from model_defs.target.shards import plan_shards, shard_target
+from redraft.compiler.calibration import calibrate
+from redraft.compiler.passes import tensorrt_all_reduce as all_reduce
+from redraft.compiler.passes.quantization import quantize_network, quantize_weight
+from redraft.compiler.passes.tensorrt_all_reduce import COLLECTIVE
+from redraft.compiler.passes.tensorrt_attention import tensorrt_form
+from redraft.model_defs.export.target import CacheShape, export_target_plugin
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.shards import plan_shards, shard_target
 from redraft.plugins.cuda.declaration import NAMESPACE
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import COMBINE, KERNELS, SPLIT, WRITE, eps_bits
 from tests.compiler.passes.test_quantization import fake_quantized

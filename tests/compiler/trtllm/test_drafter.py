@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from compiler.trtllm.drafter import drafter_weights
-from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
-from model_defs.drafters.registry import load_drafter
-from model_defs.target.model import Target
+from redraft.compiler.trtllm.drafter import drafter_weights
+from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.target.model import Target
 from tests.compiler.trtllm.tiny_trtllm import DRAFTERS, HIDDEN, VOCAB, export, make_apple, make_own, make_target, run
 
 

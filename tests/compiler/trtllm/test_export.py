@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from compiler.methods import drafter_kind
-from compiler.trtllm import convert
-from model_defs.drafters.medusa import MedusaDrafter
-from model_defs.target.fingerprint import target_fingerprint
-from model_defs.target.model import Target
+from redraft.compiler.methods import drafter_kind
+from redraft.compiler.trtllm import convert
+from redraft.model_defs.drafters.medusa import MedusaDrafter
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
 from tests.compiler.trtllm.tiny_trtllm import (
     DRAFTERS,
     HEADS,

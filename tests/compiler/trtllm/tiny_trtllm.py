@@ -9,20 +9,20 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-import export_trtllm
-from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
-from model_defs.target.fingerprint import target_fingerprint
-from model_defs.target.model import Target
+from redraft.cli.export import app
+from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
 
 VOCAB, HIDDEN, INTER, LAYERS, HEADS, SIZE = 120, 48, 96, 2, 12, 8
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(export_trtllm.app, [str(a) for a in arguments])
+    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 def export(model: Path, drafter: Path, output: Path, *flags: object) -> Path:
-    done = run("export", "--model", model, "--drafter", drafter, "--output", output, *flags)
+    done = run("trtllm", "--model", model, "--drafter", drafter, "--output", output, *flags)
     assert done.exit_code == 0, done.output
     return output
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from compiler.tuning.acceptance import Acceptance
-from compiler.tuning.choice import NOTHING, StepTimes, choose, monotone
+from redraft.compiler.tuning.acceptance import Acceptance
+from redraft.compiler.tuning.choice import NOTHING, StepTimes, choose, monotone
 
 
 def steps_of(*steps: tuple[list[float], int]) -> Acceptance:

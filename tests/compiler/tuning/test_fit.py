@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from compiler.tuning.acceptance import Acceptance
-from compiler.tuning.measure import Bench, Shape
-from compiler.tuning.scores import reliability
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
 from redraft.bundle.budget import BudgetEntry, BudgetTable, Scores
+from redraft.compiler.tuning.acceptance import Acceptance
+from redraft.compiler.tuning.measure import Bench, Shape
+from redraft.compiler.tuning.scores import reliability
 from redraft.decoding.token_tree import TokenTree
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig

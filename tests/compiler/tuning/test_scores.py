@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from compiler.tuning.scores import (
+from redraft.bundle.budget import Scores
+from redraft.compiler.tuning.scores import (
     Drafted,
     Guess,
     Visited,
@@ -19,7 +20,6 @@ from compiler.tuning.scores import (
     retrieved,
     visited,
 )
-from redraft.bundle.budget import Scores
 from redraft.decoding.growth import joint_odds
 from redraft.decoding.ngram import CHANCES
 from redraft.decoding.retrieval import Retrieval, RetrievalText

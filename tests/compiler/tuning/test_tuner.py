@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from compiler.tuning.acceptance import Acceptance
-from compiler.tuning.choice import Cell, StepTimes
-from compiler.tuning.measure import LEAST_STEPS, Bench, Shape
-from compiler.tuning.tuner import Grid, Tuner
 from redraft.bundle.budget import BudgetTable, doubts
+from redraft.compiler.tuning.acceptance import Acceptance
+from redraft.compiler.tuning.choice import Cell, StepTimes
+from redraft.compiler.tuning.measure import LEAST_STEPS, Bench, Shape
+from redraft.compiler.tuning.tuner import Grid, Tuner
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.runtime import Runtime
@@ -65,8 +65,8 @@ def bench_of(runtime: Runtime, prompts: list[str], tokens: int) -> Bench:
 def test_fits_take_a_quarter_of_the_time_however_slow_the_model_is(monkeypatch):
     """Seconds of real time: every fit would take all that there is."""
     now = [0.0]
-    monkeypatch.setattr("compiler.tuning.tuner.time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr("compiler.tuning.measure.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("redraft.compiler.tuning.tuner.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("redraft.compiler.tuning.measure.time", SimpleNamespace(monotonic=lambda: now[0]))
     spent = []
 
     def slow_fit(bench, *_):
@@ -188,7 +188,7 @@ def test_a_temperature_is_not_tried_where_a_higher_one_paid(runtime, monkeypatch
 
 
 def test_small_trees_are_predicted_from_the_large_one(runtime):
-    from compiler.tuning.acceptance import Acceptance
+    from redraft.compiler.tuning.acceptance import Acceptance
 
     predicted = Acceptance()
     bench_of(runtime, [], 90).acceptance(

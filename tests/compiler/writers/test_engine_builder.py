@@ -9,20 +9,20 @@ import sys
 import pytest
 import torch
 
-from compiler.bundle import check_caches, info_bytes
-from compiler.passes.tensorrt_attention import tensorrt_form
-from compiler.writers import engine_builder as tensorrt_engines
-from compiler.writers.engine_builder import EngineBuilder
-from compiler.writers.tensorrt import save
-from model_defs.drafters.token_info import InfoForm
-from model_defs.export.target import CacheShape, export_target_plugin
 from redraft.bundle.config import BundleConfig, ContextInfo, LimitsInfo
 from redraft.bundle.manifest import Bundle
+from redraft.compiler.bundle import check_caches, info_bytes
+from redraft.compiler.passes.tensorrt_attention import tensorrt_form
+from redraft.compiler.writers import engine_builder as tensorrt_engines
+from redraft.compiler.writers.engine_builder import EngineBuilder
+from redraft.compiler.writers.tensorrt import save
 from redraft.engines.cuda import device as gpu
 from redraft.engines.memory import unaligned_caches, what_fits
 from redraft.engines.tensorrt import profiles
 from redraft.engines.tensorrt.library import FULL_LIBRARY
 from redraft.errors import BundleError
+from redraft.model_defs.drafters.token_info import InfoForm
+from redraft.model_defs.export.target import CacheShape, export_target_plugin
 from redraft.plugins import library
 from redraft.plugins.cuda import compile
 from tests.engines.tensorrt import stand_in_tensorrt
@@ -37,7 +37,7 @@ def head_of(bundle: Bundle, network: str) -> dict:
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    monkeypatch.setattr("compiler.writers.engine_builder.CACHE", tmp_path / "cache")
+    monkeypatch.setattr("redraft.compiler.writers.engine_builder.CACHE", tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -116,7 +116,7 @@ def test_tensorrt_for_rtx_pads_to_slots_and_prefills_one_sequence(monkeypatch, t
 def test_full_tensorrts_native_form_takes_any_head_and_no_compiler(monkeypatch, tmp_path, cache):
     """No plugin, so no nvcc; kernels are still chosen for each step's own shapes, on this GPU."""
     stand_in_tensorrt.install(monkeypatch, "tensorrt")
-    monkeypatch.setattr("compiler.writers.engine_builder.ptx", None)
+    monkeypatch.setattr("redraft.compiler.writers.engine_builder.ptx", None)
     options = {"precision": "bf16", "drafts": False, "limits": LIMITS, "form": "native"}
     bundle = tiny_bundle(tmp_path, tiny_target(), "tensorrt", **options)
     assert bundle.config.form == "native"

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_defs.drafters.base import Drafter
-from model_defs.drafters.block import BlockDrafter
-from model_defs.drafters.context_drafter import ChainDrafter, ContextDrafter
-from model_defs.drafters.draft_lm import DraftLM
-from model_defs.drafters.eagle3 import ParallelEagle3Drafter
-from model_defs.drafters.hidden_state import HiddenStateDrafter
-from model_defs.drafters.medusa import MedusaDrafter
-from model_defs.drafters.recurrent import RecurrentDrafter
-from model_defs.drafters.token_info import DTYPES, InfoForm, TokenInfoFactors
-from model_defs.loops.operators import TORCH
-from model_defs.target.attention import DenseCache
 from redraft.batch import DraftBatch, DraftCandidates
 from redraft.engines.api import Engine
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.block import BlockDrafter
+from redraft.model_defs.drafters.context_drafter import ChainDrafter, ContextDrafter
+from redraft.model_defs.drafters.draft_lm import DraftLM
+from redraft.model_defs.drafters.eagle3 import ParallelEagle3Drafter
+from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
+from redraft.model_defs.drafters.medusa import MedusaDrafter
+from redraft.model_defs.drafters.recurrent import RecurrentDrafter
+from redraft.model_defs.drafters.token_info import DTYPES, InfoForm, TokenInfoFactors
+from redraft.model_defs.loops.operators import TORCH
+from redraft.model_defs.target.attention import DenseCache
 from tests.engines.tiny import METHOD, VOCAB
 
 HIDDEN = 96

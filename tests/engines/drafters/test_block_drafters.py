@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from compiler.methods import drafting_loop
-from model_defs.drafters.block import BlockDrafter
-from model_defs.drafters.token_info import InfoForm
 from redraft.bundle.backends import BACKENDS
 from redraft.bundle.budget import BudgetTable
+from redraft.compiler.methods import drafting_loop
 from redraft.engines import load_engine
 from redraft.method import MethodPlan
+from redraft.model_defs.drafters.block import BlockDrafter
+from redraft.model_defs.drafters.token_info import InfoForm
 from tests.conftest import slow
 from tests.engines.drafters.drafting import Drafting, arrays_of, check_drafts, draft, following_chain
 from tests.engines.scheduling import generate

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from model_defs.drafters.token_info import InfoForm
-from model_defs.target.model import Target
 from redraft.bundle.backends import BACKENDS, OPENVINO
 from redraft.engines import load_engine
+from redraft.model_defs.drafters.token_info import InfoForm
+from redraft.model_defs.target.model import Target
 from tests.conftest import slow, slow_but
 from tests.engines.drafters.drafting import (
     Drafting,

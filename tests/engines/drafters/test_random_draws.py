@@ -11,17 +11,17 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from compiler.writers.tensorrt import save
-from model_defs.drafters.registry import DRAFTERS
-from model_defs.export.drafter import export_drafter_native
-from model_defs.loops.random_draws import RandomDraws
 from redraft.batch import DraftBatch, DraftDraws, DraftSampling
 from redraft.bundle.budget import BudgetTable
+from redraft.compiler.writers.tensorrt import save
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
 from redraft.engines.api import DrawingEngine, Engine
 from redraft.method import MethodPlan
+from redraft.model_defs.drafters.registry import DRAFTERS
+from redraft.model_defs.export.drafter import export_drafter_native
+from redraft.model_defs.loops.random_draws import RandomDraws
 from tests.conftest import slow, slow_but
 from tests.engines.drafters.drafting import Drafting, following
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, expected_draws, sampling_of

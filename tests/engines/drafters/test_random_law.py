@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from model_defs.drafters.base import Drafter
-from model_defs.target.attention import causal_attend
-from model_defs.target.model import Target
 from redraft.batch import DraftBatch, DraftDraws, DraftSampling
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.engines import load_engine
 from redraft.engines.api import Engine
 from redraft.method import MethodPlan
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.model import Target
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence

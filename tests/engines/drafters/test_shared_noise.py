@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from model_defs.drafters.draft_lm import DraftLM
-from model_defs.export.drafter import export_drafter_native, export_resampler_native
-from model_defs.loops.beam_search import BeamSearch
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
 from redraft.bundle.budget import BudgetTable
 from redraft.engines import load_engine
 from redraft.engines.host_buffers import NoiseBuffers
 from redraft.method import MethodPlan
+from redraft.model_defs.drafters.draft_lm import DraftLM
+from redraft.model_defs.export.drafter import export_drafter_native, export_resampler_native
+from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.plugins.operators.perturbed_topk.reference import perturbed_topk
 from tests.decoding.shared_noise import generate
 from tests.engines.tiny import METHOD, VOCAB, tiny_bundle, tiny_drafter_of, tiny_target

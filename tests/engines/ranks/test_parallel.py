@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_defs.drafters.registry import DRAFTERS
 from redraft.bundle.manifest import Bundle
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
 from redraft.engines.ranks.parallel import pack, unpack
 from redraft.errors import BundleError, program
+from redraft.model_defs.drafters.registry import DRAFTERS
 from tests.conftest import slow
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.ranks.parallel_ranks import answers

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.bundle import build
-from model_defs.target.model import Target
 from redraft.bundle.config import LimitsInfo
 from redraft.bundle.manifest import Bundle
+from redraft.compiler.bundle import build
 from redraft.engines import load_engine
 from redraft.llm import LLM
+from redraft.model_defs.target.model import Target
 from tests.engines.real.methods import SETTINGS, assert_nothing_changes
 from tests.engines.tiny import bundle_config, chain, expected, make_batch, random_tree
 

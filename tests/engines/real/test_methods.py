@@ -6,11 +6,11 @@ pairs of drafter and construction, on many prompts: `make verify`.
 
 import pytest
 
-from compiler.bundle import build, check
-from compiler.methods import read_methods
-from model_defs.target.model import Target
 from redraft.bundle.config import LimitsInfo
+from redraft.compiler.bundle import build, check
+from redraft.compiler.methods import read_methods
 from redraft.llm import LLM
+from redraft.model_defs.target.model import Target
 from tests.conftest import ROOT
 from tests.engines.real.methods import SETTINGS, assert_nothing_changes
 from tests.engines.tiny import bundle_config

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from model_defs.export.target import CacheShape
 from redraft.bundle.config import TargetInfo
+from redraft.model_defs.export.target import CacheShape
 from tests.engines.tiny import Rows
 
 

@@ -19,7 +19,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from compiler.passes.tensorrt_all_reduce import COLLECTIVE, DOMAIN
+from redraft.compiler.passes.tensorrt_all_reduce import COLLECTIVE, DOMAIN
 from redraft.engines.cuda import device as gpu
 from redraft.plugins.cuda.launch import run
 from redraft.plugins.operators.tree_attention.tensorrt_plugin import KERNELS

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from model_defs.drafters.token_info import InfoForm
 from redraft.batch import DraftCandidates
 from redraft.bundle.budget import BudgetTable
 from redraft.engines import load_engine
 from redraft.method import MethodPlan
+from redraft.model_defs.drafters.token_info import InfoForm
 from tests.conftest import slow, slow_but
 from tests.engines import tiny
 from tests.engines.drafters.drafting import Drafting, check, draft, following

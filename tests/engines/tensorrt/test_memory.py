@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from model_defs.drafters.token_info import InfoForm
 from redraft.engines import load_engine
 from redraft.engines.tensorrt.library import Messages
 from redraft.errors import BundleError
+from redraft.model_defs.drafters.token_info import InfoForm
 from tests.conftest import slow_but
 from tests.engines.draws import draft_batch
 from tests.engines.tensorrt import stand_in_tensorrt

@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.bundle import target_info
-from compiler.writers.engine_builder import EngineBuilder
-from compiler.writers.tensorrt import save
-from model_defs.export.target import CacheShape, export_target_native
 from redraft.bundle.backends import Form
 from redraft.bundle.config import LimitsInfo
+from redraft.compiler.bundle import target_info
+from redraft.compiler.writers.engine_builder import EngineBuilder
+from redraft.compiler.writers.tensorrt import save
+from redraft.model_defs.export.target import CacheShape, export_target_native
 from tests.engines.tensorrt.native_runner import NativeRunner
 from tests.engines.tiny import LAYERS, VOCAB, bundle_config, chain, expected, random_tree, tiny_of, tiny_target
 

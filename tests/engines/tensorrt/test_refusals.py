@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from compiler.writers.engine_builder import EngineBuilder
+from redraft.compiler.writers.engine_builder import EngineBuilder
 from redraft.engines import load_engine
 from redraft.engines.cuda import device as gpu
 from redraft.engines.tensorrt import drafter as tensorrt_drafter

@@ -21,25 +21,25 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-import build_engines
-from compiler.methods import drafting_loop, read_methods
-from compiler.writers.engine_builder import EngineBuilder, network_sha256
-from compiler.writers.shared import Loops, resampling_loop
-from compiler.writers.tensorrt import save, write
-from model_defs.drafters.base import Drafter
-from model_defs.drafters.registry import load_drafter
-from model_defs.drafters.token_info import InfoForm
-from model_defs.export.drafter import export_drafter_native, export_resampler_native
-from model_defs.export.networks import cache_names
-from model_defs.export.target import CacheShape, export_target_native
-from model_defs.target.attention import causal_attend
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Target
 from redraft.batch import DraftCandidates, DraftDraws
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.bundle.manifest import Bundle
+from redraft.cli import build
+from redraft.compiler.methods import drafting_loop, read_methods
+from redraft.compiler.writers.engine_builder import EngineBuilder, network_sha256
+from redraft.compiler.writers.shared import Loops, resampling_loop
+from redraft.compiler.writers.tensorrt import save, write
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
-from tests.build.commands import invoke
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.drafters.token_info import InfoForm
+from redraft.model_defs.export.drafter import export_drafter_native, export_resampler_native
+from redraft.model_defs.export.networks import cache_names
+from redraft.model_defs.export.target import CacheShape, export_target_native
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target
+from tests.cli.commands import invoke
 from tests.engines.drafters.drafting import check, following
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, sampling_of
 from tests.engines.tensorrt.bf16 import in_float32
@@ -275,7 +275,7 @@ def test_bf16_with_the_limits_that_ship(smollm2, tmp_path):
     tiny_drafter_of(target, "block").save(tmp_path / "drafter")
     options = ["--backend", "tensorrt_rtx", "--precision", "bf16", "--model", tmp_path / "model"]
     options += ["--drafter", tmp_path / "drafter", "--beam-length", 2, "--method-name", METHOD]
-    done = invoke(build_engines.main, *options, "--output", tmp_path / "bundle")
+    done = invoke(build.main, *options, "--output", tmp_path / "bundle")
     assert done.exit_code == 0, done.output
     bundle = Bundle.load(tmp_path / "bundle")
     assert bundle.config.limits == LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=512)

@@ -10,9 +10,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from model_defs.target.rope import RopeConfig
 from redraft.engines import load_engine
 from redraft.engines.features import on_host
+from redraft.model_defs.target.rope import RopeConfig
 from tests.engines.tensorrt.bundles import BACKENDS, bundle_of, recorded_steps
 from tests.engines.tiny import LAYERS, VOCAB, chain, expected, make_batch, random_tree, tiny_lm, tiny_of
 

@@ -11,19 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_defs.drafters.base import Drafter
-from model_defs.drafters.context_drafter import ContextDrafter
-from model_defs.drafters.draft_lm import DraftLM
-from model_defs.drafters.eagle import EagleDrafter
-from model_defs.drafters.hidden_state import HiddenStateDrafter
-from model_defs.drafters.registry import DRAFTERS, load_drafter
-from model_defs.drafters.windows import NO_DOCUMENT, Windows
-from model_defs.target.attention import DenseCache, HeadNorms
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Target
-from model_defs.target.rope import RopeConfig
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.context_drafter import ContextDrafter
+from redraft.model_defs.drafters.draft_lm import DraftLM
+from redraft.model_defs.drafters.eagle import EagleDrafter
+from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
+from redraft.model_defs.drafters.registry import DRAFTERS, load_drafter
+from redraft.model_defs.drafters.windows import NO_DOCUMENT, Windows
+from redraft.model_defs.target.attention import DenseCache, HeadNorms
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.rope import RopeConfig
+from redraft.training.distillation import Labels, Trainer
 from tests.engines.tiny import LAYERS, tiny_of
-from training.distillation import Labels, Trainer
 
 VOCAB, HIDDEN, LENGTH, UNROLL = 111, 24, 9, 4
 VARIANTS: dict[str, dict] = {

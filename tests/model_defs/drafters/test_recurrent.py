@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
-from model_defs.drafters.registry import load_drafter
-from model_defs.loops.beam_search import BeamSearch
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Target
-from model_defs.target.rope import RopeConfig
+from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.loops.beam_search import BeamSearch
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.rope import RopeConfig
 from tests.model_defs.drafters.test_drafters import windows_of
 
 HIDDEN, VOCAB = 24, 111

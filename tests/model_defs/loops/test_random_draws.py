@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from model_defs.loops.random_draws import RandomDraws
 from redraft.batch import DraftDraws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
+from redraft.model_defs.loops.random_draws import RandomDraws
 from redraft.plugins.operators.draw_step import RULES
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, expected_draws, sampling_of
 from tests.engines.tiny import tiny_drafter, tiny_target

@@ -8,12 +8,12 @@ import re
 import pytest
 from transformers import CONFIG_MAPPING
 
-from model_defs.target.config import TargetConfig
-from model_defs.target.errors import UnsupportedModelError
-from model_defs.target.families.granite import MULTIPLIERS
-from model_defs.target.families.opt import EXPECTED
-from model_defs.target.families.registry import SUPPORTED
-from model_defs.target.fingerprint import described
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.model_defs.target.families.granite import MULTIPLIERS
+from redraft.model_defs.target.families.opt import EXPECTED
+from redraft.model_defs.target.families.registry import SUPPORTED
+from redraft.model_defs.target.fingerprint import described
 
 LLAMA = {
     "model_type": "llama",

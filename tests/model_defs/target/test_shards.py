@@ -6,9 +6,9 @@ import threading
 import pytest
 import torch
 
-from model_defs.target.attention import causal_attend
-from model_defs.target.model import Target
-from model_defs.target.shards import Shard, plan_shards, ranges, rank_join, shard_target, sharded_weights
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.shards import Shard, plan_shards, ranges, rank_join, shard_target, sharded_weights
 from redraft.plugins.operators.all_reduce.reference import all_reduce
 from tests.engines.tiny import LAYERS, random_model, tiny_lm, tiny_of, tiny_target
 

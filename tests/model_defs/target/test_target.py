@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from model_defs.export.programs import TorchTarget
-from model_defs.export.target import CacheShape, empty_caches
-from model_defs.target.attention import DenseCache, causal_attend
-from model_defs.target.fingerprint import target_fingerprint
-from model_defs.target.model import Target
+from redraft.model_defs.export.programs import TorchTarget
+from redraft.model_defs.export.target import CacheShape, empty_caches
+from redraft.model_defs.target.attention import DenseCache, causal_attend
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
 from tests.engines.tiny import Rows, chain, expected, make_batch, random_tree, tiny_of
 from tests.model_defs.target.references import FAMILIES, ORIGINAL, SHAPE, VOCAB, write_reference
 

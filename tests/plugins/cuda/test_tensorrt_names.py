@@ -11,7 +11,7 @@ from tests.plugins.fake_tensorrt import installed_bindings
 
 ROOT = Path(__file__).parents[3]
 TENSORRTS_OWN = {
-    "compiler/writers/engine_builder.py": (
+    "redraft/compiler/writers/engine_builder.py": (
         "trt self._trt builder definition parser options profile layer tensor registry"
     ),
     "plugins/cuda/quick_plugin.py": "trt",

@@ -14,11 +14,11 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from compiler.passes.fusing import fuse
-from compiler.passes.lowering import lower
-from compiler.passes.tensorrt_all_reduce import COLLECTIVE, DOMAIN, tensorrt_form
-from model_defs.export.target import CacheShape, export_target_plugin
-from model_defs.target.shards import plan_shards, shard_target
+from redraft.compiler.passes.fusing import fuse
+from redraft.compiler.passes.lowering import lower
+from redraft.compiler.passes.tensorrt_all_reduce import COLLECTIVE, DOMAIN, tensorrt_form
+from redraft.model_defs.export.target import CacheShape, export_target_plugin
+from redraft.model_defs.target.shards import plan_shards, shard_target
 from redraft.plugins import kernels
 from redraft.plugins.operators.all_reduce import nccl
 from redraft.plugins.operators.all_reduce.reference import all_reduce
@@ -152,7 +152,7 @@ class Alone:
         (
             True,
             1,
-            r"2 ranks on .*, which shows 1 GPUs, .*: build .* for fewer ranks \(--tensor-parallel 1 .*--hostfile",
+            r"2 ranks on .*, which shows 1 GPUs, .*: build .* for fewer ranks \(--tp 1 .*--hostfile",
         ),
         (
             True,

@@ -7,7 +7,7 @@ import torch
 from onnx import TensorProto, helper
 from torch.overrides import TorchFunctionMode
 
-from model_defs.loops.block import BlockRows
+from redraft.model_defs.loops.block import BlockRows
 from redraft.plugins.library import extension_path
 from redraft.plugins.operators.draft_rows.reference import draft_rows, pair_rows
 from tests.plugins.test_openvino import compile_nodes, cpu_node

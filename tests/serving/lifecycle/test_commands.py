@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from redraft import cli
+from redraft.cli.service import status
 from redraft.console import progress
-from redraft.serving import commands, launcher
+from redraft.serving import launcher
 from redraft.serving.processes import ServingError
 from redraft.serving.rundir import RunDir, Settings, State
+from tests.cli.commands import run_command
 from tests.conftest import wait_until
 from tests.serving.client_side import free_ports
 from tests.serving.lifecycle.starting import ensure_running, redraft
@@ -49,7 +49,7 @@ def test_a_status_says_a_word_once(tmp_path, fake_bundle, capsys, monkeypatch):
     run_dir.write_state(State(detail="loading Triton's models", settings=Settings(bundle=fake_bundle)))
     monkeypatch.setattr(launcher, "is_running", lambda _: True)
     with pytest.raises(typer.Exit):
-        commands.status(run_dir.path)
+        status(run_dir.path)
     assert capsys.readouterr().out.startswith("starting: loading Triton's models\n")
 
 
@@ -64,13 +64,13 @@ def test_a_start_that_takes_long_is_seen_in_a_log(tmp_path, fake_bundle, monkeyp
     monkeypatch.setattr(progress, "write", lambda console, line: (write(console, line), lines.append(line)))
     monkeypatch.setattr(progress, "LINE_S", 0.1)
     monkeypatch.setattr(launcher, "serve", slow)
-    done = CliRunner().invoke(cli.app, ["serve", "--bundle", str(fake_bundle), "--run-dir", str(tmp_path)])
+    done = run_command(["serve", "--bundle", str(fake_bundle), "--run-dir", str(tmp_path)])
     assert done.output.count("loading a large bundle") > 2
 
 
 def test_a_key_of_spaces_is_no_open_door(tmp_path, fake_bundle):
     flags = ["serve", "--bundle", str(fake_bundle), "--run-dir", str(tmp_path)]
-    done = CliRunner().invoke(cli.app, flags, env={"REDRAFT_API_KEY": "  "})
+    done = run_command(flags, env={"REDRAFT_API_KEY": "  "})
     assert done.exit_code == 1
     assert "--api-key holds spaces only" in done.output
 
@@ -84,7 +84,7 @@ def test_a_running_service_without_its_state(tmp_path, damage):
     with run_dir.lock_file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for command in (["status"], ["generate", "hi"]):
-            done = CliRunner().invoke(cli.app, [*command, "--run-dir", str(tmp_path)])
+            done = run_command([*command, "--run-dir", str(tmp_path)])
             assert done.exit_code == 1
             assert "state.json is missing or damaged" in done.output
             assert isinstance(done.exception, SystemExit)
@@ -96,7 +96,7 @@ def test_a_run_directory_that_is_a_file(tmp_path, fake_bundle, command, place):
     (tmp_path / "file").touch()
     (tmp_path / "circle").symlink_to("circle")
     arguments = {"serve": ["--bundle", str(fake_bundle)], "generate": ["hi"]}.get(command, [])
-    done = CliRunner().invoke(cli.app, [command, *arguments, "--run-dir", str(tmp_path / place)])
+    done = run_command([command, *arguments, "--run-dir", str(tmp_path / place)])
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert re.fullmatch(r"redraft.*cannot use the run directory .*--run-dir.*\n", done.output)
@@ -106,7 +106,7 @@ def test_a_run_directory_that_is_a_file(tmp_path, fake_bundle, command, place):
 @pytest.mark.parametrize("command", [["status"], ["stop"], ["generate", "hi"]])
 def test_another_users_service(service, monkeypatch, command):
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    done = CliRunner().invoke(cli.app, [*command, "--run-dir", str(service.run_dir.path)])
+    done = run_command([*command, "--run-dir", str(service.run_dir.path)])
     assert (done.exit_code, type(done.exception)) == (1, SystemExit)
     assert re.fullmatch(r"redraft.*belongs to another user, and only that user sees and stops its.*\n", done.output)
 
@@ -124,7 +124,7 @@ def test_another_users_service(service, monkeypatch, command):
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_option(arguments, message):
-    done = CliRunner().invoke(cli.app, arguments)
+    done = run_command(arguments)
     assert done.exit_code == 2
     assert message in done.output
 
@@ -133,7 +133,7 @@ def test_a_value_out_of_range_is_refused_by_its_option(arguments, message):
 def test_generate_prints_the_answer_and_a_line_of_statistics(service):
     ensure_running(service)
     arguments = ["generate", "--no-chat", "hi", "--max-tokens", "3", "--run-dir", str(service.run_dir.path)]
-    done = CliRunner().invoke(cli.app, arguments)
+    done = run_command(arguments)
     assert (done.exit_code, done.stdout) == (0, " w0é w1é w2é\n")
     assert re.fullmatch(r"3 tokens in .* tokens/step, .* drafted tokens accepted\n", done.stderr)
 
@@ -146,6 +146,6 @@ def test_what_generate_cannot_send(service):
         (["--no-chat", "\udcff"], "not valid UTF-8"),
         (["--no-chat", "hi", "--temperature", "nan"], "generate: temperature: .*got nan"),
     ):
-        done = CliRunner().invoke(cli.app, ["generate", *arguments, "--run-dir", str(service.run_dir.path)])
+        done = run_command(["generate", *arguments, "--run-dir", str(service.run_dir.path)])
         assert (done.exit_code, type(done.exception)) == (1, SystemExit)
         assert re.search(message, done.output)

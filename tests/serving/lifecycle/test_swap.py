@@ -17,11 +17,10 @@ import httpx
 import psutil
 import pytest
 from openai import OpenAI
-from typer.testing import CliRunner
 
-from redraft import cli
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError, is_alive
+from tests.cli.commands import run_command
 from tests.conftest import wait_until
 from tests.openai.serving import MODEL, toy_bundle
 from tests.serving.client_side import GrpcStream, Service, free_ports, start
@@ -128,7 +127,7 @@ def test_a_bundle_that_does_not_load_leaves_the_old_one(service, bundles):
     broken = bundles("broken")
     (broken / "broken").touch()
     before = service.state
-    done = CliRunner().invoke(cli.app, ["swap", "--bundle", str(broken), "--run-dir", str(service.run_dir.path)])
+    done = run_command(["swap", "--bundle", str(broken), "--run-dir", str(service.run_dir.path)])
     assert done.exit_code == 1
     assert "the bundle is broken: build it again" in done.output
     assert "text_output" in service.generate(LONG | {"max_tokens": 2})

@@ -11,14 +11,13 @@ import httpx
 import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
-from typer.testing import CliRunner
 
-from redraft import cli
 from redraft.bundle.budget import BudgetEntry, BudgetFile, BudgetTable
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.serving import launcher
 from redraft.serving.processes import owned_processes
 from redraft.worker.client import WorkerClient
+from tests.cli.commands import run_command
 from tests.conftest import wait_until
 from tests.serving.client_side import GrpcStream, Service, start
 
@@ -40,14 +39,14 @@ def directly(service: Service, prompt: str, max_tokens: int, sampling: SamplingC
 
 def test_a_bundle_that_is_not_tuned_is_said(service, monkeypatch):
     warning = "warning  not tuned: toy: as much is drafted however many requests run"
-    asked = CliRunner().invoke(cli.app, ["status", "--run-dir", str(service.run_dir.path)])
+    asked = run_command(["status", "--run-dir", str(service.run_dir.path)])
     assert (asked.exit_code, warning in asked.output) == (0, True), asked.output
     state = service.run_dir.read_state()
     monkeypatch.setattr(launcher, "serve", lambda *_: state)
-    started = CliRunner().invoke(cli.app, ["serve", "--bundle", "b", "--run-dir", str(service.run_dir.path)])
+    started = run_command(["serve", "--bundle", "b", "--run-dir", str(service.run_dir.path)])
     assert (started.exit_code, warning in started.output) == (0, True), started.output
     state.untuned = []
-    started = CliRunner().invoke(cli.app, ["serve", "--bundle", "b", "--run-dir", str(service.run_dir.path)])
+    started = run_command(["serve", "--bundle", "b", "--run-dir", str(service.run_dir.path)])
     assert "tuned" not in started.output
 
 
@@ -55,7 +54,7 @@ def test_a_bundle_whose_tuning_is_doubtful_is_said(service, monkeypatch):
     measured = {"measurements": {"done": 8, "of": 77}, "minutes": 1}
     tables = {"toy": BudgetTable(entries=[BudgetEntry(running=1, nodes=0)], measured=measured)}
     monkeypatch.setattr(BudgetFile, "load", lambda _: BudgetFile(methods=tables))
-    asked = CliRunner().invoke(cli.app, ["status", "--run-dir", str(service.run_dir.path)])
+    asked = run_command(["status", "--run-dir", str(service.run_dir.path)])
     text = " ".join(asked.output.split())
     assert "warning toy: there was time for 8 of 77 measurements; on a quiet machine run `" in text
     assert text.endswith("--minutes 10`")

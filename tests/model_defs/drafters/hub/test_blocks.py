@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_defs.drafters.block import BlockDrafter
-from model_defs.drafters.context_drafter import ChainDrafter
-from model_defs.drafters.eagle3 import ParallelEagle3Drafter
-from model_defs.drafters.registry import form_of, kind_of, load_drafter
-from model_defs.loops.chains import ChainPaths
-from model_defs.loops.operators import TORCH
-from model_defs.loops.random_draws import RandomDraws
-from model_defs.target.attention import causal_attend
-from model_defs.target.model import Target
+from redraft.model_defs.drafters.block import BlockDrafter
+from redraft.model_defs.drafters.context_drafter import ChainDrafter
+from redraft.model_defs.drafters.eagle3 import ParallelEagle3Drafter
+from redraft.model_defs.drafters.registry import form_of, kind_of, load_drafter
+from redraft.model_defs.loops.chains import ChainPaths
+from redraft.model_defs.loops.operators import TORCH
+from redraft.model_defs.loops.random_draws import RandomDraws
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.model import Target
 from tests.model_defs.drafters.hub.forms import (
     BLOCK,
     HEAD_SIZE,

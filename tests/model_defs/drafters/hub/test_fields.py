@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from model_defs.drafters.hub.readers import read
-from model_defs.drafters.registry import load_drafter
-from model_defs.target.model import Target
+from redraft.model_defs.drafters.hub.readers import read
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.target.model import Target
 from tests.model_defs.drafters.hub.forms import (
     HIDDEN,
     VOCAB,

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from model_defs.drafters.base import Drafter
-from model_defs.drafters.context_drafter import ContextDrafter
-from model_defs.drafters.medusa import MedusaDrafter
-from model_defs.drafters.registry import form_of, kind_of, load_drafter
-from model_defs.target.attention import DenseCache, causal_attend
-from model_defs.target.config import TargetConfig
-from model_defs.target.model import Target
-from model_defs.target.rope import RopeConfig
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.context_drafter import ContextDrafter
+from redraft.model_defs.drafters.medusa import MedusaDrafter
+from redraft.model_defs.drafters.registry import form_of, kind_of, load_drafter
+from redraft.model_defs.target.attention import DenseCache, causal_attend
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.rope import RopeConfig
 from tests.model_defs.drafters.hub.forms import (
     DRAFT_VOCAB,
     HIDDEN,

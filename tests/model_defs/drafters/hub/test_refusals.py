@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from model_defs.drafters.registry import load_drafter
-from model_defs.target.model import Target
+from redraft.model_defs.drafters.registry import load_drafter
+from redraft.model_defs.target.model import Target
 from tests.model_defs.drafters.hub.forms import (
     DRAFT_VOCAB,
     HIDDEN,

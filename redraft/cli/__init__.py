@@ -1,0 +1,109 @@
+"""The `redraft` command. A command's module is imported when it runs: torch alone takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+from redraft.console.output import fail, out
+from redraft.console.program import run
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: `module:function` or `module:app` in this package, its group of `--help`, and the extra of the package
+    that it needs."""
+
+    target: str
+    group: str
+    extra: str
+
+    def load(self, name: str) -> Callable[..., None] | typer.Typer:
+        """Its function, or the app of its subcommands; ends the process where packages are missing."""
+        try:
+            return resolve_name(f"{__name__}.{self.target}")
+        except ModuleNotFoundError as error:
+            missing = error.name or ""
+            if missing.startswith("redraft"):
+                raise
+            fail(f"redraft {name} needs {missing}: pip install 'redraft[{self.extra}]'")
+
+    def summary(self) -> str:
+        """The first sentence of its docstring, read without importing it."""
+        module, _, name = self.target.partition(":")
+        tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        text = ast.get_docstring(functions.get(name, tree)) or ""
+        return re.split(r"(?<=\.)\s", text.replace("\n", " "), maxsplit=1)[0]
+
+
+MODELS, DRAFTERS, SERVICE = "Models", "Drafters", "Service"
+COMMANDS = {
+    "fetch": Command("fetch:main", MODELS, "build"),
+    "build": Command("build:main", MODELS, "build"),
+    "tune": Command("tune:main", MODELS, "build"),
+    "inspect": Command("inspect:main", MODELS, "build"),
+    "export": Command("export:app", MODELS, "build"),
+    "distill": Command("distill:main", DRAFTERS, "build"),
+    "train": Command("train:main", DRAFTERS, "train"),
+    "drafter": Command("drafter:app", DRAFTERS, "build"),
+    "calibrate": Command("calibrate:main", DRAFTERS, "build"),
+    "count": Command("count:main", DRAFTERS, "train"),
+    "serve": Command("service:serve", SERVICE, "serve"),
+    "swap": Command("service:swap", SERVICE, "serve"),
+    "stop": Command("service:stop", SERVICE, "serve"),
+    "status": Command("service:status", SERVICE, "serve"),
+    "generate": Command("service:generate", SERVICE, "serve"),
+    "chat": Command("chat:main", SERVICE, "serve"),
+    "doctor": Command("doctor:main", SERVICE, "serve"),
+}
+
+
+def application(*loaded: str) -> typer.Typer:
+    """The command line, with these commands ready to run; the others stand in `--help` only."""
+    # The groups of commands need rich. It cuts the names of long options in a narrow terminal.
+    markup: Literal["rich"] | None = None if loaded else "rich"
+    app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=markup)
+    app.callback()(options)
+    for name, command in COMMANDS.items():
+        target = command.load(name) if name in loaded else _unloaded
+        if isinstance(target, typer.Typer):
+            app.add_typer(target, name=name, short_help=command.summary(), rich_help_panel=command.group)
+        else:
+            app.command(name, short_help=command.summary(), rich_help_panel=command.group)(target)
+    return app
+
+
+def main(*arguments: str) -> NoReturn:
+    """Run the command line, by default with the process's arguments, and end the process."""
+    if arguments:
+        sys.argv = ["redraft", *arguments]
+    name = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+    run(f"redraft {name}".rstrip(), application(*[name] * (name in COMMANDS)))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"redraft {metadata.version('redraft')}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Speculative decoding: targets and drafters to engines, served under Triton and OpenAI's API."""
+
+
+def _unloaded() -> None:
+    """A command that is not run."""

@@ -1,0 +1,5 @@
+"""`python -m redraft.cli`."""
+
+from redraft.cli import main
+
+main()

@@ -1,0 +1,261 @@
+"""`redraft build`: a target and its drafters to an engine bundle."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.markup import escape
+
+from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Form, Precision
+from redraft.bundle.config import BundleConfig, LimitsInfo
+from redraft.cli.options import BACKEND_NAMES, backend_named
+from redraft.compiler.built_from import built_from
+from redraft.compiler.bundle import (
+    build,
+    check,
+    check_head_size,
+    load_target,
+    require_memory,
+    shard_infos,
+    target_info,
+    unknown_tokens,
+    weight_bytes,
+    with_usual_context,
+)
+from redraft.compiler.methods import (
+    NGRAM,
+    SOURCES,
+    MethodSettings,
+    drafter_kind,
+    read_methods,
+)
+from redraft.console.output import err
+from redraft.console.progress import step
+from redraft.decoding.retrieval import NGRAM_TRIE
+from redraft.engines.memory import (
+    is_out_of_memory,
+    what_builds,
+)
+from redraft.errors import BundleError
+from redraft.model_defs.drafters.eagle3 import parse_layers
+from redraft.model_defs.drafters.token_info import InfoForm
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.errors import UnsupportedModelError
+from redraft.request import describe
+
+USUAL_MAX_LEN = 2048
+"""Tokens of a sequence where a longer context is not known to fit"""
+
+
+def by_backend(value: Callable[[Backend], object]) -> str:
+    """The backends' values, for help: bf16 (openvino, torch, tensorrt), fp16 (tensorrt_rtx)."""
+    found: dict[object, list[str]] = {}
+    for name, backend in BACKENDS.items():
+        found.setdefault(value(backend), []).append(name)
+    return ", ".join(f"{given} ({', '.join(names)})" for given, names in found.items() if given is not None)
+
+
+def setting(name: str, *flags: str) -> Any:
+    """The flag of a method's setting. Without it, the setting's default."""
+    field = MethodSettings.model_fields[name]
+    default = f" [default: {field.default}]" if field.default is not None else ""
+    return typer.Option(*flags, help=f"{field.description}{default}", show_default=False)
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="Target: a folder made by redraft fetch.")],
+    output: Annotated[Path, typer.Option(help="The bundle's folder; replaced when the build succeeds.")],
+    no_drafter: Annotated[
+        bool,
+        typer.Option("--no-drafter", help="No drafter: an auto-regressive bundle, or one with the n-gram branch only."),
+    ] = False,
+    methods: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with a table for each of several methods, of the settings from --drafter on."),
+    ] = None,
+    method_name: Annotated[
+        str | None,
+        typer.Option(
+            help="What requests call the method that the flags describe; default: its drafter's kind.",
+            show_default=False,
+        ),
+    ] = None,
+    features: Annotated[
+        bool, typer.Option("--features", help="Output features without a drafter too, as redraft distill needs.")
+    ] = False,
+    target_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="With --features: what enters these layers of the target too, numbers with + between them or `usual`, "
+            "for teacher data of drafters eagle3.",
+            show_default=False,
+        ),
+    ] = None,
+    backend: Annotated[
+        Backend,
+        typer.Option(parser=backend_named, metavar=BACKEND_NAMES, help="What executes the networks."),
+    ] = OPENVINO,
+    precision: Annotated[
+        Precision | None,
+        typer.Option(
+            help=f"Stored weights; default: {by_backend(lambda backend: backend.usual_precision)}.", show_default=False
+        ),
+    ] = None,
+    form: Annotated[
+        Form | None,
+        typer.Option(
+            help="The target with our kernels as plugins, or of TensorRT's own layers; default: "
+            f"{by_backend(lambda backend: next(iter(backend.forms), None))}.",
+            show_default=False,
+        ),
+    ] = None,
+    alias: Annotated[
+        bool,
+        typer.Option("--alias", help="Declare to TensorRT that plugins update caches in place; it may copy for it."),
+    ] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="What redraft calibrate wrote for the target, for --precision fp8.")
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
+    max_len: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Tokens of a sequence; default: the target's context, or what memory holds; for a GPU, 2048."
+        ),
+    ] = None,
+    max_tree: Annotated[int, typer.Option(min=1, help="Rows of a draft tree, root included.")] = 32,
+    prefill_chunk: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Prompt rows in one step; default: {by_backend(lambda backend: backend.prefill_chunk)}, at most "
+            "--max-len.",
+            show_default=False,
+        ),
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Ranks that execute the target together, each a part of it.")] = 1,
+    bigrams: Annotated[
+        Path | None,
+        typer.Option(help="Token successors for the n-gram branch, from redraft count; default: the drafter's own."),
+    ] = None,
+    drafter: Annotated[Path | None, setting("drafter")] = None,
+    read_as: Annotated[str | None, setting("read_as")] = None,
+    hot_vocabulary: Annotated[Path | None, setting("hot_vocabulary")] = None,
+    construction: Annotated[str | None, setting("construction")] = None,
+    beam_width: Annotated[int | None, setting("beam_width")] = None,
+    beam_length: Annotated[int | None, setting("beam_length")] = None,
+    candidates: Annotated[int | None, setting("candidates")] = None,
+    levels: Annotated[str | None, setting("levels")] = None,
+    support: Annotated[int | None, setting("support")] = None,
+    tree_budget: Annotated[int | None, setting("tree_budget")] = None,
+    ngram: Annotated[bool | None, setting("ngram", "--ngram/--no-ngram")] = None,
+    verification: Annotated[str | None, setting("verification")] = None,
+    token_info: Annotated[InfoForm | None, setting("token_info")] = None,
+    resample_above: Annotated[int | None, setting("resample_above")] = None,
+    resample_budget: Annotated[int | None, setting("resample_budget")] = None,
+    skip_above: Annotated[int | None, setting("skip_above")] = None,
+) -> None:
+    """Export a target and its drafters, and compile them into an engine bundle.
+
+    The bundle is written to a temporary folder and renamed: a failure leaves nothing, and an old bundle in place.
+    """
+    flags = {name: value for name, value in locals().items() if name in MethodSettings.model_fields}
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        precision = precision or backend.usual_precision
+        if precision not in backend.precisions:
+            raise BundleError(f"--precision {precision}: {backend} takes {', '.join(backend.precisions)}")
+        if form and form not in backend.forms:
+            takes = ", ".join(backend.forms) or "none: only the TensorRT backends have one"
+            raise BundleError(f"--form {form}: {backend} takes {takes}")
+        form = form or next(iter(backend.forms), None)
+        if alias and form != Form.plugin:
+            raise BundleError("--alias: only plugins declare aliases: expected --backend tensorrt and --form plugin")
+        if (calibration is not None) != (precision == Precision.fp8):
+            wrong = f"--calibration {calibration}: expected only with --precision fp8, got {precision}"
+            raise BundleError(wrong if calibration else "--precision fp8 needs --calibration, from redraft calibrate")
+        if methods and (given or no_drafter or method_name):
+            others = ["--no-drafter"] * no_drafter + ["--method-name"] * bool(method_name)
+            named = [*others, *(f"--{name.replace('_', '-')}" for name in given)]
+            raise BundleError(f"--methods describes all methods: expected it without {', '.join(named)}")
+        chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
+        if target_layers and (chosen or not features):
+            raise BundleError(f"--target-layers {target_layers}: expected with --features, and without a drafter")
+        if bigrams and not any(settings.info().ngram for settings in chosen.values()):
+            raise BundleError(f"--bigrams {bigrams}: no method here has an n-gram branch that would read them")
+        check_head_size("the target", TargetConfig.load(model).head_size, backend)
+        require_memory(model, backend, say)
+        inputs = built_from(sys.argv[2:])
+        with step("load the target"):
+            target = load_target(model, backend, any(settings.drafter for settings in chosen.values()))
+        layers = parse_layers(target_layers, target.config.num_layers) if target_layers else ()
+        length = max_len or min(USUAL_MAX_LEN, target.config.max_position)
+        config = BundleConfig(
+            name=output.name,
+            backend=backend,
+            precision=precision,
+            target=target_info(target, unknown_tokens(model, target)),
+            limits=LimitsInfo(
+                slots=slots,
+                max_len=length,
+                max_tree=max_tree,
+                prefill_chunk=prefill_chunk or min(backend.prefill_chunk, length),
+            ),
+            methods={name: settings.info() for name, settings in chosen.items()},
+            tensor_parallel=tp,
+            shards=shard_infos(target, tp),
+            form=form,
+            alias=alias,
+        )
+        if max_len is None:
+            config = with_usual_context(config, target, say)
+        check(config, target)
+        command = shlex.join(["redraft", "build", *sys.argv[2:]])
+        build(config, target, model, chosen, output, features, bigrams, calibration, inputs, command, layers)
+    except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
+        err.print(f"[red]redraft build:[/red] {escape(reason(error))}")
+        raise typer.Exit(1) from None
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        needs = what_builds(weight_bytes(model), backend)
+        err.print(f"[red]redraft build:[/red] out of memory ({escape(first_line(error))}): {needs}")
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        say("interrupted, nothing was written")
+        raise typer.Exit(130) from None
+
+
+def say(text: str) -> None:
+    err.print(f"redraft build: {text}", markup=False)
+
+
+def method_of_flags(given: dict[str, Any], no_drafter: bool, name: str | None) -> dict[str, MethodSettings]:
+    """The one method that flags describe, or none. Raises BundleError or ValueError."""
+    if ("drafter" in given) == no_drafter:
+        raise BundleError("give one of --drafter FOLDER, --methods FILE and --no-drafter")
+    settings = MethodSettings(**given)
+    if settings.way is None:
+        if name:
+            raise BundleError(f"--method-name {name}: expected {SOURCES} too")
+        return {}
+    usual = drafter_kind(settings.drafter) if settings.drafter else NGRAM_TRIE if settings.retrieves else NGRAM
+    return {name or usual: settings}
+
+
+def reason(error: Exception) -> str:
+    """What is wrong, in a line."""
+    if isinstance(error, ValidationError):
+        return describe(error)
+    return str(error.args[0] if isinstance(error, KeyError) else error)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of its message, or else its name."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,64 @@
+"""Find what a target's linear layers take, for `redraft build --precision fp8`.
+
+Runs the target over prompts, in float32, and writes the largest magnitude of every linear layer's input as JSON, with
+the target's fingerprint.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from redraft.chat import encode_user_turn
+from redraft.compiler.calibration import calibrate
+from redraft.console.interrupt import interruptible
+from redraft.console.progress import progress
+from redraft.home import PROMPTS
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
+from redraft.prompts import read_prompts, spread
+from redraft.text import TextCodec
+
+out = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@interruptible("redraft calibrate", "nothing was written")
+def main(
+    model: Annotated[Path, typer.Option(help="Target: a folder made by redraft fetch.")],
+    output: Annotated[Path, typer.Option(help="The JSON file to write.")],
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            help="Prompts of the kind that will be served: JSON, plain text lines, CSV or Parquet; default: some that "
+            "come with redraft.",
+            show_default=False,
+        ),
+    ] = PROMPTS,
+    column: Annotated[str | None, typer.Option(help="Field or column of --prompts that holds them.")] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="How many of them; default: all.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are cut to so many tokens.")] = 1024,
+) -> None:
+    """Find what a target's linear layers take, for redraft build --precision fp8."""
+    try:
+        file = read_prompts(prompts, column)
+        out.print(f"redraft calibrate: {file}; every user turn is a text of its own", markup=False)
+        turns = [turn for prompt in spread(file.prompts, num_prompts) for turn in prompt.turns]
+        target = Target.from_folder(model)
+        if not (model / "tokenizer.json").is_file():
+            raise FileNotFoundError(f"{model} has no tokenizer.json")
+        codec = TextCodec.load(model / "tokenizer.json")
+        longest = min(max_tokens, target.config.max_position)
+        texts = [encode_user_turn(model, codec, turn)[:longest] for turn in turns]
+        with progress("calibrate", len(texts), "texts", console=out) as shown:
+            fingerprint = target_fingerprint(target)
+            calibration = calibrate(target, fingerprint, texts, lambda: shown.update(shown.done + 1))
+        calibration.save(output)
+    except (ValueError, OSError) as error:
+        out.print(f"redraft calibrate: {error}", markup=False)
+        raise typer.Exit(1) from None
+    out.print(
+        f"{output}: {calibration.texts} texts, {calibration.tokens} tokens, {len(calibration.largest_inputs)} layers"
+    )

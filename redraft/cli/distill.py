@@ -1,0 +1,232 @@
+"""Write teacher data: token sequences with the target's last hidden states.
+
+Two sources, one format:
+
+  generate   the target answers prompts (greedy or sampled); a share of the prompts it writes itself,
+             sampled from an empty user turn; all of them without --prompts
+  prefill    the target reads the prompts' own responses; no generation, so several times faster
+
+The output folder holds numbered safetensors shards: `tokens` int32 [N], `hidden` bfloat16 [N, H]
+(hidden[t] is the state after the final norm whose logits predict tokens[t + 1]; with --target-layers,
+what enters each of them stands after it), `offsets` int64 [documents + 1] and `answer_starts` int64
+[documents] (positions in N). A shard appears whole or not at
+all. The command can be killed at any time and goes on with what was there SHARD_S before: when a shard
+is closed, the answers under way are written beside it.
+
+With --held-out it also writes conversations to judge drafters by. Their prompts, 1 in 64 by a hash of
+the text and at least one, are in no training data.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from redraft.chat import template_digest
+from redraft.compiler.checkpoints.source import load_tokenizer
+from redraft.console.interrupt import interruptible
+from redraft.console.progress import duration, progress
+from redraft.console.resources import require_memory
+from redraft.model_defs.drafters.eagle3 import parse_layers
+from redraft.model_defs.files import count_numbers
+from redraft.model_defs.precision import working_dtype
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target, give_layers
+from redraft.prompts import Prompt, load_prompts
+from redraft.training.conversations import Generator, Lengths, Template
+from redraft.training.forward import EngineForward, TorchForward
+from redraft.training.parts import (
+    HELD_OUT_SHARE,
+    LEAST_HELD_OUT,
+    MOST_HELD_OUT,
+    held_out_tokens,
+    open_parts,
+    require_space,
+)
+from redraft.training.prompts import LEAST_RESPONSE, RESERVED, answerable, parse_shares, prompts_digest
+from redraft.training.shards import model_digest
+from redraft.training.teacher_data import LAYERS
+from redraft.training.writing import (
+    SHARD_S,
+    cache_bytes,
+    generate,
+    own_documents,
+    read_responses,
+    say,
+    say_origin,
+    say_plan,
+    write,
+)
+
+FEWEST_TO_TRAIN_ON = 1_000
+
+
+class Source(StrEnum):
+    generate = "generate"
+    prefill = "prefill"
+
+
+@interruptible("redraft distill", "what was written so far is kept: the same command goes on")
+def main(
+    model: Annotated[Path, typer.Option(help="Model folder written by redraft fetch.")],
+    output: Annotated[Path, typer.Option(help="Folder for the shards; existing ones are kept and continued.")],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines or arrays (`prompt`, `turns`, `messages`, `conversations`; also `source`, `response`), "
+            "plain text lines, CSV or Parquet. Default: the target writes all prompts itself.",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Field or column of --prompts that holds them.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Stop when the folder holds this many tokens.")] = 5_000_000,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Folder for conversations to judge drafters by, of prompts that nothing is trained on (1 in "
+            f"{RESERVED}): {HELD_OUT_SHARE:.0%} of --tokens, between {LEAST_HELD_OUT:,} and {MOST_HELD_OUT:,}."
+        ),
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Generate with this engine bundle, built with --features (the fast way on a CPU)."),
+    ] = None,
+    source: Annotated[
+        Source, typer.Option(help="`generate` answers, or `prefill` the prompts' own responses.")
+    ] = Source.generate,
+    shares: Annotated[
+        str | None,
+        typer.Option(
+            help="How often each prompt source is drawn, as source=share,...; a source not named is not. Default: "
+            "every prompt as often as another.",
+            show_default=False,
+        ),
+    ] = None,
+    self_written: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of conversations whose prompt the target writes itself."),
+    ] = 0.5,
+    slots: Annotated[int, typer.Option(min=1, help="Sequences side by side (with a bundle: its slots).")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    target_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Store what enters these layers of the target too, as drafters eagle3 need: numbers with + between "
+            "them, or `usual`. A bundle must have been built with the same.",
+            show_default=False,
+        ),
+    ] = None,
+    shard_documents: Annotated[
+        int, typer.Option(min=1, help=f"Documents per shard; one is closed after {SHARD_S:.0f} s too.")
+    ] = 128,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Check the input, say what the run will take, print the --max-len of its engine, and end."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed; a run that finds k shards begins with seed + k.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
+) -> None:
+    """Write teacher data (tokens and hidden states) for training drafters. Without --bundle it takes a GPU if there is
+    one."""
+    torch.set_grad_enabled(False)
+    if threads:
+        torch.set_num_threads(threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    folders = {output: tokens} | ({held_out: held_out_tokens(tokens)} if held_out else {})
+    meta = {"model": model.name, "source": source.value, "shares": shares or "", "self_written": str(self_written)}
+    writes_prompts = self_written if source is Source.generate else 0.0
+    given: list[Prompt] = []
+    try:
+        if held_out == output:
+            raise ValueError(f"--held-out {held_out}: expected another folder than --output")
+        if prompts:
+            given = load_prompts(prompts, column)
+        elif source is Source.prefill:
+            raise ValueError("--source prefill reads the responses of --prompts, and there are none")
+        else:
+            self_written = writes_prompts = 1.0
+        meta |= {"prompts": prompts_digest(given), "chat_template": template_digest(model) or ""}
+        config = TargetConfig.load(model)
+        layers = parse_layers(target_layers, config.num_layers) if target_layers else ()
+        meta |= {LAYERS: "+".join(map(str, layers))} if layers else {}
+        tokenizer = load_tokenizer(model)
+        template = Template.of(tokenizer)
+        lengths = Lengths.within(config.max_position, template, max_new_tokens)
+        user = lengths.user
+        if source is Source.prefill:
+            user = lengths.whole - len(template) - LEAST_RESPONSE - 1
+        if prompts:
+            given, left_out = answerable(prompts, given, tokenizer, user, source is Source.prefill)
+            for line in left_out:
+                say(line)
+        else:
+            say_origin(template)
+        meta["model_digest"] = model_digest(model)
+        parts = open_parts(prompts, given, parse_shares(shares) if shares else {}, writes_prompts, folders, meta)
+        feature_size = config.hidden_size * (1 + len(layers))
+        token_bytes = feature_size * 2 + 4
+        numbers = count_numbers(model)
+        memory = 2 * numbers + (cache_bytes(config, slots, lengths.whole) if source is Source.generate else 0)
+        engine_bytes = 2 * numbers if bundle and not (bundle / "manifest.json").exists() else 0
+        require_space(parts, token_bytes, engine_bytes)
+        require_memory(memory, "distillation")
+        say_plan(parts, token_bytes, numbers, memory, engine_bytes)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    if tokens < FEWEST_TO_TRAIN_ON:
+        say(f"fewer than about {FEWEST_TO_TRAIN_ON:,} tokens cannot be trained on")
+    if check:
+        print(lengths.whole)
+        return
+    for part in parts:
+        part.shards.begin()
+    names = " and ".join(map(str, folders))
+    of_others = any(part.shards.other_prompts for part in parts)
+    if all(part.held >= part.wanted for part in parts):
+        if of_others:
+            raise typer.BadParameter(
+                f"{names} already hold as many tokens as are asked for, of other prompts: remove or rename them, or "
+                "ask for more"
+            )
+        say(f"{names} already hold what is asked for")
+        return
+    if of_others:
+        say(f"{names} hold conversations of other prompts, which are kept: remove or rename them to begin anew")
+    reads = source is Source.prefill
+    with progress("distill", sum(part.wanted for part in parts), "tokens", "loading the target") as shown:
+        try:
+            engine = EngineForward(bundle, threads) if bundle and not reads else None
+            if engine and engine.length <= len(template) + user:
+                raise ValueError(
+                    f"{bundle} takes {engine.length} tokens, and a prompt of up to {user} with an answer needs more "
+                    f"than {len(template) + user}: build it with --max-len {lengths.whole}"
+                )
+            if engine and engine.feature_size != feature_size:
+                raise ValueError(
+                    f"{bundle} gives features of {engine.feature_size} numbers, {feature_size} are asked for: build it "
+                    f"with --features{f' --target-layers {target_layers}' if layers else ''}"
+                )
+            target = None if engine else Target.from_folder(model, working_dtype(device)).to(device)
+            if target and layers:
+                give_layers(target, layers)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
+        if target and reads:
+            stream = read_responses(target, parts, tokenizer, template, slots, lengths.whole, seed)
+            write(shown, stream, parts, shard_documents)
+            return
+        forward = TorchForward(target, slots, lengths.whole) if target else engine
+        assert forward is not None
+        generator = Generator(forward, set(config.eos_token_ids), template.prefix[:-1], parts[0].seed(seed))
+        rate, left = generator.rate(), sum(max(part.wanted - part.held, 0) for part in parts)
+        say(f"about {duration(left / rate)} at {rate:,.0f} tokens/s, as a few steps took")
+        for part in parts if self_written else ():
+            generator.written.update(part.shards.prompts(len(template.prefix), max(len(template.assistant), 1)))
+        own = {part.held_out: own_documents(part, tokenizer, template, self_written, seed) for part in parts}
+        generate(shown, generator, parts, own, template, lengths.answer, shard_documents)

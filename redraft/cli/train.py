@@ -1,0 +1,161 @@
+"""Train a drafter of any kind on teacher data.
+
+At each position the drafter is unrolled T steps along the teacher's text, and each step is scored against the teacher:
+its distribution over the hot vocabulary (soft labels) or the text itself (hard), and, for drafters that predict hidden
+states, the teacher's own. Only the drafter is trained. The run is cut into checkpoints; started again with the same
+output folder it goes on from the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from redraft.chat import template_digest
+from redraft.console.interrupt import interruptible
+from redraft.console.progress import progress, size
+from redraft.console.resources import free_disk, require_memory
+from redraft.model_defs.drafters.base import Decay
+from redraft.model_defs.drafters.registry import DRAFTERS
+from redraft.model_defs.files import count_numbers
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
+from redraft.training.distillation import (
+    Labels,
+    Trainer,
+)
+from redraft.training.plan import usual_rows
+from redraft.training.run import (
+    CHECKPOINT_S,
+    OtherRunError,
+    Run,
+    checkpoint_bytes,
+    prepare_drafter,
+    say,
+    settings_of,
+    train,
+    training_bytes,
+)
+from redraft.training.teacher_data import LARGEST_SHARE_HELD_OUT, USUAL_HELD_OUT, TeacherData
+
+KINDS = {name: kind for name, kind in DRAFTERS.items() if kind.is_trained}
+GIVEN = ("hidden_size", "vocab_size", "hot_vocabulary", "layer")
+SETTINGS = "; ".join(
+    f"{name}: " + ", ".join(f"{f.name}={f.default}" for f in fields(kind.config_type) if f.name not in GIVEN)
+    for name, kind in KINDS.items()
+)
+
+
+@interruptible("redraft train", "the same command goes on from the last checkpoint")
+def main(
+    model: Annotated[Path, typer.Option(help="Target folder written by redraft fetch.")],
+    data: Annotated[list[Path], typer.Option(help="Teacher data of redraft distill; may be given several times.")],
+    output: Annotated[Path, typer.Option(help="Folder for the drafter, its checkpoint and its log.")],
+    kind: Annotated[str, typer.Option(help=f"Kind of drafter: {', '.join(KINDS)}.")] = "recurrent",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help=f"A setting of the drafter, name=value; may be given several times. {SETTINGS}."),
+    ] = None,
+    start_from: Annotated[Path | None, typer.Option(help="A trained drafter to go on from; its shape is kept.")] = None,
+    positions: Annotated[
+        int, typer.Option(min=1, help="Positions to train on; the learning rate decays over them.")
+    ] = 5_000_000,
+    labels: Annotated[Labels, typer.Option(help="Teacher distributions, or the text itself.")] = Labels.soft,
+    hidden_weight: Annotated[
+        float | None,
+        typer.Option(min=0, max=1e6, help="Weight of the hidden states' squared error; default: the drafter's."),
+    ] = None,
+    hot_vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Head rows: the K most frequent tokens; 0 is all. Default: 12288; on a GPU 32768, or all of "
+            "up to 40,000. There these are info_vocabulary's default too, whatever the head has.",
+            show_default=False,
+        ),
+    ] = None,
+    unroll: Annotated[int, typer.Option(min=1, help="Drafting steps T in the loss.")] = 5,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Consecutive positions per window; default: the drafter's.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Windows per step; default: the drafter's.")] = None,
+    peak_rate: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Peak learning rate (Adam); default: the drafter's.")
+    ] = None,
+    decay: Annotated[Decay | None, typer.Option(help="Of the learning rate; default: the drafter's.")] = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Shards to judge by: of redraft distill --held-out where given, else of --data. Default: "
+            f"{USUAL_HELD_OUT}, of --data at most {LARGEST_SHARE_HELD_OUT:.0%} of the shards.",
+            show_default=False,
+        ),
+    ] = None,
+    every: Annotated[
+        int, typer.Option(min=1, help=f"Steps between evaluations; a checkpoint comes every {CHECKPOINT_S:.0f} s too.")
+    ] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the data order and the weights.")] = 0,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
+) -> None:
+    """Train a drafter by distillation; resumes when the output folder has a checkpoint."""
+    if threads:
+        torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if kind not in KINDS:
+        raise typer.BadParameter(f"cannot train a drafter {kind!r}; known are {', '.join(KINDS)}")
+    drafter_type = KINDS[kind]
+    recipe = drafter_type.recipe
+    run = Run(
+        positions,
+        window or recipe.window,
+        batch or recipe.batch,
+        peak_rate or recipe.peak_rate,
+        decay or recipe.decay,
+        every,
+        seed,
+    )
+    resumed = output if (output / "checkpoint.safetensors").exists() else None
+    with progress("train", positions, "positions", "loading the target") as shown:
+        try:
+            teacher = TeacherData(data, held_out, drafter_type.reads_context)
+            teacher.require(run.batch, run.window, unroll)
+            require_memory(4 * count_numbers(model), "training beside the target")
+            target = Target.from_folder(model).to(device)
+            vocab_size = target.config.vocab_size
+            chosen = usual_rows(vocab_size, device.type) if hot_vocabulary is None else hot_vocabulary or vocab_size
+            given = settings_of(drafter_type, settings or [], vocab_size, device.type)
+            rows = min(chosen, vocab_size)
+            module = prepare_drafter(drafter_type, target, teacher, rows, given, start_from, resumed).to(device)
+            module.require_steps(unroll, f"--unroll {unroll}")
+            teacher.require_layers(module.feature_layers)
+            loss_weight = recipe.hidden_weight if hidden_weight is None else hidden_weight
+            if loss_weight and module.head_weight is not module.head_rows:
+                raise ValueError("--hidden-weight must be 0: this drafter's own head reads no hidden states")
+            disk, memory = checkpoint_bytes(module), training_bytes(target, module, teacher)
+            if disk > (free := free_disk(output)):
+                raise ValueError(f"{output} takes {size(disk)}, and {size(free)} of its disk are free")
+            require_memory(memory, "training")
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
+        shards = len(teacher.training)
+        judged = (
+            f"{len(teacher.evaluation)} held out to judge by" if teacher.evaluation else "none to judge by: too few"
+        )
+        say(f"{kind} drafter on {shards} shards of teacher data, {judged}")
+        say(f"{positions:,} positions; about {size(memory)} of memory and {size(disk)} of disk at {output}")
+        output.mkdir(parents=True, exist_ok=True)
+        trainer = Trainer(target, module, labels, unroll, loss_weight)
+        if not resumed and not start_from:
+            shown.update(0, "setting the first weights")
+            module.initialize(target, teacher.sample(run.window, unroll).to(device))
+        card = {"target_fingerprint": target_fingerprint(target), "chat_template": template_digest(model)}
+        try:
+            train(trainer, teacher, run, output, card, resumed is None, shown)
+        except OtherRunError as error:
+            raise typer.BadParameter(str(error)) from None

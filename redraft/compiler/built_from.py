@@ -1,0 +1,163 @@
+"""What a bundle was built from, compared with what is there now: options, the content of files, and code.
+
+Nothing here imports torch, so that make can ask each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from redraft.bundle.config import BundleConfig
+from redraft.bundle.manifest import BuiltFrom, InputFile, Manifest, cpu_features, file_sha256
+from redraft.bundle.writer import TOKENIZER_FILES
+from redraft.plugins.library import HOST_ONLY
+
+PACKAGE = Path(__file__).resolve().parents[1]
+PATHS = ("--model", "--drafter", "--methods", "--hot-vocabulary", "--calibration", "--bigrams")
+"""The options of `redraft build` that name what it reads."""
+IN_METHODS = ("drafter", "hot_vocabulary")
+"""The settings of a method in a TOML file that name what is read."""
+PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
+"""Weights in torch's format, which drafters of the hub may have."""
+IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", *PICKLED, *TOKENIZER_FILES, "*.npy")
+"""What is read of a model's or a drafter's folder, in which training leaves more."""
+NOT_IN_FOLDERS = "checkpoint.safetensors"
+SOURCES = (
+    "cli/build.py",
+    *(f"redraft/compiler/{name}.py" for name in ("bundle", "calibration", "draft_model", "methods")),
+    "redraft/compiler/passes/*.py",
+    "redraft/compiler/writers/*.py",
+    "model_defs/**/*.py",
+    *(f"plugins/**/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
+    *(f"bundle/{name}.py" for name in ("backends", "config", "generation", "manifest", "writer")),
+    *(f"decoding/{name}.py" for name in ("construction", "random_trees", "retrieval", "verification")),
+    "engines/memory.py",
+    *(f"engines/tensorrt/{name}.py" for name in ("engine", "library", "profiles")),
+)
+NOT_SOURCES = f"plugins/{HOST_ONLY}/"
+"""The code that decides what a bundle holds, and a folder of it that does not."""
+CODE = "the code that builds it has changed"
+
+
+def built_from(arguments: list[str], known: Mapping[str, InputFile] | None = None) -> BuiltFrom:
+    """What `redraft build` with these arguments builds a bundle from, now.
+
+    A file with the size and time of modification of its entry in `known` is not read again.
+    """
+    options = options_of(arguments)
+    known = known or {}
+    files: dict[str, InputFile] = {}
+    for name in PATHS:
+        if name in options:
+            for key, file in files_of(name, Path(options[name])):
+                if file.is_file():
+                    files[key] = input_file(file, known.get(key))
+    kept = {name: value for name, value in options.items() if name not in (*PATHS, "--output")}
+    return BuiltFrom(options=kept, files=files, sources=sources_digest())
+
+
+def options_of(arguments: list[str]) -> dict[str, str]:
+    """The options of a command line by name; those without a value have ""."""
+    options: dict[str, str] = {}
+    name = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, _, value = argument.partition("=")
+            options[name] = value
+        elif name:
+            options[name] = argument
+    return options
+
+
+def files_of(option: str, path: Path) -> Iterator[tuple[str, Path]]:
+    """The files that are read for an option, by names that hold wherever they are."""
+    if path.is_dir():
+        found = sorted({file for pattern in IN_FOLDERS for file in path.glob(pattern)})
+        yield from ((f"{option} {file.name}", file) for file in found if file.name != NOT_IN_FOLDERS)
+        return
+    yield option, path
+    if option == "--methods":
+        for method, table in methods_of(path).items():
+            for setting in IN_METHODS:
+                if isinstance(table, dict) and setting in table:
+                    yield from files_of(f"{option} [{method}] {setting}", Path(str(table[setting])))
+
+
+def methods_of(path: Path) -> dict[str, object]:
+    """The tables of a methods file; none of one that cannot be read, which `redraft build` will say."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def input_file(file: Path, known: InputFile | None = None) -> InputFile:
+    """A file's entry: the known one where size and time of modification are the same."""
+    stat = file.stat()
+    if known and (known.size, known.modified_ns) == (stat.st_size, stat.st_mtime_ns):
+        return known
+    return InputFile(sha256=file_sha256(file), size=stat.st_size, modified_ns=stat.st_mtime_ns)
+
+
+def source_files() -> list[str]:
+    """The files of that code, from the package's folder."""
+    found = {str(file.relative_to(PACKAGE)) for pattern in SOURCES for file in PACKAGE.glob(pattern)}
+    return sorted(name for name in found if not name.startswith(NOT_SOURCES))
+
+
+def sources_digest() -> str:
+    """sha256 of the code that decides what a bundle holds."""
+    digest = hashlib.sha256()
+    for name in source_files():
+        digest.update(f"{name} {file_sha256(PACKAGE / name)}\n".encode())
+    return digest.hexdigest()
+
+
+def differences(there: BuiltFrom | None, asked: BuiltFrom) -> list[str]:
+    """How what is asked for differs from what is there."""
+    if there is None:
+        return ["it does not say what it was built from"]
+    found = []
+    for name in sorted(there.options.keys() | asked.options.keys()):
+        was, now = (
+            f"{name} {side.options[name]}".rstrip() if name in side.options else f"no {name}" for side in (there, asked)
+        )
+        if was != now:
+            found.append(f"it has {was}, asked for is {now}")
+    for name in sorted(there.files.keys() | asked.files.keys()):
+        was, now = (side.files[name].sha256 if name in side.files else "" for side in (there, asked))
+        if was != now:
+            found.append(f"{name} {'is another' if was and now else 'was not there' if now else 'is gone'}")
+    if there.sources != asked.sources:
+        found.append(CODE)
+    return found
+
+
+def why_unusable(bundle: Path, manifest: Manifest) -> list[str]:
+    """Why a bundle cannot be loaded here, as far as its files' sizes and the installed packages say it. Raises
+    BundleError for a damaged `config.json`."""
+    found = []
+    for name, entry in manifest.files.items():
+        file = bundle / name
+        size = file.stat().st_size if file.is_file() else None
+        if size != entry.size:
+            found.append(f"{name} is missing" if size is None else f"{name} has {size} bytes, expected {entry.size}")
+    if missing := sorted(set(manifest.cpu_features) - cpu_features()):
+        found.append(f"it needs a CPU with {', '.join(missing)}")
+    backend = "" if found else BundleConfig.read(bundle).backend.name
+    built, here = manifest.versions.get(backend), installed(backend)
+    if built and here and built.split("+")[0] != here.split("+")[0]:
+        found.append(f"it was built by {backend} {built}, here is {here}")
+    return found
+
+
+def installed(package: str) -> str | None:
+    """An installed package's version."""
+    try:
+        return version(package) if package else None
+    except PackageNotFoundError:
+        return None

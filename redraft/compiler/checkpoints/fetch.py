@@ -1,0 +1,265 @@
+"""Fetching: any checkpoint to a folder of bfloat16 safetensors, tokenizer, chat template and `config.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from redraft.chat import ChatTemplate
+from redraft.compiler.checkpoints import hub, shipped
+from redraft.compiler.checkpoints.adapter import AdaptedCheckpoint, read_settings
+from redraft.compiler.checkpoints.folder import FolderCheckpoint
+from redraft.compiler.checkpoints.gguf import GgufCheckpoint
+from redraft.compiler.checkpoints.source import BLOCK, Checkpoint, FetchError
+from redraft.compiler.checkpoints.writer import write_weights
+from redraft.console.progress import progress, size, step
+from redraft.console.resources import require_disk, require_memory
+from redraft.model_defs.files import StoredTensors, read_json, weight_files
+from redraft.model_defs.target.bounds import shown
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target
+from redraft.templates.renderer import TemplateError
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+RECORD, TEMPLATE = "source.json", "chat_template.jinja"
+PROCESS_BYTES = 900_000_000
+"""Memory of the process itself, which peaks when it rebuilds a GGUF file's tokenizer of 150,000 tokens: measured."""
+BLOCK_BYTES = 24 * BLOCK
+"""Memory of one block while it is dequantized and converted: measured."""
+DROPPED = ("quantization_config", "_model_name_or_path", "_name_or_path", "torch_dtype", "dtype")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to fetch and where to put it."""
+
+    source: str
+    """`default`, a folder, a .gguf file or a hub id"""
+    output: Path
+    """The folder that holds the models"""
+    cache: Path
+    """The folder that keeps downloads"""
+    name: str | None = None
+    revision: str | None = None
+    chat_template: Path | None = None
+    force: bool = False
+    adapter: Path | None = None
+    """A LoRA adapter of PEFT to merge"""
+
+    @property
+    def default_name(self) -> str:
+        """The source's own name, and its adapter's."""
+        name = shipped.NAME if self.source == "default" else Path(self.source).resolve().name.removesuffix(".gguf")
+        return name if self.adapter is None else f"{name}-{self.adapter.resolve().name}"
+
+    @property
+    def origin(self) -> dict[str, str | None]:
+        """Source, revision and adapter as `source.json` records them."""
+        local = self.source != "default" and Path(self.source).exists()
+        source = str(Path(self.source).resolve()) if local else self.source
+        adapter = str(self.adapter.resolve()) if self.adapter else None
+        return {"source": source, "revision": self.revision, "adapter": adapter}
+
+
+def fetch(request: Request, say: Say) -> Path:
+    """Put a model into its folder and return that; one from the same source that is there already is reused.
+
+    Raises ValueError (FetchError, UnsupportedModelError) or OSError, and then leaves nothing half written.
+    """
+    template = request.chat_template
+    if template and not template.is_file():
+        raise FetchError(f"--chat-template {template}: no such file")
+    if request.adapter:
+        read_settings(request.adapter)
+    folder = request.output / (request.name or request.default_name)
+    if folder.exists() and not request.force:
+        record = folder / RECORD
+        recorded = read_json(record) if record.exists() else {"source": "an unknown source"}
+        if {key: recorded.get(key) for key in request.origin} != request.origin:
+            raise FetchError(f"{folder} holds a model from {recorded['source']}; choose another --name, or use --force")
+        own = folder / TEMPLATE
+        if not template or (own.is_file() and own.read_text() == template.read_text()):
+            say(f"reusing {folder}: {describe(folder)}")
+            return folder
+        say(f"{folder} has another chat template than {template}: it is fetched again")
+    with building(folder) as out:
+        checkpoint = _open(request, out / "unpacked", say)
+        if request.adapter:
+            checkpoint = AdaptedCheckpoint(checkpoint, request.adapter)
+        store(checkpoint, out, template, say)
+        shutil.rmtree(out / "unpacked", ignore_errors=True)
+        origin = {key: value for key, value in request.origin.items() if value}
+        (out / RECORD).write_text(json.dumps(origin | {"precision": checkpoint.precision}, indent=2) + "\n")
+    say(f"ready: {folder}: {describe(folder)}")
+    return folder
+
+
+def _open(request: Request, unpacked: Path, say: Say) -> Checkpoint:
+    """The source's checkpoint, of which headers and configuration are read. Raises FetchError for a source of no known
+    kind."""
+    path = Path(request.source)
+    if request.source == "default":
+        return GgufCheckpoint(shipped.unpack(request.cache, unpacked, say), shipped.TITLE)
+    if path.is_dir():
+        return FolderCheckpoint(path, path.resolve().name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise FetchError(f"{path}: no such file")
+        with step(f"read {path.name}"):
+            return GgufCheckpoint(path, f"{path.stem}, dequantized")
+    if path.is_file():
+        raise FetchError(f"{path} is a file, but not a .gguf; expected a model folder, a .gguf file or a hub id")
+    if not HUB_ID.fullmatch(request.source):
+        raise FetchError(f"{request.source} is neither an existing folder, nor a .gguf file, nor a hub id (owner/name)")
+    return FolderCheckpoint(hub.download(request.source, request.revision, request.cache, say), request.source)
+
+
+def store(checkpoint: Checkpoint, out: Path, chat_template: Path | None, say: Say) -> None:
+    """Write a checkpoint to the folder `out`. All that can be refused is checked before the weights are read."""
+    meta = checkpoint.shapes()
+    Target.check_weights(meta, TargetConfig.from_hf(checkpoint.config))
+    shapes = {name: tuple(tensor.shape) for name, tensor in meta.items()}
+    total = 2 * sum(tensor.numel() for tensor in meta.values())
+    memory = PROCESS_BYTES + checkpoint.memory + BLOCK_BYTES
+    require_disk(out, total)
+    require_memory(memory, "fetching this model")
+    with step("read the tokenizer"):
+        tokenizer = checkpoint.tokenizer()
+    for remark in (*checkpoint.remarks, *drop_end(tokenizer, checkpoint.config)):
+        say(f"note: {remark}")
+    say(f"takes {size(total)} of disk and about {size(memory)} of memory")
+    with step("write the tokenizer"):
+        write_tokenizer(out, tokenizer, chat_template)
+    try_template(out, say)
+    with progress("fetch: weights", total, "bytes") as bar:
+        write_weights(out, shapes, partial(finite_blocks, checkpoint), lambda count: bar.update(bar.done + count))
+    checkpoint.copy_settings(out)
+    write_config(out, checkpoint.config, checkpoint.title)
+
+
+def finite_blocks(checkpoint: Checkpoint, name: str) -> Iterator[Tensor]:
+    """A tensor's blocks in bfloat16. Raises FetchError, which names it, for NaN or infinity, also of a number that is
+    beyond bfloat16's."""
+    for block in checkpoint.blocks(name):
+        rounded = block.to(torch.bfloat16)
+        if rounded.numel() and not torch.stack(rounded.aminmax()).isfinite().all():
+            raise FetchError(
+                f"{name} of {checkpoint.title} holds NaN or infinity: the file is damaged, or training diverged"
+            )
+        yield rounded
+
+
+def drop_end(tokenizer: Any, config: dict[str, Any]) -> Iterator[str]:
+    """Have the tokenizer no longer end every prompt with an end token, after which a model would begin a new text, and
+    say so."""
+    ends = config.get("eos_token_id")
+    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+
+    def ending() -> str | None:
+        last = tokenizer("a").input_ids[-1:]
+        return tokenizer.convert_ids_to_tokens(last)[0] if ends.intersection(last) else None
+
+    if (token := ending()) is None:
+        return
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    processor = state["post_processor"] or {}
+    for part in processor.get("processors") or [processor]:
+        for kind in ("single", "pair"):
+            while part.get(kind) and part[kind][-1].get("SpecialToken", {}).get("id") == token:
+                part[kind].pop()
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+    yield f"its tokenizer ends every prompt with the end token {token!r}" + (
+        "" if ending() else ", after which models begin a new text: that of the fetched model does not"
+    )
+
+
+def write_config(folder: Path, raw: dict[str, Any], title: str) -> None:
+    """Write `config.json` of plain bf16 weights, without the source's quantization and origin."""
+    clean = {key: value for key, value in raw.items() if key not in DROPPED}
+    clean |= {"_name_or_path": title, "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(clean, indent=2, sort_keys=True) + "\n")
+
+
+def write_tokenizer(folder: Path, tokenizer: Any, chat_template: Path | None) -> None:
+    """Write tokenizer.json, tokenizer_config.json and chat templates, if there are any. Raises FetchError."""
+    if chat_template:
+        tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+    if not isinstance(tokenizer.chat_template, str | dict | None):
+        raise FetchError(f"the tokenizer's chat_template is {shown(tokenizer.chat_template)}, expected a text")
+    tokenizer.save_pretrained(folder)
+    if not (folder / "tokenizer.json").exists():
+        raise FetchError("the tokenizer has no fast form (tokenizer.json)")
+
+
+def try_template(folder: Path, say: Say) -> None:
+    """Warn of a chat template that cannot be read, or cannot write a conversation of one turn."""
+    try:
+        template = ChatTemplate.load(folder)
+        template.check()
+        template.render([{"role": "user", "content": "Hello"}])
+    except FileNotFoundError:
+        return
+    except TemplateError as error:
+        say(f"warning: {error}: completions are served, chats may be refused; --chat-template FILE takes another")
+
+
+def describe(folder: Path) -> str:
+    """A fetched model in one line: architecture, parameters, quantization, size, context, chat template."""
+    config, record = TargetConfig.load(folder), folder / RECORD
+    files = weight_files(folder)
+    with StoredTensors.open(files) as stored:
+        parameters = sum(tensor.numel() for tensor in stored.shapes().values())
+    precision = read_json(record).get("precision") if record.exists() else None
+    return ", ".join(
+        (
+            read_json(folder / "config.json")["model_type"],
+            f"{_count(parameters)} parameters",
+            f"{precision} stored as bfloat16" if precision and precision != "bfloat16" else "bfloat16",
+            size(sum(file.stat().st_size for file in files)),
+            f"context of {config.max_position:,} tokens",
+            "chat template" if (folder / TEMPLATE).is_file() else "no chat template (CHAT_TEMPLATE=FILE adds one)",
+        )
+    )
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.3g}B" if parameters >= 1e9 else f"{parameters / 1e6:.3g}M"
+
+
+@contextmanager
+def building(destination: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `destination` on success and vanishes otherwise.
+
+    It is made in a temporary folder beside `destination`. What a killed process left there is removed first.
+    """
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{destination.name}."
+    for left in destination.parent.iterdir():
+        owner = left.name.removeprefix(prefix)
+        if owner != left.name and owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+    temporary = destination.with_name(f"{prefix}{os.getpid()}")
+    made, replaced = temporary / "made", temporary / "replaced"
+    made.mkdir(parents=True)
+    try:
+        yield made
+        if destination.exists():
+            destination.rename(replaced)
+        made.rename(destination)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,47 @@
+"""The writer of `torch` bundles: exported programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from redraft.bundle.config import BundleConfig
+from redraft.compiler.writers.shared import Loops, cache_shape, distinct, resampling_loop, target_parts
+from redraft.console.progress import step
+from redraft.model_defs.export.programs import (
+    export_drafter_torch,
+    export_resampler_torch,
+    export_target_torch,
+    in_precision,
+)
+from redraft.model_defs.target.model import Target
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, features: bool) -> dict[str, str]:
+    """Write the programs to `folder`. Returns no versions: every manifest has torch's."""
+    dtype = DTYPES[config.precision]
+    for part in target_parts(config, target.to(dtype), folder):
+        with step(f"export {part.name}"):
+            program = export_target_torch(
+                part.target,
+                cache_shape(config),
+                features_output=features and part.rank == 0,
+                rank=part.rank,
+                ranks=config.tensor_parallel,
+            )
+            save(program, part.folder / "target.pt2")
+    for name, names, loop in distinct(loops, folder):
+        with step(f"export {names}"):
+            save(export_drafter_torch(in_precision(loop, dtype)), folder / f"drafter.{name}.pt2")
+            if again := resampling_loop(config, name, loop):
+                save(export_resampler_torch(again), folder / f"resampler.{name}.pt2")
+    return {}
+
+
+def save(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Write a program without the inputs that it was exported with: caches are as large as the limits ask."""
+    program.example_inputs = None
+    torch.export.save(program, path)

@@ -1,0 +1,33 @@
+"""Where models, drafters, bundles and downloads are kept, and what comes with the package."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+HOME_VARIABLE = "REDRAFT_HOME"
+PACKAGE = Path(__file__).resolve().parent
+CLONE = PACKAGE.parent if (PACKAGE.parent / "Makefile").is_file() else None
+"""The clone of the repository that this package runs from; None for an installed one."""
+SHIPPED = CLONE or PACKAGE
+"""The folder whose `drafters` and `benchmarks` came with the package."""
+PROMPTS = SHIPPED / "benchmarks" / "prompts.jsonl"
+"""Prompts to measure on where a user has none."""
+
+
+def _home() -> Path:
+    """`REDRAFT_HOME`; without it a clone's `artifacts`, or else the user's cache folder."""
+    if folder := os.environ.get(HOME_VARIABLE):
+        return Path(folder).expanduser()
+    if CLONE:
+        return CLONE / "artifacts"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "redraft"
+
+
+HOME = _home()
+
+
+def drafter_of(model: str) -> Path | None:
+    """A model's drafter: the user's own before the one that came with the package; None without one."""
+    folders = (HOME / "drafters" / model, SHIPPED / "drafters" / model)
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)

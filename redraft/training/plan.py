@@ -1,0 +1,213 @@
+"""The plan of a drafter: how many tokens of teacher data and how many training positions fit a time, by rates that were
+measured on this machine."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from statistics import median
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from redraft.chat import template_digest
+from redraft.console.progress import duration
+from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.registry import DRAFTERS, RECURRENT
+from redraft.model_defs.target.attention import causal_attend
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import Target
+from redraft.prompts import Prompt
+from redraft.text import TextCodec
+from redraft.training.conversations import Generator
+from redraft.training.distillation import Labels, Trainer, make_optimizer
+from redraft.training.forward import EngineForward
+from redraft.training.parts import HELD_OUT_SHARE, LEAST_HELD_OUT, held_out_tokens
+from redraft.training.prompts import prompts_digest
+from redraft.training.shards import Document, model_digest, write_shard
+from redraft.training.teacher_data import TeacherData
+
+PASSES = (1.0, 4.0)
+"""Training positions for each token of teacher data, at least and at most: new text teaches more than a text again, up
+to where writing it takes most of the time."""
+ANSWERED = 0.8
+"""About the share of teacher data that is answers, the rest being prompts: what can be trained on."""
+MEASURED_PROMPTS = 100
+"""Prompts whose text the training rate is measured on."""
+TIMED_STEPS = 7
+DOCUMENT_TOKENS = 96
+
+
+class Plan(BaseModel):
+    """What a drafter is trained with, and the measurements that this rests on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    """Digest of the target."""
+    prompts: str | None = None
+    """Digest of DATA; None, as that of the chat template, in plans that were made before both were stored"""
+    chat_template: str | None = None
+    hours: float = Field(gt=0)
+    teacher_rate: float
+    """Tokens of teacher data per second."""
+    training_rate: float
+    """Training positions per second."""
+    loading_s: float
+    """What loading the target takes in each command."""
+    tokens: int
+    positions: int
+
+    @classmethod
+    def read(cls, path: Path) -> Plan | None:
+        """The plan of a file, None where there is none. Raises ValueError for a damaged one."""
+        if not path.is_file():
+            return None
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError:
+            raise ValueError(f"{path} is damaged: remove it, and the same command plans anew") from None
+
+    def write(self, path: Path) -> None:
+        """Store the plan, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+    def lines(self) -> list[str]:
+        """The plan in words."""
+        held_out = held_out_tokens(self.tokens)
+        writing = (self.tokens + held_out) / self.teacher_rate + self.loading_s
+        training = self.positions / self.training_rate + self.loading_s
+        return [
+            f"{self.tokens:,} tokens of teacher data and {held_out:,} held out to judge by: about {duration(writing)} "
+            f"at {self.teacher_rate:,.0f} tokens/s",
+            f"{self.positions:,} training positions: about {duration(training)} at "
+            f"{self.training_rate:,.0f} positions/s",
+        ]
+
+
+def make_plan(model: str, hours: float, teacher_rate: float, training_rate: float, loading_s: float) -> Plan:
+    """A plan whose teacher data and training take `hours` together: half of the time each, within the bounds of PASSES.
+
+    Raises ValueError where the time is too short for anything.
+    """
+    seconds = 3600 * hours - 2 * loading_s
+    held_out = LEAST_HELD_OUT / teacher_rate
+    passes = min(max(training_rate / teacher_rate, PASSES[0]), PASSES[1]) * ANSWERED
+    token_s = (1 + HELD_OUT_SHARE) / teacher_rate + passes / training_rate
+    tokens = int((seconds - held_out) / token_s)
+    if tokens < LEAST_HELD_OUT:
+        least = math.ceil((2 * loading_s + held_out + LEAST_HELD_OUT * token_s) / 36) / 100
+        raise ValueError(f"HOURS={hours:g} is too short for this model on this machine: give at least {least:.2f}")
+    return Plan(
+        model=model,
+        hours=hours,
+        teacher_rate=round(teacher_rate, 1),
+        training_rate=round(training_rate, 1),
+        loading_s=round(loading_s, 1),
+        tokens=tokens,
+        positions=int(tokens * passes),
+    )
+
+
+def plan_training(
+    path: Path,
+    model: Path,
+    engine: Path,
+    teacher: Path,
+    prompts: Sequence[Prompt],
+    hours: float,
+    say: Callable[[str], None],
+) -> Plan:
+    """The plan that `path` holds, or a new one for another target or other hours, which is stored there.
+
+    Raises ValueError where the hours are too few, where a drafter has been trained by another plan, or where the
+    folders of the plan and of the `teacher` data are of other prompts or another chat template, OSError or ValueError
+    for files.
+    """
+    digest, there = model_digest(model), Plan.read(path)
+    given = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or ""}
+    if there and there.model == digest:
+        for name, what in (("prompts", "other prompts"), ("chat_template", "another chat template")):
+            if getattr(there, name) not in (None, given[name]):
+                raise ValueError(
+                    f"{path} is of {what}: remove or rename {path.parent}, {teacher} and {teacher}-held-out"
+                )
+    if there and (there.model, there.hours) == (digest, hours):
+        say(f"going on with {path}")
+        return there
+    if there and (path.parent / "checkpoint.safetensors").exists():
+        raise ValueError(
+            f"{path.parent} holds a drafter of another plan, for HOURS={there.hours:g}: remove or rename it, and the "
+            f"same command trains one for HOURS={hours:g}; teacher data are kept"
+        )
+    say("measuring how fast teacher data are written and drafters trained")
+    teacher_rate, loading_s = measure_teacher_rate(model, engine)
+    target = Target.from_folder(model).to("cuda" if torch.cuda.is_available() else "cpu")
+    rows = usual_rows(target.config.vocab_size, target.embedding.weight.device.type)
+    codec = TextCodec.load(model / "tokenizer.json")
+    text = list(chain.from_iterable(codec.encode(prompt.turns[0]) for prompt in prompts[:MEASURED_PROMPTS]))
+    training_rate = measure_training_rate(target, DRAFTERS[RECURRENT], rows, text)
+    plan = make_plan(digest, hours, teacher_rate, training_rate, loading_s).model_copy(update=given)
+    plan.write(path)
+    return plan
+
+
+def usual_rows(vocab_size: int, device: str) -> int:
+    """Head rows of a drafter that is trained on a device. A GPU carries the 32K most frequent of more than 40K tokens
+    (Lyanna, section 6.1, for token info) and smaller vocabularies whole; a CPU pays for every row."""
+    if device != "cuda":
+        return min(12288, vocab_size)
+    return 32768 if vocab_size > 40_000 else vocab_size
+
+
+def measure_teacher_rate(model: Path, engine: Path, threads: int = 0) -> tuple[float, float]:
+    """Tokens of teacher data per second by an engine bundle that gives features, and the seconds that loading took."""
+    begun = time.monotonic()
+    ends = set(TargetConfig.load(model).eos_token_ids)
+    generator = Generator(EngineForward(engine, threads), ends, [], 0)
+    return generator.rate(), time.monotonic() - begun
+
+
+def measure_training_rate(target: Target, kind: type[Drafter], rows: int, text: list[int], unroll: int = 5) -> float:
+    """Positions per second of training a new drafter of a kind, with so many head rows, on a text's tokens."""
+    recipe = kind.recipe
+    drafter = kind(kind.configure(target, rows, {}), target, torch.arange(rows)).to(target.embedding.weight.device)
+    trainer = Trainer(target, drafter.train(), Labels.soft, unroll, recipe.hidden_weight)
+    optimizer = make_optimizer(drafter, recipe.peak_rate)
+    with tempfile.TemporaryDirectory() as folder:
+        documents = read_text(target, text, 2 * recipe.batch * (recipe.window + unroll + 1))
+        write_shard(Path(folder) / "shard-00000.safetensors", documents, {})
+        data = TeacherData([Path(folder)], 0, kind.reads_context)
+        batches = data.batches(recipe.batch, recipe.window, unroll, 0)
+        rates = []
+        for _ in range(TIMED_STEPS):
+            begun = time.monotonic()
+            windows = next(batches).to(trainer.device)
+            optimizer.zero_grad()
+            trainer.loss(windows).backward()
+            optimizer.step()
+            rates.append(int(windows.drafted.sum()) / (time.monotonic() - begun))
+    return median(rates)  # a step of a new size compiles its kernels first
+
+
+def read_text(target: Target, text: list[int], tokens: int) -> list[Document]:
+    """Documents of at least so many tokens of a text, which is read again where it is shorter, with the target's hidden
+    states."""
+    device = target.embedding.weight.device
+    count = -(-tokens // DOCUMENT_TOKENS)
+    whole = (text * (count * DOCUMENT_TOKENS // len(text) + 1))[: count * DOCUMENT_TOKENS]
+    ids = torch.tensor(whole, device=device).view(count, DOCUMENT_TOKENS)
+    with torch.no_grad():
+        hidden = target(ids, causal_attend(target.config, DOCUMENT_TOKENS, device)).hidden.to(torch.bfloat16).cpu()
+    return [
+        Document(deque(), 0.0, tokens=row, hidden=list(states), answer_start=DOCUMENT_TOKENS // 8)
+        for row, states in zip(ids.tolist(), hidden, strict=True)
+    ]

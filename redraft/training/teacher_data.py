@@ -1,0 +1,245 @@
+"""Teacher data: shards of documents, read as windows to train on and windows held out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from redraft.model_defs.drafters.windows import NO_DOCUMENT, Windows
+
+SHARDS_AT_ONCE = 4
+"""Shards that are in memory, and shuffled together, at a time; more where they hold less than a batch."""
+USUAL_HELD_OUT = 4
+"""Shards that a drafter is judged on, unless a number is given."""
+LARGEST_SHARE_HELD_OUT = 0.25
+"""Share of the training shards that is held out at most, where there are no others to judge by."""
+SAMPLED_POSITIONS = 10_000
+"""Positions of a sample, which begins a drafter's training."""
+USUAL_CUTOFF = 2**64 // 64
+"""The rank below which `redraft distill` holds prompts out, where a shard does not say another."""
+EVALUATION_DOCUMENTS = 24
+"""Documents of a held-out shard that a drafter is judged on."""
+LAYERS = "target_layers"
+"""A shard's entry of the layers whose inputs stand after the hidden states, as 2+15+27."""
+POSITIONS_MULTIPLE = 32
+"""Batches have such numbers of positions, so that matrices have few sizes: a kernel is compiled for each new one."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a shard is cut into windows: rows of the shard [W, S], documents [W, S], and answers bool [W, N]."""
+
+    file: Path
+    rows: Tensor
+    documents: Tensor
+    answers: Tensor
+
+    def read(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        with safe_open(self.file, framework="pt") as shard:
+            tokens, features = shard.get_tensor("tokens"), shard.get_tensor("hidden")[self.rows]
+            layers = layers_of(shard.metadata() or {})
+        size = features.shape[-1] // (1 + len(layers))
+        return tokens[self.rows].long(), features[..., :size], self.documents, features[..., size:]
+
+
+def layers_of(metadata: Mapping[str, str]) -> tuple[int, ...]:
+    """The layers whose inputs a shard holds."""
+    return tuple(int(layer) for layer in metadata.get(LAYERS, "").split("+") if layer)
+
+
+def _read(plans: Sequence[_Plan]) -> list[Tensor]:
+    """Tokens, hidden states, documents and layers of the windows of several shards."""
+    return [torch.cat(part) for part in zip(*(plan.read() for plan in plans), strict=True)]
+
+
+def _windows(plans: Sequence[_Plan], length: int) -> Windows:
+    """The windows of several shards, their positions in order."""
+    answers = torch.cat([plan.answers for plan in plans])
+    tokens, hidden, documents, layers = _read(plans)
+    positions = torch.arange(length).expand(len(answers), length)
+    return Windows(tokens, hidden, documents, positions, answers, layers if layers.shape[-1] else None)
+
+
+class TeacherData:
+    """Shards that redraft distill wrote."""
+
+    def __init__(self, folders: Sequence[Path], held_out: int | None, prompts: bool):
+        """Shards of `redraft distill --held-out` are not trained on, and the first `held_out` of them are for
+        evaluation; where there are none, the first of the first folder. None is USUAL_HELD_OUT, of the first folder at
+        most LARGEST_SHARE_HELD_OUT. With `prompts`, windows hold whole documents and only answers are drafted; without,
+        they hold the answers only.
+
+        Raises ValueError where a folder has no shard, or where training shards may hold held-out prompts.
+        """
+        files = [sorted(folder.glob("shard-*.safetensors")) for folder in folders]
+        missing = [str(folder) for folder, found in zip(folders, files, strict=True) if not found]
+        if missing:
+            raise ValueError(f"no shard-*.safetensors in {missing}; write some with redraft distill")
+        self.prompts = prompts
+        metadata = {file: _metadata(file) for found in files for file in found}
+        reserved = [file for file, given in metadata.items() if "held_out" in given]
+        if held_out is None:
+            most = len(reserved) or max(int(LARGEST_SHARE_HELD_OUT * len(files[0])), len(files[0]) > 1)
+            held_out = min(USUAL_HELD_OUT, most)
+        self.evaluation = (reserved or files[0])[:held_out]
+        kept = {*reserved, *self.evaluation}
+        self._training = [file for found in files for file in found if file not in kept]
+        self._folder, self._kept, self._metadata = folders[0], len(kept), metadata
+        self._check_division(reserved, metadata)
+
+    def _check_division(self, reserved: list[Path], metadata: Mapping[Path, Mapping[str, str]]) -> None:
+        """Raises ValueError where prompts of the reserved shards may have been trained on: those of a small file are
+        held out by a rank of their own."""
+        below = {file: int(given.get("held_out_below", USUAL_CUTOFF)) for file, given in metadata.items()}
+        highest = max(reserved, key=lambda file: below[file], default=None)
+        if highest and (mixed := [file for file in self._training if below[file] < below[highest]]):
+            raise ValueError(
+                f"{mixed[0].parent} may hold prompts that {highest.parent} holds out: write both with one make distill"
+            )
+
+    def require_layers(self, layers: tuple[int, ...]) -> None:
+        """Raises ValueError where a shard lacks what enters these layers of the target."""
+        for file, given in self._metadata.items():
+            if layers and (found := layers_of(given)) != layers:
+                raise ValueError(
+                    f"{file} holds features of the layers {found or 'none'}, the drafter reads {layers}: write teacher "
+                    f"data with redraft distill --target-layers {'+'.join(map(str, layers))}"
+                )
+
+    @property
+    def training(self) -> list[Path]:
+        """The shards to train on. Raises ValueError where there are none."""
+        if not self._training:
+            raise ValueError(f"{self._folder} holds only the {self._kept} held-out shards")
+        return self._training
+
+    def __str__(self) -> str:
+        """How many shards are trained on, with a digest of what tells them from others: names, sizes and origins."""
+        shards = [[file.name, file.stat().st_size, self._metadata[file]] for file in self.training]
+        digest = sha256(json.dumps(shards, sort_keys=True).encode()).hexdigest()
+        return f"{len(shards)} shards ({digest[:8]})"
+
+    def answers(self) -> Iterator[Tensor]:
+        """The tokens int64 [n] of every answer to train on."""
+        for file in self.training:
+            _, answers, ends = _documents(file)
+            with safe_open(file, framework="pt") as shard:
+                tokens = shard.get_tensor("tokens").long()
+            for answer, end in zip(answers.tolist(), ends.tolist(), strict=True):
+                yield tokens[answer:end]
+
+    def count_tokens(self, vocab_size: int) -> Tensor:
+        """How often the answers hold each token: int64 [V]."""
+        counts = torch.zeros(vocab_size, dtype=torch.long)
+        for tokens in self.answers():
+            counts += torch.bincount(tokens, minlength=vocab_size)
+        return counts
+
+    def require(self, size: int, length: int, unroll: int) -> None:
+        """Raises ValueError where there is no shard to train on, or all hold fewer windows than a batch of `size`."""
+        found = 0
+        for file in self.training:
+            found += len(self._plan(file, length, unroll).rows)
+            if found >= size:
+                return
+        raise ValueError(
+            f"{self._folder} holds {found} windows of {length} positions, fewer than a batch of {size}: "
+            "distil more tokens, or give a smaller --batch"
+        )
+
+    def sample(self, length: int, unroll: int, least: int = SAMPLED_POSITIONS) -> Windows:
+        """The windows of so many training shards that they hold at least `least` positions, those in order."""
+        plans: list[_Plan] = []
+        for file in self.training:
+            plans.append(self._plan(file, length, unroll))
+            if sum(int(plan.answers.sum()) for plan in plans) >= least:
+                break
+        return _windows(plans, length)
+
+    def held_out(self, length: int, unroll: int) -> Iterator[Windows]:
+        """The windows of the held-out documents, a shard at a time, their positions in order. Which positions are
+        judged does not depend on `length` or `prompts`."""
+        for file in self.evaluation:
+            yield _windows([self._plan(file, length, unroll, EVALUATION_DOCUMENTS)], length)
+
+    def batches(self, size: int, length: int, unroll: int, seed: int, skip: int = 0) -> Iterator[Windows]:
+        """Endless shuffled batches of `size` windows of `length` positions, those in random order; the first `skip`
+        are passed over (resuming)."""
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            order = torch.randperm(len(self.training), generator=generator)
+            for plans in self._groups(order.tolist(), size, length, unroll):
+                answers = torch.cat([plan.answers for plan in plans])
+                shuffled = torch.randperm(len(answers), generator=generator)
+                places = torch.rand(answers.shape, generator=generator) + ~answers
+                batches = [rows for rows in shuffled.split(size) if len(rows) == size]
+                skip, batches = max(0, skip - len(batches)), batches[skip:]
+                if not batches:
+                    continue
+                tokens, hidden, documents, layers = _read(plans)
+                for rows in batches:
+                    most = int(answers[rows].sum(-1).max())
+                    most = min(most + -most % POSITIONS_MULTIPLE, length)
+                    positions = places[rows].argsort(dim=-1)[:, :most]
+                    drafted = answers[rows].gather(1, positions)
+                    read = layers[rows] if layers.shape[-1] else None
+                    yield Windows(tokens[rows], hidden[rows], documents[rows], positions, drafted, read)
+
+    def _groups(self, order: Sequence[int], size: int, length: int, unroll: int) -> Iterator[list[_Plan]]:
+        """The training shards in this order, by SHARDS_AT_ONCE or by so many as fill a batch."""
+        plans: list[_Plan] = []
+        for place in order:
+            plans.append(self._plan(self.training[place], length, unroll))
+            if len(plans) >= SHARDS_AT_ONCE and sum(len(plan.rows) for plan in plans) >= size:
+                yield plans
+                plans = []
+        if plans:
+            yield plans
+
+    def _plan(self, file: Path, length: int, unroll: int, documents: int | None = None) -> _Plan:
+        """Documents back to back, cut every `length` rows; windows without a position to draft from are left out."""
+        starts, answers, ends = (part[:documents] for part in _documents(file))
+        firsts = torch.maximum(answers - 2, starts)
+        begins = starts if self.prompts else firsts
+        rows = torch.cat([torch.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
+        document = torch.repeat_interleave(torch.arange(len(begins)), ends - begins)
+        answer = rows >= firsts[document]
+        count = -(-len(rows) // length)
+        cut = torch.arange(count)[:, None] * length + torch.arange(length + unroll + 1)
+        inside = cut < len(rows)
+        cut = cut.clamp(max=len(rows) - 1)
+        drafted = (answer[cut] & inside)[:, :length]
+        kept = drafted.any(-1)
+        return _Plan(file, rows[cut][kept], document[cut].masked_fill(~inside, NO_DOCUMENT)[kept], drafted[kept])
+
+
+def cutoff_of_shards(folder: Path) -> int:
+    """The rank below which a folder of teacher data holds out prompts. Raises ValueError where it has no shard."""
+    file = next(iter(sorted(folder.glob("shard-*.safetensors"))), None)
+    if file is None:
+        raise ValueError(f"no shard-*.safetensors in {folder}; write some with redraft distill")
+    return int(_metadata(file).get("held_out_below", USUAL_CUTOFF))
+
+
+def most_frequent(counts: Tensor, kept: int) -> Tensor:
+    """The `kept` most frequent tokens, most frequent first; among equals the lower id, int64 [kept]."""
+    return counts.sort(descending=True, stable=True).indices[:kept]
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    with safe_open(file, framework="pt") as shard:
+        return shard.metadata() or {}
+
+
+def _documents(file: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """First row, first answer row and end of each document of a shard, int64."""
+    with safe_open(file, framework="pt") as shard:
+        offsets, answers = shard.get_tensor("offsets").long(), shard.get_tensor("answer_starts").long()
+    return offsets[:-1], answers, offsets[1:]

@@ -1,0 +1,288 @@
+"""Which bundles are built again: those that were built from something else."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from redraft.bundle.manifest import Bundle, Manifest
+from redraft.cli import build
+from redraft.cli.ensure import is_built
+from redraft.compiler import built_from
+from redraft.compiler.methods import MethodSettings
+from tests.cli.commands import invoke
+from tests.conftest import ROOT
+from tests.engines.tiny import tiny_drafter, tiny_target
+
+METHODS = """
+[usual]
+drafter = "drafter"
+[wide]
+drafter = "drafter"
+beam_width = 5
+"""
+FLAGS = {"--model": "model", "--max-len": "64", "--slots": "3", "--output": "b"}
+
+
+@pytest.fixture(scope="module")
+def built(model, tmp_path_factory) -> Path:
+    """A folder with a model, a drafter, a methods file, and a bundle `b` of the drafter. Bundle `m` says that it is of
+    the methods."""
+    folder = tmp_path_factory.mktemp("built")
+    shutil.copytree(model, folder / "model")
+    tiny_drafter(tiny_target()).save(folder / "drafter")
+    (folder / "methods.toml").write_text(METHODS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        arguments = command(drafter="drafter")
+        patch.setattr(sys, "argv", ["redraft", "build", *arguments])
+        done = invoke(build.main, *arguments)
+        assert done.exit_code == 0, done.output
+        inputs = built_from.built_from(command(methods="methods.toml", output="m"))
+    manifest = Manifest.read(folder / "b").model_copy(update={"built_from": inputs})
+    shutil.copytree(folder / "b", folder / "m")
+    (folder / "m" / "manifest.json").write_text(manifest.model_dump_json())
+    return folder
+
+
+@pytest.fixture
+def place(built, tmp_path, monkeypatch) -> Path:
+    """A copy of that folder, with the files' times, as the current directory."""
+    shutil.copytree(built, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def command(**changes: str | None) -> list[str]:
+    """The options of the bundle `b`, but for the changes."""
+    flags = FLAGS | {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
+    return [word for name, value in flags.items() if value is not None for word in (name, value)]
+
+
+def other_weights(file: Path) -> None:
+    """Change one number; the size stays."""
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def everything(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda place: None,
+        lambda place: [os.utime(file) for file in everything(place)],
+        lambda place: (place / "drafter" / "README.md").write_text("trained on a Tuesday"),
+        lambda place: (place / "drafter" / "checkpoint.safetensors").write_bytes(b"of a training that goes on"),
+        lambda place: (place / "model" / "source.json").write_text("{}"),
+    ],
+)
+def test_what_is_there_is_not_built_again(place, capsys, change):
+    change(place)
+    assert is_built(command(drafter="drafter"), named=False)
+    assert is_built(command(methods="methods.toml", output="m"), named=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_paths_and_the_order_of_options_do_not_matter(place):
+    (place / "drafter").rename(place / "moved")
+    (place / "methods.toml").rename(place / "other.toml")
+    assert is_built([*command(model=None, drafter="moved"), "--model=model"], named=False)
+    (place / "moved").rename(place / "drafter")
+    assert is_built(command(methods="other.toml", output="m"), named=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "asked", "said"),
+    [
+        (lambda: other_weights(Path("drafter/drafter.safetensors")), {}, "--drafter drafter.safetensors is another"),
+        (lambda: other_weights(Path("model/model.safetensors")), {}, "--model model.safetensors is another"),
+        (lambda: Path("model/config.json").write_text("{}"), {}, "--model config.json is another"),
+        (lambda: Path("drafter/bigrams.npy").write_bytes(b"."), {}, "--drafter bigrams.npy was not there"),
+        (lambda: shutil.rmtree("drafter"), {}, "--drafter config.json is gone"),
+        (None, {"beam_width": "3"}, "it has no --beam-width, asked for is --beam-width 3"),
+        (None, {"slots": "4"}, "it has --slots 3, asked for is --slots 4"),
+        (None, {"precision": "int8"}, "it has no --precision, asked for is --precision int8"),
+        (None, {"tp": "2"}, "it has no --tp, asked for is --tp 2"),
+        (None, {"drafter": None, "methods": "methods.toml"}, "--methods was not there"),
+        (
+            None,
+            {"drafter": None, "methods": "methods.toml", "output": "m", "slots": "4"},
+            "it has --slots 3, asked",
+        ),
+    ],
+)
+def test_what_was_built_from_something_else_is_built_again(place, capsys, change, asked, said):
+    if change:
+        change()
+    arguments = command(**{"drafter": "drafter", **asked})
+    assert not is_built(arguments, named=False)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{asked.get('output', 'b')} is built again: ")
+    assert said in line
+
+
+def with_manifest(**fields) -> None:
+    manifest = Manifest.read(Path("b")).model_copy(update=fields)
+    Path("b/manifest.json").write_text(manifest.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda: Path("b/tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda: Path("b/config.json").write_text("{}"), "config.json has 2 bytes, expected"),
+        (lambda: with_manifest(files={}) or Path("b/config.json").write_text("{}"), "config.json is invalid"),
+        (lambda: with_manifest(cpu_features=["avx4096"]), "it needs a CPU with avx4096"),
+        (lambda: with_manifest(versions={"openvino": "1.0"}), "it was built by openvino 1.0, here is "),
+    ],
+)
+def test_what_cannot_be_loaded_is_built_again(place, capsys, change, said):
+    """In a folder that the user named too: it is the same bundle."""
+    change()
+    assert not is_built(command(drafter="drafter"), named=True)
+    assert said in capsys.readouterr().out
+
+
+RUN_TIME = {
+    "redraft/compiler/built_from.py",
+    *(f"{name}.py" for name in ("__init__", "batch", "errors", "method", "request", "runtime")),
+    *(f"scheduling/{name}.py" for name in ("__init__", "prompt_rows", "scheduler", "service_stats", "slots")),
+    *(f"{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
+    *(f"{name}.py" for name in ("chat", "loose_json", "templates/__init__", "templates/renderer")),
+    *(f"console/{name}.py" for name in ("__init__", "output", "program", "progress", "resources")),
+    *(f"decoding/{name}.py" for name in ("__init__", "draws", "growth", "log_probs", "ngram", "noise")),
+    *(f"decoding/{name}.py" for name in ("origins", "packing", "rejection", "sampling", "token_tree")),
+    *(f"engines/{name}.py" for name in ("__init__", "api", "cache_check", "cache_rows", "features")),
+    *(f"engines/{name}.py" for name in ("host_buffers", "timing")),
+    *(f"grammar/{name}.py" for name in ("__init__", "compiler", "guided", "state", "trial")),
+    *(f"engines/cuda/{name}.py" for name in ("__init__", "buckets", "device", "masks", "sampling", "transfer")),
+    *(f"engines/tensorrt/{name}.py" for name in ("__init__", "drafter", "session", "target")),
+    "worker/protocol.py",
+    *(f"plugins/operators/sampling/{name}.py" for name in ("__init__", "cpu", "cuda")),
+    "cli/__init__.py",
+    "redraft/compiler/__init__.py",
+    "home.py",
+}
+"""Modules that are imported with those that build, and decide nothing of what a bundle holds."""
+
+
+def test_all_code_that_builds_counts():
+    script = """
+import sys
+from pathlib import Path
+import redraft.cli.build, redraft.model_defs.export.programs
+import redraft.compiler.writers.openvino, redraft.compiler.writers.tensorrt, redraft.compiler.writers.torch
+root = Path(redraft.__file__).parent
+names = [str(getattr(module, "__file__", None)) for module in list(sys.modules.values())]
+files = {Path(name) for name in names if name.startswith("/")}
+print(*(file.relative_to(root) for file in files if file.is_relative_to(root)))
+"""
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'build'}"}
+    done = subprocess.run([sys.executable, "-c", script], check=True, env=path, capture_output=True, text=True)
+    imported, counted = set(done.stdout.split()), set(built_from.source_files())
+    assert "redraft/compiler/writers/shared.py" in imported
+    assert imported - counted == RUN_TIME & imported
+    assert not counted & RUN_TIME
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda: Path("methods.toml").write_text(METHODS.replace("5", "4")), "--methods is another"),
+        (
+            lambda: other_weights(Path("drafter/drafter.safetensors")),
+            "--methods [usual] drafter drafter.safetensors",
+        ),
+        (lambda: Path("methods.toml").write_text("[usual"), "--methods is another"),
+    ],
+)
+def test_methods_count_by_their_content(place, capsys, change, said):
+    change()
+    assert not is_built(command(methods="methods.toml", output="m"), named=False)
+    assert said in capsys.readouterr().out
+
+
+def test_a_folder_that_the_user_named_is_not_replaced_by_another_bundle(place, monkeypatch):
+    with pytest.raises(SystemExit) as refusal:
+        is_built(command(drafter="drafter", slots="4"), named=True)
+    assert str(refusal.value) == (
+        "b is another bundle than the one asked for: it has --slots 3, asked for is --slots 4. Remove it to build that "
+        "one in its place, choose another folder, or serve it as it is: redraft serve --bundle b"
+    )
+    monkeypatch.setattr(built_from, "sources_digest", lambda: "newer")
+    assert not is_built(command(drafter="drafter"), named=True), "the same bundle by newer code"
+
+
+def test_other_code_builds_again(place, monkeypatch, capsys):
+    monkeypatch.setattr(built_from, "sources_digest", lambda: "newer")
+    assert not is_built(command(drafter="drafter"), named=False)
+    assert capsys.readouterr().out == "b is built again: the code that builds it has changed\n"
+
+
+def test_the_code_counts_by_content(tmp_path, monkeypatch):
+    changes = {
+        "cli/tune.py": False,
+        "model_defs/a.py": True,
+        "plugins/b/kernel.cu": True,
+        "plugins/operators/sampling/kernel.h": False,
+    }
+    for name in ("redraft/compiler/writers/shared.py", *changes):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    monkeypatch.setattr(built_from, "PACKAGE", tmp_path)
+    before = built_from.sources_digest()
+    for name, counts in changes.items():
+        (tmp_path / name).write_text("2")
+        assert (built_from.sources_digest() != before) == counts, name
+        (tmp_path / name).write_text("1")
+    assert built_from.sources_digest() == before
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format_version": 2}'])
+def test_a_damaged_manifest_is_built_again(place, text):
+    (place / "b" / "manifest.json").write_text(text)
+    assert not is_built(command(drafter="drafter"), named=False)
+
+
+def test_a_bundle_that_is_not_there_is_built(place, capsys):
+    assert not is_built(command(drafter="drafter", output="c"), named=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_bundle_of_before_says_nothing_of_its_making(place, capsys):
+    manifest = Manifest.read(place / "b").model_dump_json(exclude={"built_from"})
+    (place / "b" / "manifest.json").write_text(manifest)
+    assert Bundle.load(place / "b")
+    assert not is_built(command(drafter="drafter"), named=False)
+    assert "does not say what it was built from" in capsys.readouterr().out
+
+
+def test_every_option_that_names_a_file_is_known():
+    parameters = inspect.signature(build.main, eval_str=True).parameters.items()
+    names = {f"--{name.replace('_', '-')}" for name, parameter in parameters if Path in types_of(parameter.annotation)}
+    assert names - {"--output"} == set(built_from.PATHS)
+    fields = {name for name, field in MethodSettings.model_fields.items() if Path in types_of(field.annotation)}
+    assert fields == set(built_from.IN_METHODS)
+
+
+def types_of(annotation: object) -> set[object]:
+    """All types that an annotation is made of."""
+    parts: Callable[[object], set[object]] = lambda of: {of}.union(*(parts(part) for part in get_args(of)))  # noqa: E731
+    return parts(annotation)
+
+
+def test_it_asks_without_torch():
+    asked = "import sys, redraft.cli.ensure; assert not {'torch', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", asked], check=True, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'build'}"})

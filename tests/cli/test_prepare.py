@@ -1,0 +1,149 @@
+"""The commands that `redraft serve MODEL` runs before it serves, and those that it leaves out."""
+
+from __future__ import annotations
+
+import itertools
+import runpy
+import signal
+from pathlib import Path
+
+import pytest
+import typer
+
+from redraft import home
+from redraft.cli import prepare
+from redraft.cli.prepare import prepared
+from redraft.home import PROMPTS, SHIPPED
+
+
+class Commands:
+    """What would run, and the exit status of each command; 0 for those that are not named."""
+
+    def __init__(self) -> None:
+        self.ran: list[list[str]] = []
+        self.status: dict[str, int] = {}
+
+    def __call__(self, command: list[str]) -> int:
+        arguments = command[command.index("redraft.cli") + 1 :]
+        self.ran.append([*command[: command.index("-m") - 1], *arguments])
+        return self.status.get(arguments[0], 0)
+
+    @property
+    def names(self) -> list[str]:
+        return [command[0] for command in self.ran]
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch) -> Commands:
+    """An empty home, where nothing is built or tuned yet."""
+    runs = Commands()
+    monkeypatch.setattr(prepare, "HOME", tmp_path)
+    monkeypatch.setattr("redraft.home.HOME", tmp_path)
+    monkeypatch.setattr(prepare.subprocess, "call", runs)
+    return runs
+
+
+def options(command: list[str]) -> dict[str, str]:
+    """The options of a command that have a value."""
+    return {name: value for name, value in itertools.pairwise(command) if name.startswith("--")}
+
+
+def bundle_of(source: str = "default", drafter: Path | None = None, tp: int = 1, minutes: float = 4.0) -> Path:
+    return prepared(source, drafter, "openvino", "bf16", tp, minutes)
+
+
+def fetched(folder_of_all: Path, name: str) -> Path:
+    folder = folder_of_all / "models" / name
+    folder.mkdir(parents=True)
+    (folder / "source.json").write_text("{}")
+    return folder
+
+
+def test_the_default_model_is_fetched_built_with_its_drafter_and_tuned(commands, tmp_path):
+    bundle = bundle_of()
+    assert bundle == tmp_path / "engines" / "SmolLM2-135M-Instruct-redrafter-bf16"
+    fetch, build, tune = commands.ran
+    assert fetch[:2] == ["fetch", "default"]
+    assert options(fetch)["--output"] == str(tmp_path / "models")
+    built = options(build)
+    assert (built["--model"], built["--output"]) == (str(tmp_path / "models" / bundle.name[:21]), str(bundle))
+    assert built["--drafter"] == str(SHIPPED / "drafters" / "SmolLM2-135M-Instruct")
+    assert options(tune) == {"--bundle": str(bundle), "--minutes": "4.0"}
+    assert PROMPTS.is_file(), "what it is tuned on"
+
+
+def test_what_is_there_is_not_made_again(commands, tmp_path, monkeypatch):
+    fetched(tmp_path, "SmolLM2-135M-Instruct")
+    monkeypatch.setattr(prepare, "is_built", lambda *_, named: True)
+    monkeypatch.setattr(prepare.budget, "main", lambda _: 0)
+    bundle_of()
+    assert not commands.ran
+
+
+def test_a_bundle_is_served_as_it_is(commands, tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    assert bundle_of(str(tmp_path)) == tmp_path
+    assert not commands.ran
+
+
+@pytest.mark.parametrize("source", ["owner/Tiny-1B", "Tiny-1B.gguf", "models/Tiny-1B/"])
+def test_a_model_without_a_drafter_drafts_from_ngrams(commands, tmp_path, source):
+    assert bundle_of(source, minutes=0) == tmp_path / "engines" / "Tiny-1B-ngrams-bf16"
+    fetch, build = commands.ran
+    assert fetch[1] == source
+    assert "--no-drafter" in build
+    assert options(build)["--construction"] == "ngram_trie"
+
+
+def test_ones_own_drafter_goes_before_the_one_that_ships(commands, tmp_path):
+    own = tmp_path / "drafters" / "SmolLM2-135M-Instruct"
+    own.mkdir(parents=True)
+    (own / "config.json").write_text("{}")
+    bundle_of()
+    assert options(commands.ran[1])["--drafter"] == str(own)
+    bundle_of(drafter=tmp_path / "other")
+    assert options(commands.ran[-2])["--drafter"] == str(tmp_path / "other")
+
+
+def test_a_fetched_models_folder_is_a_model(commands, tmp_path):
+    folder = fetched(tmp_path / "elsewhere", "Mine")
+    assert bundle_of(str(folder)).name == "Mine-ngrams-bf16"
+    assert commands.names == ["build", "tune"]
+
+
+def test_several_ranks_tune_together(commands):
+    bundle = bundle_of(tp=2)
+    assert bundle.name.endswith("-bf16-tp2")
+    assert options(commands.ran[1])["--tp"] == "2"
+    assert commands.ran[2][:3] == ["mpiexec", "-n", "2"]
+
+
+@pytest.mark.parametrize(("status", "ended"), [(1, 1), (130, 130), (-signal.SIGINT, 130)])
+def test_a_step_that_fails_ends_it(commands, capsys, status, ended):
+    commands.status["build"] = status
+    with pytest.raises(typer.Exit) as ending:
+        bundle_of()
+    assert ending.value.exit_code == ended
+    assert commands.names == ["fetch", "build"]
+    assert ("`redraft build` ended with status 1" in capsys.readouterr().err) == (status == 1)
+
+
+def test_a_command_can_be_pasted(commands, capsys):
+    bundle_of("a model.gguf")
+    assert "redraft fetch 'a model.gguf' --output" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_the_home_is_the_clones_artifacts_or_as_the_variable_says(tmp_path, monkeypatch):
+    assert home.CLONE is not None
+    monkeypatch.delenv(home.HOME_VARIABLE, raising=False)
+    assert home._home() == home.CLONE / "artifacts"
+    monkeypatch.setenv(home.HOME_VARIABLE, str(tmp_path))
+    assert home._home() == tmp_path
+    monkeypatch.delenv(home.HOME_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    copy = tmp_path / "site" / "redraft" / "home.py"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(Path(home.__file__).read_text())
+    installed = runpy.run_path(str(copy))
+    assert installed["HOME"] == tmp_path / "cache" / "redraft"
+    assert installed["SHIPPED"] == copy.parent

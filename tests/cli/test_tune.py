@@ -1,0 +1,138 @@
+"""The command that tunes a bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import subprocess
+
+import psutil
+import pytest
+import typer
+
+from redraft.bundle.budget import BudgetFile, BudgetTable
+from redraft.bundle.config import LimitsInfo
+from redraft.cli import tune
+from redraft.compiler.tuning.tuner import Tuner
+from redraft.console import progress
+from redraft.method import MethodPlan
+from redraft.runtime import Runtime
+from tests.cli.test_makefile import dry_run
+from tests.conftest import ROOT, wait_until
+from tests.engines.tiny import METHOD, random_model, tiny_bundle, tiny_target
+from tests.toy_engine import toy_tokenizer
+
+LIMITS = LimitsInfo(slots=2, max_len=64, max_tree=6, prefill_chunk=16)
+MEASURED = {"measurements": {"done": 1, "of": 1}, "speed_up": {"1": {"0": 1.0}}}
+NOTHING = BudgetTable.constant(0).model_copy(update={"measured": MEASURED})
+
+
+def tiny(folder, texts, limits=LIMITS, **plan):
+    """A bundle of a tiny model, and a file of prompts."""
+    bundle = tiny_bundle(folder, tiny_target(), "torch", tokenizer=toy_tokenizer().to_str(), limits=limits, **plan).path
+    (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "{text}"}}\n' for text in texts))
+    return bundle, folder / "prompts.jsonl"
+
+
+def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
+    bundle, prompts = tiny(tmp_path, ["one", "two", "three", "four"])
+    (bundle / "budget.json").write_text('{"methods": {"of another build": ')
+    load, given = Runtime.load, []
+
+    def retrieving(*arguments, **options) -> Runtime:
+        runtime = load(*arguments, **options)
+        runtime.plans[METHOD] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
+        return runtime
+
+    def tuned(tuner):
+        given.append(tuner.bench)
+        return NOTHING
+
+    monkeypatch.setattr(Runtime, "load", retrieving)
+    monkeypatch.setattr(Tuner, "tune", tuned)
+    tune.main(bundle, prompts, None, 1, 2, 4, 1)
+    codec = given[0].runtime.codec
+    assert given[0].prompts == [codec.encode(text) for text in ("one", "three")]
+    assert [codec.decode(text)[: len(word)] for text, word in zip(given[0].served, ["two", "four"], strict=True)] == [
+        "two",
+        "four",
+    ]
+    assert all(len(text) > len(codec.encode(word)) for text, word in zip(given[0].served, ["two", "four"], strict=True))
+    assert list(BudgetFile.load(bundle).methods) == [METHOD], "tables that cannot be used are forgotten"
+
+
+def test_prompts_that_do_not_fit_are_left_out(tmp_path, monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(Tuner, "tune", lambda tuner: given.append(tuner.bench) or NOTHING)
+    bundle, prompts = tiny(tmp_path, ["x" * 29, "x" * 28, "one"], LIMITS.model_copy(update={"max_len": 32}))
+    tune.main(bundle, prompts, None, 1, 3, 4, 1)
+    assert given[0].prompts == [given[0].runtime.codec.encode(text) for text in ("x" * 28, "one")]
+    assert "1 of 3 prompts do not fit" in capsys.readouterr().err
+    with pytest.raises(typer.Exit):
+        tune.main(bundle, prompts, None, 1, 3, 32, 1)
+    assert "no prompt leaves room for 32 tokens in the bundle's context of 32" in capsys.readouterr().err
+
+
+def test_two_ranks_are_tuned_as_make_starts_them(tmp_path):
+    """Rank 0 writes the table and shows it whole; both ranks end."""
+    config = dataclasses.replace(tiny_target().config, num_heads=6, num_kv_heads=3, intermediate_size=201)
+    tokenizer = toy_tokenizer().to_str()
+    bundle = tiny_bundle(tmp_path, random_model(config), tensor_parallel=2, tokenizer=tokenizer, limits=LIMITS).path
+    (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "world"}\n')
+    (line,) = (line for line in dry_run("tune", "TP=2").splitlines() if "build/tune.py" in line)
+    started = line.partition(" --bundle ")[0]
+    asked = f"--bundle {bundle} --prompts {tmp_path}/prompts.jsonl --num-prompts 2 --tokens 4"
+    command = ["env", f"PYTHONPATH={ROOT}", *shlex.split(f"{started} {asked}")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tables = BudgetFile.load(bundle).methods
+    assert list(tables) == [METHOD]
+    assert {entry.running for entry in tables[METHOD].entries} == {1, 2}
+    assert {"0", "1"} <= tables[METHOD].measured["step_ms"]["2"].keys()
+    shown = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("| ")]
+    assert shown == ["running", "1", "2"], done.stderr
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not any(str(bundle) in command for command in commands)
+
+
+def test_tuning_that_was_stopped_goes_on_with_the_methods_without_a_table(tmp_path, monkeypatch, capsys):
+    bundle, prompts = tiny(tmp_path, ["one"])
+    load, names = Runtime.load, []
+
+    def two_methods(*arguments, **options) -> Runtime:
+        runtime = load(*arguments, **options)
+        runtime.plans["second"] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
+        return runtime
+
+    def tuned(tuner):
+        names.append(tuner.bench.method)
+        if names == [METHOD, "second"]:
+            raise KeyboardInterrupt
+        return NOTHING
+
+    monkeypatch.setattr(Runtime, "load", two_methods)
+    monkeypatch.setattr(Tuner, "tune", tuned)
+    command = (bundle, prompts, None, 1, 1, 4, 1)
+    with pytest.raises(SystemExit):
+        tune.main(*command)
+    assert re.search(rf"tune: {METHOD}, second: at most about 2 min, .* of memory", capsys.readouterr().err)
+    assert list(BudgetFile.load(bundle).methods) == [METHOD]
+    tune.main(*command)
+    tune.main(*command)
+    assert names == [METHOD, "second", "second", METHOD, "second"]
+
+
+def test_a_bundle_that_loads_slowly_is_seen_in_a_log(tmp_path, monkeypatch, capsys):
+    def slow(*_, **__) -> Runtime:
+        for _ in range(2):
+            wait_until(lambda: "still loading" in capsys.readouterr().err)
+        raise ValueError("enough")
+
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}\n')
+    monkeypatch.setattr(progress, "LINE_S", 0.1)
+    monkeypatch.setattr(Runtime, "load", slow)
+    with pytest.raises(typer.Exit):
+        tune.main(tmp_path, tmp_path / "prompts.jsonl")
