@@ -11,7 +11,7 @@ from redraft import doctor
 from redraft.bundle.budget import BudgetEntry, BudgetFile, BudgetTable
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.chat import template_digest
-from redraft.cli import app
+from redraft.cli import application
 from redraft.errors import BundleError
 
 TARGET = TargetInfo(
@@ -204,9 +204,9 @@ def test_other_load_is_measured(monkeypatch):
 
 @pytest.mark.parametrize(("rank", "lines"), [(None, 1), ("0", 1), ("1", 0)])
 def test_of_several_ranks_the_first_one_prints(monkeypatch, rank, lines):
-    monkeypatch.setattr(doctor, "examine", lambda *_: [doctor.Finding("memory", "bound by memory")])
+    monkeypatch.setattr("redraft.cli.doctor.examine", lambda *_: [doctor.Finding("memory", "bound by memory")])
     monkeypatch.delenv("PMI_RANK", raising=False)
     if rank:
         monkeypatch.setenv("PMI_RANK", rank)
-    done = CliRunner().invoke(app, ["doctor", "bundle"])
+    done = CliRunner().invoke(application("doctor"), ["doctor", "bundle"])
     assert (done.exit_code, len(done.stdout.splitlines())) == (0, lines)

@@ -172,7 +172,7 @@ def smollm2(setting: Setting) -> list[Command]:
 def rtx(setting: Setting) -> list[Command]:
     """A tiny engine of TensorRT for RTX, on a GPU that it may not support."""
     bundle, any_gpu = str(setting.work / "rtx"), {ANY_GPU: "1"}
-    build = (sys.executable, "build/build_engines.py", "--backend", "tensorrt_rtx", "--model", str(setting.model))
+    build = (sys.executable, "-m", "redraft.cli", "build", "--backend", "tensorrt_rtx", "--model", str(setting.model))
     limits = "--no-drafter --precision fp16 --slots 2 --max-len 320 --max-tree 8 --prefill-chunk 16"
     times = setting.script("engines", bundle, "--repeats", "10")
     return [

@@ -73,7 +73,7 @@ def application(*loaded: str) -> typer.Typer:
     # The groups of commands need rich. It cuts the names of long options in a narrow terminal.
     markup: Literal["rich"] | None = None if loaded else "rich"
     app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=markup)
-    app.callback()(options)
+    app.callback()(top_level)
     for name, command in COMMANDS.items():
         target = command.load(name) if name in loaded else _unloaded
         if isinstance(target, typer.Typer):
@@ -97,7 +97,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def options(
+def top_level(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,

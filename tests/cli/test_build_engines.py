@@ -52,7 +52,7 @@ def test_a_bundle_with_drafter(model, tmp_path, capsys):
         inspect.main(tmp_path / "b")
     printed = capsys.readouterr().out
     assert "budget.json" in printed
-    assert "build/tune.py" in printed
+    assert "redraft tune" in printed
 
 
 def test_a_bundle_for_teacher_data_of_several_layers(model, tmp_path):

@@ -35,7 +35,7 @@ def write_bundle(folder: Path, backend="tensorrt", capability: str | None = "9.0
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"backend": backend, "tensor_parallel": ranks}))
     versions = {"compute_capability": capability} if capability else {}
-    (folder / "manifest.json").write_text(json.dumps({"versions": versions, "command": "python build/x.py"}))
+    (folder / "manifest.json").write_text(json.dumps({"versions": versions, "command": "redraft build -x"}))
     return folder
 
 

@@ -57,7 +57,7 @@ def test_methods_that_are_not_tuned_are_said_at_load_and_in_the_status(client, t
     assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
     said = capsys.readouterr().err
     assert said.startswith("redraft worker: not tuned: toy: as much is drafted however many requests run")
-    assert "build/tune.py --bundle some/bundle" in said
+    assert "redraft tune --bundle some/bundle" in said
     tuned = BudgetTable(entries=BudgetTable.constant(8).entries, measured={"step_ms": {}})
     runtime = toy_runtime()
     runtime.plans = {name: replace(plan, budget=tuned) for name, plan in runtime.plans.items()}

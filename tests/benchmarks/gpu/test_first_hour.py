@@ -117,8 +117,8 @@ def test_every_script_takes_its_arguments(profilers, tmp_path, monkeypatch):
     scripts = []
     for row in first_hour.ROWS:
         for command in row.commands(setting):
-            if "build/build_engines.py" in command.arguments:
-                given = parsed_by_typer(build.main, list(command.arguments[2:]))
+            if "redraft.cli" in command.arguments:
+                given = parsed_by_typer(build.main, list(command.arguments[4:]))
                 assert (given["backend"].name, command.environment) == ("tensorrt_rtx", {"REDRAFT_ANY_GPU": "1"})
                 continue
             _, _, command_line = " ".join(command.arguments).partition("-m benchmarks.gpu.")

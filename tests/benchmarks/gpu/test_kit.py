@@ -19,7 +19,7 @@ from redraft.plugins.cuda.compile import ptx, sources
 from tests.benchmarks.gpu.conftest import ROOT, Parsed, parsed_by_typer, raise_parsed
 
 CALLS = ROOT / "benchmarks/gpu/calls"
-TYPER = {"build/build_engines.py": build, "build/fetch_model.py": fetch, "build/tune.py": tune}
+COMMANDS = {"build": build, "fetch": fetch, "tune": tune}
 
 
 def run_call(call: str, folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,9 @@ def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, mon
     tried = 0
     for line in listed.stdout.splitlines():
         _, *words = shlex.split(line)
-        if words[:1] == ["-m"] and words[1].startswith(("benchmarks.gpu.", "redraft.")):
+        if words[:2] == ["-m", "redraft.cli"]:
+            assert parsed_by_typer(COMMANDS[words[2]].main, words[3:])
+        elif words[:1] == ["-m"] and words[1].startswith(("benchmarks.gpu.", "redraft.")):
             script = importlib.import_module(words[1])
             if script is check_on_gpu:
                 monkeypatch.setattr(script, "check_attention", lambda *_: raise_parsed())
@@ -50,8 +52,6 @@ def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, mon
             monkeypatch.setattr(method_batches, "load_llm", lambda *_, **__: raise_parsed())
             with pytest.raises(Parsed):
                 method_batches.main(words[2:])
-        elif words[:1] and words[0] in TYPER:
-            assert parsed_by_typer(TYPER[words[0]].main, words[1:])
         else:
             continue
         tried += 1

@@ -22,7 +22,7 @@ from tests.cli.commands import invoke
 from tests.engines.tiny import VOCAB, random_model, tiny_drafter, tiny_target, write_model
 from tests.model_defs.drafters.hub.forms import speculators
 
-run = partial(invoke, export.main)
+run = partial(invoke, export.eagle3)
 SIZE, ROWS, MLP = 24, 53, 40
 LAYER = {
     "input_layernorm.weight": (SIZE,),

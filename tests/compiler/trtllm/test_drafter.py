@@ -78,7 +78,7 @@ def test_other_tokens_are_never_drafted_in_any_precision(tmp_path, model, dtype)
 
 def test_rounded_weights_are_reported(tmp_path, model):
     def rounded(drafter: Path) -> str | None:
-        done = run("export", "--model", model, "--drafter", drafter, "--output", tmp_path / "out")
+        done = run("trtllm", "--model", model, "--drafter", drafter, "--output", tmp_path / "out")
         found = re.search(r"rounded to bfloat16: .*", done.output)
         return found and found[0]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from redraft.compiler.methods import drafter_kind
 from redraft.compiler.trtllm import convert
 from redraft.model_defs.drafters.medusa import MedusaDrafter
 from redraft.model_defs.target.fingerprint import target_fingerprint
@@ -34,7 +32,6 @@ from tests.compiler.trtllm.tiny_trtllm import (
     refusal,
     run,
 )
-from tests.conftest import ROOT
 
 SHIPPED = Path(__file__).parents[3] / "drafters" / "SmolLM2-135M-Instruct"
 TP = {12: (1, 2, 4, 12), 3: (1, 3, 6, 12), 1: (1, 2, 12)}
@@ -164,7 +161,7 @@ def assert_equal_folders(found: Path, expected: Path, weights: str) -> None:
 def test_round_trip_restores_every_bit(tmp_path, model, kind, tp):
     drafter = DRAFTERS[kind](tmp_path / "drafter", model)
     checkpoint = export(model, drafter, tmp_path / "checkpoint", "--tp", tp, *["--parallel-embedding"] * (tp > 3))
-    assert run("import", checkpoint, "--output", tmp_path / "back").exit_code == 0
+    assert run("from-trtllm", checkpoint, "--output", tmp_path / "back").exit_code == 0
     assert_equal_folders(tmp_path / "back" / "target", model, "model.safetensors")
     weights = "model.safetensors" if kind.startswith("apple") else "drafter.safetensors"
     assert_equal_folders(tmp_path / "back" / "drafter", drafter, weights)
@@ -175,7 +172,7 @@ def test_round_trip_restores_every_bit(tmp_path, model, kind, tp):
 def test_tied_targets_with_biases_come_back_too(tmp_path, apple, kv_heads, tp):
     model = make_target(tmp_path / "model", kv_heads, qwen=True, tie_word_embeddings=True)
     checkpoint = export(model, apple, tmp_path / "checkpoint", "--tp", tp, "--dtype", "float32")
-    assert run("import", checkpoint, "--output", tmp_path / "back").exit_code == 0
+    assert run("from-trtllm", checkpoint, "--output", tmp_path / "back").exit_code == 0
     back = load_file(tmp_path / "back" / "target" / "model.safetensors")
     for name, weight in load_file(model / "model.safetensors").items():
         assert torch.equal(back.pop(name), weight.float()), name
@@ -190,7 +187,7 @@ def test_weights_that_float16_rounds_come_back_rounded(tmp_path, model):
     weights["model.embed_tokens.weight"] *= 1e-7
     save_file(weights, small / "model.safetensors")
     checkpoint = export(small, make_own(tmp_path / "drafter", small), tmp_path / "out", "--dtype", "float16")
-    assert run("import", checkpoint, "--output", tmp_path / "back").exit_code == 0
+    assert run("from-trtllm", checkpoint, "--output", tmp_path / "back").exit_code == 0
     back = load_file(tmp_path / "back" / "target" / "model.safetensors")
     assert all(torch.equal(back[name], weight.half()) for name, weight in weights.items())
     card = json.loads((tmp_path / "back" / "drafter" / "config.json").read_text())
@@ -201,7 +198,7 @@ def refused_export(tmp_path: Path, model: Path, drafter: Path, *flags: object) -
     """The message; nothing is left behind."""
     (tmp_path / "made").mkdir()
     output = tmp_path / "made" / "out"
-    message = refusal("export", "--model", model, "--drafter", drafter, "--output", output, *flags)
+    message = refusal("trtllm", "--model", model, "--drafter", drafter, "--output", output, *flags)
     assert list((tmp_path / "made").iterdir()) == []
     return message
 
@@ -283,7 +280,7 @@ def test_stopped_export_leaves_the_old_checkpoint_alone(tmp_path, model, apple, 
         write(weights, path, **settings)
 
     monkeypatch.setattr(convert, "save_tensors", fails_at_the_second_rank)
-    arguments = ("export", "--model", model, "--drafter", apple, "--tp", 3, "--dtype", "float32")
+    arguments = ("trtllm", "--model", model, "--drafter", apple, "--tp", 3, "--dtype", "float32")
     for output in (checkpoint, tmp_path / "new"):
         assert run(*arguments, "--output", output).exit_code == status
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
@@ -338,7 +335,7 @@ BROKEN = {
 def test_broken_checkpoints_are_named_and_leave_nothing(checkpoint, tmp_path, what):
     breaks, reason = BROKEN[what]
     breaks(checkpoint)
-    assert reason in refusal("import", checkpoint, "--output", tmp_path / "back")
+    assert reason in refusal("from-trtllm", checkpoint, "--output", tmp_path / "back")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
@@ -346,7 +343,7 @@ def test_copies_of_a_kv_head_must_be_equal(tmp_path, model, apple):
     checkpoint = export(model, apple, tmp_path / "checkpoint", "--tp", 6)
     name = "transformer.layers.1.attention.qkv.weight"
     rewrite(checkpoint, 3, lambda w: w[name][-1].zero_())
-    assert f"{name}: ranks 2 and 3 differ" in refusal("import", checkpoint, "--output", tmp_path / "back")
+    assert f"{name}: ranks 2 and 3 differ" in refusal("from-trtllm", checkpoint, "--output", tmp_path / "back")
 
 
 def test_checkpoints_of_others_are_read(tmp_path, model, apple):
@@ -359,28 +356,15 @@ def test_checkpoints_of_others_are_read(tmp_path, model, apple):
     for rank in range(3):
         part = rows(embedding, rank, 3, 1).clone()
         rewrite(checkpoint, rank, lambda w, part=part: w.update({"transformer.vocab_embedding.weight": part}))
-    assert run("import", checkpoint, "--model", model, "--output", tmp_path / "back").exit_code == 0
+    assert run("from-trtllm", checkpoint, "--model", model, "--output", tmp_path / "back").exit_code == 0
     assert_equal_folders(tmp_path / "back" / "target", model, "model.safetensors")
     assert_equal_folders(tmp_path / "back" / "drafter", apple, "model.safetensors")
-
-
-def test_make_takes_what_an_import_writes(tmp_path, checkpoint):
-    """As the message says to somebody who gives such a checkpoint as DRAFTER."""
-    with pytest.raises(ValueError, match="makes FOLDER/target for MODEL and FOLDER/drafter for DRAFTER"):
-        drafter_kind(checkpoint)
-    assert run("import", checkpoint, "--output", tmp_path / "back").exit_code == 0
-    given = [f"MODEL={tmp_path}/back/target", f"DRAFTER={tmp_path}/back/drafter", f"ENGINES={tmp_path}"]
-    done = subprocess.run(["make", "--dry-run", "engines", *given], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    commands = " ".join(done.stdout.replace("\\\n", "").split())
-    assert f"--model {tmp_path}/back/target" in commands
-    assert f"--drafter {tmp_path}/back/drafter" in commands
 
 
 def test_ranks_that_the_shipped_pair_cannot_have_are_refused(smollm2, tmp_path):
     output = tmp_path / "checkpoint"
     assert "can have TP 1, 3." in refusal(
-        "export", "--model", smollm2, "--drafter", SHIPPED, "--output", output, "--tp", 2
+        "trtllm", "--model", smollm2, "--drafter", SHIPPED, "--output", output, "--tp", 2
     )
 
 
@@ -393,6 +377,6 @@ def test_the_shipped_drafter_round_trips_with_smollm2(smollm2, tmp_path):
     settings = json.loads((output / "target" / "tokenizer_config.json").read_text())
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert tokenizer("Why is the sky blue?") == original("Why is the sky blue?")
-    assert run("import", output, "--output", tmp_path / "back").exit_code == 0
+    assert run("from-trtllm", output, "--output", tmp_path / "back").exit_code == 0
     assert_equal_folders(tmp_path / "back" / "target", smollm2, "model.safetensors")
     assert_equal_folders(tmp_path / "back" / "drafter", SHIPPED, "drafter.safetensors")

@@ -23,7 +23,7 @@ from tests.engines.tiny import LIMITS, METHOD, chain, make_batch, tiny_bundle, t
 def test_a_bundle_of_another_torch_names_the_command(bundle, monkeypatch):
     monkeypatch.setattr("redraft.engines.torch.load_program", lambda *_: pytest.fail("loaded"))
     monkeypatch.setattr("torch.__version__", "2.11.1+cu130")
-    with pytest.raises(BundleError, match=r"torch 2\.\d+.*2\.11\.1.*: \S*python build"):
+    with pytest.raises(BundleError, match=r"torch 2\.\d+.*2\.11\.1.*: \S*redraft build"):
         load_engine(bundle)
     versions = bundle.manifest.versions | {"torch": "2.11.0"}
     manifest = bundle.manifest.model_copy(update={"versions": versions})
