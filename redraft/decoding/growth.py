@@ -26,7 +26,7 @@ ReDrafter; at best, with 0.2 to 0.25, they have -0.806."""
 
 def joint_odds(ngram: float, neural: float, reads_context: bool) -> float:
     """The odds that a token comes next which has the chance `ngram` by n-grams and `neural` by the drafter: fitted on
-    answers of SmolLM2-135M-Instruct (docs/notebook.md). A drafter that reads the context has seen what n-grams repeat:
+    answers of SmolLM2-135M-Instruct. A drafter that reads the context has seen what n-grams repeat:
     they add less to what it says, and mean less where it says otherwise."""
     odds = ngram / (1 - ngram)
     alone, beside = (1 / 3, 1) if reads_context else (1 / 2, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.figures.tables import Table
 from redraft.request import AUTO_REGRESSIVE
-from studies.figures.contenders import NAMES, Load, accepted, contenders, more_than_first, speedup
+from studies.figures.contenders import NAMES, Load, contenders, more_than_first, speedup
 from studies.training.training_table import percent
 
 TABLE_1 = {"full": (91, 80, 70), "no_token_info": (90, 73, 64), "no_first_token": (84, 71, 63)}
@@ -36,17 +36,6 @@ def table2(load: Load) -> Table:
     table = Table("Mean acceptance of 3 steps", ["token info", *(f"{int(n):,} positions" for n in runs["sparse"])])
     for name, label in labels.items():
         table.rows.append([label, *(percent(value, halves[name][n]) for n, value in runs[name].items())])
-    return table
-
-
-def figures8(load: Load) -> Table:
-    """Tokens per step and speed-up of one stream at the paper's setting."""
-    columns = [text for t in ("0", "1") for text in (f"tokens/step, T = {t}", "speed-up")]
-    table = Table("Trees 3 deep, 4 wide, 12 nodes", ["method", *columns])
-    found = [contenders(load("zen4/lyanna"), t) for t in ("0", "1")]
-    for name in COMPARED:
-        cells = [text for entries in found for text in (accepted(entries[name]), speedup(entries[name]))]
-        table.rows.append([NAMES[name], *cells])
     return table
 
 
@@ -83,34 +72,4 @@ def fusion(load: Load) -> Table:
                 str(entry["reused"]),
             ]
         table.rows.append(row)
-    return table
-
-
-def figure12(load: Load) -> Table:
-    """Re-sampling instead of a new draft: speed-up with its interval, tokens per step, tokens that only it brought."""
-    labels = {
-        "off": "off",
-        "alone_above_0": "instead of a draft, with 1 level left",
-        "alone_above_1": "with 2 levels left",
-        "alone_above_2": "with 3 levels left",
-    }
-    reports = {"Xeon": load("resampling"), "Zen 4": load("zen4/resampling")}
-    columns = [f"{machine}, T = {t}" for machine in reports for t in ("0", "1")]
-    table = Table("Re-sampling: speed-up, tokens per step [tokens re-used]", ["re-sampling", *columns])
-    for name, label in labels.items():
-        entries = [contenders(report, t)[name] for report in reports.values() for t in ("0", "1")]
-        table.rows.append([label, *(f"{speedup(e)}, {e['acceptance_length']:.2f} [{e['reused']}]" for e in entries)])
-    return table
-
-
-def figure13(load: Load) -> Table:
-    """A draft's milliseconds by parts, of drafters without training."""
-    spent = load("zen4/drafting_latency")["milliseconds"]
-    columns = ["drafter", "head's rows", "layers, ms", "head, softmax, sampling, ms", "whole, ms"]
-    table = Table("Milliseconds of a draft", columns)
-    for name, label in (("lyanna", "Lyanna"), ("eagle", "EAGLE-style")):
-        layers = spent[f"{name}_bare"]
-        for head, rows in (("hot", "12,288"), ("full", "49,152")):
-            whole = spent[f"{name}_{head}"]
-            table.rows.append([label, rows, f"{layers:.2f}", f"{whole - layers:.2f}", f"{whole:.2f}"])
     return table

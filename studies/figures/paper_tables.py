@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.figures.tables import Table
 from benchmarks.load.comparison import AR
 from studies.figures import lyanna_tables, redrafter_tables
-from studies.figures.contenders import NAMES, Load, contenders, gain, methods_table, more_than_first, served, speedup
+from studies.figures.contenders import NAMES, Load, gain, methods_table, more_than_first, served, speedup
 from studies.rsd import report as rsd_report
 
 CONSTRUCTIONS = {
@@ -80,21 +80,21 @@ def constructions(load: Load) -> Table:
     return table
 
 
-def constructions_elsewhere(load: Load) -> Table:
-    """Tokens per step at temperature 1 in smaller trees and on other prompts, with the interval of `constructions`."""
-    columns = {"7 nodes, MT-bench": ("constructions_7", "_7"), "15 nodes, Spec-Bench": ("constructions_spec_bench", "")}
-    found = [(contenders(load(name), "1"), suffix) for name, suffix in columns.values()]
-    table = Table("Tokens per step at temperature 1", ["", *columns])
-    for name, title in CONSTRUCTIONS.items():
-        measured = [entries.get(name + suffix) for entries, suffix in found]
-        cells = (_compared(f"{entry['acceptance_length']:.2f}", entry) if entry else "-" for entry in measured)
-        table.rows.append([title, *cells])
+def rsd_draft_lm(load: Load) -> Table:
+    """Block efficiency of each algorithm's best tree in every cell of RSD's experiment 1, drafted by a draft LM."""
+    return rsd_report.best_shapes(rsd_report.parts_of(load("rsd_draft_lm/experiments"), "exp1"))
+
+
+def drafters(load: Load) -> Table:
+    """The shipped drafters on held-out conversations: greedy chains of five tokens."""
+    table = Table(
+        "Held-out conversations", ["drafter", "parameters", "tokens/step", "conditional acceptance, depths 1-5"]
+    )
+    for row in load("held_out")["rows"]:
+        rates = " ".join(f"{rate:.2f}" for rate in row["conditional_acceptance"])
+        size = f"{row['parameters'] / 1e6:.1f}M"
+        table.rows.append([f"`{row['drafter']}`", size, f"{row['chain_acceptance_length']:.2f}", rates])
     return table
-
-
-def rsd_experiment(load: Load, name: str, folder: str = "rsd") -> Table:
-    """Block efficiency of each algorithm's best tree in every cell of RSD's experiment `exp1` or `exp2`."""
-    return rsd_report.best_shapes(rsd_report.parts_of(load(f"{folder}/experiments"), name))
 
 
 def lossless(load: Load) -> Table:
@@ -116,25 +116,16 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "single_stream": single_stream,
     "load_test": load_test,
     "all_methods": all_methods,
-    "redrafter_table1": redrafter_tables.table1,
     "redrafter_table2": redrafter_tables.table2,
     "redrafter_table3": redrafter_tables.table3,
-    "redrafter_draws": redrafter_tables.draws,
     "redrafter_table4": redrafter_tables.table4,
-    "redrafter_figure7": redrafter_tables.figure7,
-    "redrafter_table5": redrafter_tables.table5,
     "redrafter_table6": redrafter_tables.table6,
     "lyanna_table1": lyanna_tables.table1,
     "lyanna_table2": lyanna_tables.table2,
-    "lyanna_figures8": lyanna_tables.figures8,
     "lyanna_batches": lyanna_tables.batches,
     "lyanna_fusion": lyanna_tables.fusion,
-    "lyanna_figure12": lyanna_tables.figure12,
-    "lyanna_figure13": lyanna_tables.figure13,
     "constructions": constructions,
-    "constructions_elsewhere": constructions_elsewhere,
-    "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
-    "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
-    "rsd_draft_lm": lambda load: rsd_experiment(load, "exp1", "rsd_draft_lm"),
+    "rsd_draft_lm": rsd_draft_lm,
+    "drafters": drafters,
     "lossless": lossless,
 }

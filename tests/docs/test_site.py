@@ -61,4 +61,4 @@ def test_a_page_shows_its_pictures_on_a_git_host(page):
 def test_the_first_page_names_every_page():
     links = re.findall(r"\]\(([^)#]+\.md)\)", PAGES["index.md"])
     developers = {page for page in PAGES if page.startswith("developers/")}  # which their own index names
-    assert set(PAGES) - set(links) - developers <= {"index.md", "notebook.md"}
+    assert set(PAGES) - set(links) - developers <= {"index.md"}
