@@ -66,12 +66,8 @@ def test_a_file_is_read_as_it_was_written(calibration, tmp_path):
     [
         ({"target_fingerprint": "feed"}, "c.json was made for another target: fingerprint feed, this one has"),
         ({"largest_inputs": {"layers.0.qkv": 1.0}}, "c.json lacks the layer layers.0.attention_out (8 names differ"),
-        ({"more": {"layers.2.qkv": 1.0}}, "c.json names the layer layers.2.qkv (1 names differ"),
         ({"more": {"lm_head": 0.0}}, "the largest input of lm_head is 0.0, expected a positive number"),
-        ({"more": {"lm_head": "x"}}, "not a calibration (could not convert string to float: 'x')"),
         ({"largest_inputs": 3}, "not a calibration"),
-        ({"surprise": 3}, "not a calibration"),
-        ({"format_version": 7}, "format_version 7, expected 1; write it with redraft calibrate"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(calibration, tmp_path, change, message):

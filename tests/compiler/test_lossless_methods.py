@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig
-from redraft.compiler.bundle import check
-from redraft.compiler.methods import check_method, drafting_loop, load_draft_source, read_methods
+from redraft.bundle.config import BundleConfig, MethodConfig
+from redraft.compiler.methods import check_method, drafting_loop, read_methods
 from redraft.decoding.construction import CONSTRUCTIONS, UNPACKED
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
@@ -21,8 +20,6 @@ from redraft.decoding.verification import VERIFIERS, draws_of
 from redraft.errors import BundleError
 from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.registry import DRAFTERS
-from redraft.model_defs.target.fingerprint import target_fingerprint
-from redraft.model_defs.target.model import Target
 from tests.conftest import ROOT
 from tests.engines.draws import LEVELS
 from tests.engines.tiny import DRAFTING, LIMITS, bundle_config, tiny_drafter_of, tiny_target
@@ -79,25 +76,3 @@ def takes(drafter: Drafter, config: BundleConfig, changes: dict[str, Any]) -> Me
     method = DRAFTING.model_copy(update={"drafter": drafter.name, **changes})
     check_method("a", method, config)
     return drafting_loop(drafter, method, config)[0]
-
-
-def test_names_say_what_the_methods_are(methods):
-    for name, method in methods.items():
-        assert name.startswith(method.drafter or "ngram")
-        if method.drafter and not method.ngram:
-            assert name == f"{method.drafter}_{method.construction}"
-
-
-@pytest.mark.slow
-def test_the_builder_takes_all_of_them(methods, smollm2):
-    """It would catch a method that `make verify` refuses after minutes."""
-    target, settings = Target.from_folder(smollm2), read_methods(FILE)
-    config = bundle_config(target, methods, LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=128))
-    check(config, target)
-    fingerprint = target_fingerprint(target)
-    folders = {one.drafter for one in settings.values() if one.drafter}
-    drafters = {folder: load_draft_source(folder, None, None, target, smollm2, fingerprint) for folder in folders}
-    for name, one in settings.items():
-        if one.drafter:
-            method, _ = drafting_loop(drafters[one.drafter], methods[name], config, one.token_info)
-            assert method.resample_above is None or method.chain_levels > 0

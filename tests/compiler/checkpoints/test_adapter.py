@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -41,6 +40,13 @@ def train(source: Path, adapter: Path, **settings) -> dict[str, torch.Tensor]:
     return adapted.merge_and_unload().state_dict()
 
 
+@pytest.fixture(scope="module")
+def trained(checkpoint, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("adapter") / "mine"
+    train(checkpoint, folder, target_modules=ALL)
+    return folder
+
+
 def assert_merged(folder: Path, merged: dict[str, torch.Tensor]) -> None:
     found = load_file(folder / "model.safetensors")
     for name, weight in found.items():
@@ -58,7 +64,6 @@ def assert_merged(folder: Path, merged: dict[str, torch.Tensor]) -> None:
         {"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": "layers"},
         {"target_modules": ["embed_tokens", "lm_head", "k_proj"]},
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "norm"]},
-        {"target_modules": ["o_proj"], "modules_to_save": ["embed_tokens"]},
     ],
     ids=lambda settings: ",".join(settings),
 )
@@ -73,13 +78,13 @@ def test_adapters_are_merged_as_peft_merges_them(checkpoint, tmp_path, settings)
     assert record["adapter"] == str((tmp_path / "mine").resolve())
 
 
-@pytest.mark.parametrize("family", ["qwen2", "phi3", "opt", "smollm2", "gemma3", "mistral"])
+@pytest.mark.parametrize("family", ["phi3", "opt", "smollm2"])
 def test_families(checkpoint, tmp_path, family):
     """With biases, fused projections, and embeddings that are the head too, which `modules_to_save` unties."""
     write_reference(family, tmp_path / "base")
     for file in checkpoint.glob("*token*"):
         shutil.copy(file, tmp_path / "base")
-    settings = {"target_modules": "all-linear", "bias": "all" if family in ("qwen2", "opt") else "none"}
+    settings = {"target_modules": "all-linear", "bias": "all" if family == "opt" else "none"}
     if family == "smollm2":
         settings["modules_to_save"] = ["lm_head", "embed_tokens"]
     merged = train(tmp_path / "base", tmp_path / "mine", **settings)
@@ -109,21 +114,15 @@ def test_the_plain_model_is_another_one(checkpoint, tmp_path):
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3', expected 'LORA'"),
         ({"lora_bias": True}, "lora_bias True is not merged here"),
-        ({"trainable_token_indices": [3]}, r"trainable_token_indices \[3\] is not merged here"),
-        ({"layer_replication": [[0, 2]]}, "layer_replication .* is not merged here"),
-        ({"target_parameters": ["x"]}, "target_parameters .* is not merged here"),
         ({"of_tomorrow": 1}, "of_tomorrow 1 is not merged here"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the model's own weights"),
-        ({"r": 0}, "r is 0, expected a whole number above 0"),
         ({"r": 4}, "has rank 3, and adapter_config.json says 4"),
         ({"lora_alpha": float("nan")}, "lora_alpha is nan, expected a number"),
-        ({"rank_pattern": [1]}, "rank_pattern is .*, expected numbers by module"),
-        ({"alpha_pattern": {"(": 2}}, r"alpha_pattern has the key '\(', which is no pattern"),
         ({"use_dora": True}, "use_dora and the lora_magnitude_vector of .* do not fit"),
     ],
 )
-def test_settings_that_are_not_merged_are_refused_by_name(checkpoint, tmp_path, change, message):
-    train(checkpoint, tmp_path / "mine", target_modules=ALL)
+def test_settings_that_are_not_merged_are_refused_by_name(checkpoint, trained, tmp_path, change, message):
+    shutil.copytree(trained, tmp_path / "mine")
     file = tmp_path / "mine" / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match=message):
@@ -140,24 +139,17 @@ LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
         ({f"{LAYER}.lora_B.weight": None}, r"has no lora_B of model\.layers\.0\.self_attn\.q_proj\.weight"),
         ({f"{LAYER}.lora_A.weight": torch.ones(3, 31)}, r"A \(3, 31\) and B .* do not fit"),
         ({f"{LAYER}.lora_A.weight": torch.full((3, 32), float("nan"))}, "lora_A.weight holds NaN"),
-        ({f"{LAYER}.lora_A.weight": torch.ones(3, 32, dtype=torch.int8)}, r"lora_A\.weight is torch\.int8"),
         ({f"{LAYER}.x": torch.ones(2)}, r"holds model\.layers\.0\.self_attn\.q_proj\.x .*, and the model has none"),
-        ({LAYER.replace("0", "9") + ".lora_A.weight": torch.ones(3, 32)}, "which the model does not have"),
         (
             {f"base_model.model.model.norm.lora_{part}.weight": torch.ones(3, 3) for part in "AB"},
             r"changes model\.norm\.weight, which is no matrix",
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_by_name(checkpoint, tmp_path, change, message):
-    train(checkpoint, tmp_path / "mine", target_modules=ALL)
+def test_tensors_that_do_not_fit_are_refused_by_name(checkpoint, trained, tmp_path, change, message):
+    shutil.copytree(trained, tmp_path / "mine")
     file = tmp_path / "mine" / "adapter_model.safetensors"
     tensors = {name: tensor for name, tensor in (load_file(file) | change).items() if tensor is not None}
     save_file(tensors, file)
     with pytest.raises(ValueError, match=message):
         fetch(checkpoint, tmp_path / "mine", tmp_path)
-
-
-def test_a_folder_without_an_adapter(checkpoint, tmp_path):
-    with pytest.raises(FetchError, match=re.escape("is not an adapter: it has no adapter_config.json")):
-        fetch(checkpoint, checkpoint, tmp_path)

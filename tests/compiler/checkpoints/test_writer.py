@@ -1,7 +1,5 @@
 """Weights that are written block by block, in one file or several."""
 
-import json
-
 import pytest
 import torch
 from hypothesis import given
@@ -49,16 +47,3 @@ def test_a_single_file_is_the_librarys(tmp_path):
     stored = {name: weight.bfloat16() for name, weight in weights.items()}
     save_file(stored, tmp_path / "expected.safetensors", {"format": "pt"})
     assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
-
-
-def test_an_index_names_each_tensors_file(tmp_path):
-    weights = {"a": torch.ones(3), "b": torch.ones(2, 2)}
-    write_weights(tmp_path, {"a": (3,), "b": (2, 2)}, cut(weights), shard_bytes=8)
-    index = json.loads((tmp_path / INDEX).read_text())
-    assert index["metadata"]["total_size"] == 14
-    assert index["weight_map"] == {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-
-
-def test_blocks_that_do_not_fill_a_tensor_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="a: 6 bytes were read, expected 8"):
-        write_weights(tmp_path, {"a": (4,)}, lambda name: [torch.ones(3)])

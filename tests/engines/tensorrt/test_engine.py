@@ -126,18 +126,21 @@ def test_a_copied_prefix_goes_on_as_in_its_own_slot(monkeypatch, tmp_path):
     np.testing.assert_array_equal(*found)
 
 
-def test_an_engine_whose_drafter_has_a_context_reuses_no_rows(monkeypatch, tmp_path):
-    options = {"trained": tiny_drafter_of(tiny_lm(), "eagle"), "limits": tiny.LIMITS}
-    engine = load_engine(bundle_of("tensorrt", monkeypatch, tmp_path, **options))
-    assert "a draft with a context" in engine.reuse_refusal
-
-
-@pytest.mark.parametrize("backend", ["tensorrt, native", "tensorrt_rtx"])
-def test_a_native_engine_reuses_no_rows(backend, monkeypatch, tmp_path):
-    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, drafts=False, limits=tiny.LIMITS))
-    assert "native form" in engine.reuse_refusal
-    _, scheduler = generate(engine, None)
-    assert scheduler.totals.prefix_cache_queries == 0
+@pytest.mark.parametrize(
+    ("backend", "drafter", "reason"),
+    [
+        ("tensorrt", "eagle", "a draft with a context"),
+        ("tensorrt, native", None, "native form"),
+        ("tensorrt_rtx", None, "native form"),
+    ],
+)
+def test_engines_that_cannot_copy_all_caches_reuse_no_rows(backend, drafter, reason, monkeypatch, tmp_path):
+    trained = drafter and tiny_drafter_of(tiny_lm(), drafter)
+    options = {"trained": trained, "drafts": bool(drafter), "limits": tiny.LIMITS}
+    engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, **options))
+    assert reason in engine.reuse_refusal
+    if not drafter:
+        assert generate(engine, None)[1].totals.prefix_cache_queries == 0
 
 
 def test_the_prefill_profile_is_executed_at_load(monkeypatch, tmp_path):
@@ -153,21 +156,3 @@ def test_the_prefill_profile_is_executed_at_load(monkeypatch, tmp_path):
     assert bundle.config.plugin_form
     load_engine(bundle)
     assert [bucket.sequences for bucket in buckets] == [1]
-
-
-def test_an_engine_can_be_closed_twice(monkeypatch, tmp_path):
-    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path))
-    for _ in range(2):
-        engine.close()
-    assert not engine.drafters
-
-
-def test_the_report_says_what_was_built(monkeypatch, tmp_path):
-    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
-    report = json.loads((bundle.path / "target.engine.json").read_text())
-    layers = tiny_lm().config.num_layers
-    names = ("TreeAttentionWrite", "TreeAttentionSplit", "TreeAttentionCombine")
-    assert [report["layers"][name] for name in names] == [layers] * 3
-    assert "TreeAttention" not in report["layers"]
-    assert report["inputs"]["k_cache.2"] == report["outputs"]["k_cache.2.updated"] == "BF16 [-1, 2, 88, 64]"
-    assert (report["inputs"]["input_ids"], report["outputs"]["logits"]) == ("INT32 [-1]", f"BF16 [-1, {tiny.VOCAB}]")

@@ -222,26 +222,3 @@ def test_all_steps_are_captured_when_a_bundle_is_loaded(backend, capturable, gpu
         step = Rows(0, context, [token, 3 * token, 99], [-1, 0, 0], commit)
         assert events([step]) == ["replay" if capturable else "execute", "wait"]
         context, commit = [*context, token, 99], [0, 2]
-
-
-def test_a_load_says_how_far_it_is(gpu, monkeypatch, tmp_path, capfd):
-    """Compiling and capturing can take minutes, which would look like a worker that hangs."""
-    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False)
-    monkeypatch.setattr(session, "PROGRESS_S", 0)
-    with recorded_steps() as prepared:
-        load_engine(bundle)
-    steps = len({id(step) for _, step in prepared})
-    said = [line for line in capfd.readouterr().err.splitlines() if line.endswith("steps are ready")]
-    assert said == [f"target.engine: {n} of {steps} steps are ready" for n in range(1, steps + 1)]
-
-
-def test_a_capture_that_fails_ends_the_load(gpu, monkeypatch, tmp_path):
-    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, drafts=False)
-    enqueue = stand_in_tensorrt.Context.execute_async_v3
-    monkeypatch.setattr(
-        stand_in_tensorrt.Context,
-        "execute_async_v3",
-        lambda context, stream: gpu.capturing is None and enqueue(context, stream),
-    )
-    with pytest.raises(RuntimeError, match="TensorRT could not enqueue a step: it gave no reason"):
-        load_engine(bundle)

@@ -10,20 +10,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from redraft.compiler.writers.engine_builder import EngineBuilder
 from redraft.engines import load_engine
 from redraft.engines.cuda import device as gpu
 from redraft.engines.tensorrt import drafter as tensorrt_drafter
 from redraft.engines.tensorrt import target as tensorrt_target
 from redraft.engines.tensorrt.engine import TensorRTEngine
-from redraft.engines.tensorrt.library import RTX_LIBRARY, Messages
+from redraft.engines.tensorrt.library import RTX_LIBRARY
 from redraft.errors import BundleError
 from redraft.plugins.operators.all_reduce import nccl
 from tests.engines.tensorrt import stand_in_tensorrt
-from tests.engines.tensorrt.bundles import BACKENDS, bundle_of
+from tests.engines.tensorrt.bundles import bundle_of
 from tests.engines.tiny import METHOD, chain, grouped_target, make_batch, tiny_drafter_of, tiny_lm, tiny_target
 
-OTHER_GPUS = ("7.5", "8.0", "9.0", "10.0")
+OTHER_GPUS = ("8.0", "9.0")
 """That TensorRT for RTX does not support."""
 
 
@@ -54,7 +53,7 @@ def test_a_precision_that_the_gpu_has_no_tensor_cores_for(monkeypatch, tmp_path)
     [
         ("tensorrt", "7.5", r"the GPU has compute capability 7\.5: engines of TensorRT need 8\.0 or later; take a"),
         *(("tensorrt_rtx", other, rf"{other}: TensorRT for RTX supports 8\.6, .* build .*") for other in OTHER_GPUS),
-        *(("tensorrt_rtx", listed, None) for listed in ("8.6", "8.9", "12.0", "12.1")),
+        *(("tensorrt_rtx", listed, None) for listed in ("8.6", "12.1")),
     ],
 )
 def test_a_gpu_that_no_engine_runs_on(backend, capability, message, monkeypatch, tmp_path):
@@ -78,7 +77,7 @@ def test_the_gpus_of_tensorrt_for_rtx_are_the_librarys():
     assert known == listed | others
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_rtx"])
 def test_an_engine_that_does_not_update_in_place_is_refused(backend, monkeypatch, tmp_path):
     bundle = bundle_of(backend, monkeypatch, tmp_path, drafts=False)
     named = tensorrt_target.named_caches
@@ -117,7 +116,6 @@ COPY = {"Name": "Reformatting CopyNode for Network Input k_cache.1", "LayerType"
     [
         ([{"Name": "TreeAttentionWrite", "LayerType": "PluginV3", "Inputs": ["k_cache.1"]}], 1000, None),
         ([COPY], 1000, "its layer Reformatting CopyNode for Network Input k_cache.1 copies one; build it with --alias"),
-        ([COPY["Name"]], 1000, "copies one; build it with --alias, or with --form native"),
         ([], 64 << 20, "its smallest steps take 67 MB of scratch memory, and a cache has 0; build it with --alias"),
     ],
 )
@@ -164,25 +162,6 @@ def test_engines_of_another_gpu_or_version_are_refused(monkeypatch, tmp_path, ba
         load_engine(dataclasses.replace(bundle, manifest=manifest))
 
 
-def test_another_model_of_the_gpu_is_a_warning(monkeypatch, tmp_path, capfd):
-    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
-    assert bundle.manifest.versions["gpu"] == "the GPU"
-    load_engine(bundle)
-    assert "built on" not in capfd.readouterr().err
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a small one")
-    load_engine(bundle)
-    assert "was built on the GPU, this is a small one" in capfd.readouterr().err
-
-
-def test_what_the_library_warns_of_is_said(monkeypatch, capfd):
-    trt = stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx")
-    messages = Messages(trt, warnings=True)
-    for severity in ("WARNING", "ERROR", "INFO"):
-        messages.logger.log(getattr(trt.ILogger, severity), f"{severity} of 5 bytes")
-    assert messages.text == "ERROR of 5 bytes"
-    assert capfd.readouterr().err == "tensorrt_rtx: WARNING of 5 bytes\n"
-
-
 def test_an_engine_for_other_extents_is_refused(monkeypatch, tmp_path):
     """As many profiles as expected, one for fewer slots."""
     bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path)
@@ -196,13 +175,6 @@ def test_an_engine_for_other_extents_is_refused(monkeypatch, tmp_path):
         r"drafter\.tiny\.engine takes tokens from \(1,\) to \(4,\) in profile 0, expected \(1,\) to \(5,\): rebuild"
     )
     with pytest.raises(BundleError, match=message):
-        load_engine(bundle)
-
-
-def test_an_engine_that_cannot_be_read_is_refused(monkeypatch, tmp_path):
-    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
-    (bundle.path / "target.engine").write_bytes(b"plan")
-    with pytest.raises(BundleError, match=r"target.engine: magic tag does not match"):
         load_engine(bundle)
 
 
@@ -223,40 +195,13 @@ def test_a_step_that_the_library_refuses_says_why(monkeypatch, tmp_path):
         engine.execute(batch)
 
 
-@pytest.mark.parametrize("name", ["Builder", "Runtime"])
-def test_a_library_that_cannot_start_says_why(name, monkeypatch, tmp_path):
-    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path / "one", drafts=False)
-    trt = stand_in_tensorrt.install(monkeypatch, "tensorrt_rtx")
-
-    def none(logger):
-        logger.log(stand_in_tensorrt.ILogger.ERROR, "CUDA initialization failure with error: 35")
-        raise TypeError("pybind11::init(): factory function returned nullptr")
-
-    monkeypatch.setattr(trt, name, none)
-    calls = {
-        "Builder": lambda: EngineBuilder(bundle.config).build_target(bundle.path / "target.onnx"),
-        "Runtime": lambda: load_engine(bundle),
-    }
-    with pytest.raises(BundleError, match=r"^tensorrt_rtx .*CUDA initialization failure .* 35"):
-        calls[name]()
-
-
-def test_an_address_that_is_not_taken_is_named(monkeypatch, tmp_path):
-    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
-    monkeypatch.setattr(stand_in_tensorrt.Context, "set_tensor_address", lambda _, name, address: name != "k_cache.1")
-    with pytest.raises(RuntimeError, match=r"TensorRT does not take the address of k_cache\.1: "):
-        load_engine(bundle)
-
-
 @pytest.mark.parametrize(
     ("driver", "devices", "torch_cuda", "message"),
     [
         (None, False, None, "driver is not loaded: .* install release 580 or later .*; .* --backend tensorrt_rtx"),
-        (None, False, "13.0", "driver is not loaded"),
         ("580.95.05", False, None, "no GPU is visible: start the container with --gpus all; .* openvino's run on the"),
         ("575.57.08", True, None, r"the driver is 575\.57\.08: CUDA 13 needs release 580 or later"),
         ("580.95.05", True, None, "this torch was built for the CPU; .*pip install -r requirements-gpu.txt"),
-        ("unreadable", True, None, "this torch was built for the CPU"),
         ("580.95.05", True, "13.0", "none of this machine's GPUs, and CUDA_VISIBLE_DEVICES is 7: .* name one"),
     ],
 )

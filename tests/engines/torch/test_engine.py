@@ -15,7 +15,6 @@ import torch
 
 from redraft.batch import DraftBatch
 from redraft.engines import load_engine
-from redraft.engines.cuda.device import describe
 from tests.engines.scheduling import scores, scores_of
 from tests.engines.tiny import (
     LIMITS,
@@ -123,21 +122,3 @@ def test_closing_frees_what_drafters_hold(tmp_path, target):
         assert not any(reference() is not None for reference in held)
     finally:
         gc.enable()
-
-
-def test_what_executes_is_said_and_why_it_is_no_gpu(bundle, monkeypatch, tmp_path, capfd):
-    """Where the driver or torch's CUDA build is there, and nobody hides the GPUs."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("redraft.engines.cuda.device.DRIVER_FILE", tmp_path / "version")
-    said = []
-    for cuda, hidden in ((None, False), ("13.0", False), ("13.0", True)):
-        monkeypatch.setattr(torch.version, "cuda", cuda)
-        if hidden:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        load_engine(bundle)
-        said.append(capfd.readouterr().err.removeprefix(f"{bundle.path} executes on the CPU").strip())
-    assert said[0] == said[2] == ""
-    assert said[1].startswith(", without a GPU: NVIDIA's driver is not loaded: on a machine with a GPU install release")
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "the GPU")
-    assert describe(torch.device("cuda")) == "the GPU"
