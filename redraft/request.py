@@ -364,7 +364,6 @@ class SequenceStats:
     )
     accepted_by_depth: list[int] = Field(default_factory=list, description="steps that accepted a token at this depth")
     rows_executed: int = 0
-    rows_unpacked: int = Field(default=0, description="rows that the same drafts take without prefix removal")
     seed: int = Field(default=0, description="the seed used, the worker's own where the request gave none")
     queue_ms: float = 0.0
     prefill_ms: float = 0.0

@@ -69,7 +69,6 @@ class Gain:
     accepted: int
     reused: int
     rows_executed: int
-    rows_unpacked: int
 
 
 @dataclass
@@ -260,7 +259,6 @@ class Sequence:
         else:
             self.features = features
         self.stats.rows_executed += rows
-        self.stats.rows_unpacked += rows
 
     def score(self, logits: np.ndarray) -> None:
         """Take the log-probabilities of the prompt's tokens after its last n rows, whose logits are float32 [n, V]."""
@@ -278,14 +276,11 @@ class Sequence:
         self._advance(verdict, [(int(self.prompt[-1]), -1, 0.0)])
         return None
 
-    def step(
-        self, verdict: Verdict, features: Features | None, nodes: list[Node], unpacked: int, goes_on: bool
-    ) -> Gain:
+    def step(self, verdict: Verdict, features: Features | None, nodes: list[Node], goes_on: bool) -> Gain:
         """Take the tokens of a step over a tree, and return what it gained.
 
-        `features` are those of `kept`'s rows. `unpacked` is the number of rows that the tree would take without
-        shared prefixes; `goes_on` says whether it has nodes below the accepted path. Tokens after the text's end count
-        as rejected.
+        `features` are those of `kept`'s rows; `goes_on` says whether the tree has nodes below the accepted path. Tokens
+        after the text's end count as rejected.
         """
         before = self.stats.output_tokens
         taken = self._advance(verdict, nodes)
@@ -303,13 +298,12 @@ class Sequence:
         fresh = accepted if self.fresh is None else len(follow(self.fresh, verdict.tokens[:accepted]))
         stats = self.stats
         rows = len(nodes)
-        gain = Gain(stats.output_tokens - before, rows - 1, accepted, accepted - fresh, rows, unpacked)
+        gain = Gain(stats.output_tokens - before, rows - 1, accepted, accepted - fresh, rows)
         stats.steps += 1
         stats.drafted += gain.drafted
         stats.accepted += gain.accepted
         stats.reused += gain.reused
         stats.rows_executed += gain.rows_executed
-        stats.rows_unpacked += gain.rows_unpacked
         return gain
 
     def _count_depths(self, accepted: int, offered: int) -> None:

@@ -38,7 +38,6 @@ def acceptance_figures(answers: list[Answer]) -> dict[str, Any]:
             ours / before if before else 0.0 for ours, before in conditional_acceptance(steps, (n for n, _ in counts))
         ],
         "rows_per_step": (sum(item.rows_executed for item in stats) - prompt_rows) / steps if steps else None,
-        "rows_per_step_unpacked": (sum(item.rows_unpacked for item in stats) - prompt_rows) / steps if steps else None,
     }
 
 

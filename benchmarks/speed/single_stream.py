@@ -88,7 +88,7 @@ def measure(decoders: dict[str, LLMDecoder], args: argparse.Namespace, tokenizer
 def tables(report: dict[str, Any]) -> list[Table]:
     """The report as tables: one stream and its kinds of prompts per temperature, then several streams at once."""
     found = []
-    columns = ["", "tokens/s", "decoding", "speed-up", "accepted", "rows", "unpacked", "drafting", "host", "identical"]
+    columns = ["", "tokens/s", "decoding", "speed-up", "accepted", "rows", "drafting", "host", "identical"]
     for temperature, single in report["single"].items():
         title = f"One stream, temperature {temperature}, {report['max_tokens']} tokens, {single['prompts']} prompts"
         found.append(Table(title, columns))
@@ -100,7 +100,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
             ]
             if "steps" in entry:
                 cells.append(_with_interval(entry, "acceptance"))
-                cells += [number(entry[key], 2) for key in ("rows_per_step", "rows_per_step_unpacked")]
+                cells.append(number(entry["rows_per_step"], 2))
                 cells += [f"{entry[key]:.1%}" for key in ("drafting_share", "host_overhead")]
                 cells.append(f"{entry['identical_answers']} of {single['prompts']}")
             found[-1].rows.append([name, *cells, *[""] * (len(columns) - 1 - len(cells))])

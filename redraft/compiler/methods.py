@@ -17,7 +17,7 @@ from redraft.compiler.draft_model import is_model, load_draft_model
 from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
-from redraft.decoding.verification import ALONE, VERIFIERS, check_pairing, draws_of
+from redraft.decoding.verification import VERIFIERS, check_pairing, draws_of
 from redraft.errors import BundleError
 from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.context_drafter import ChainDrafter
@@ -210,7 +210,7 @@ class MethodSettings(BaseModel):
             beam_length=self.beam_length or USUAL_LENGTH,
             candidates=self.candidates,
             tree_budget=self.tree_budget or (sum(random.shape(draws).widths) if random else USUAL_BUDGET),
-            ngram=merges and self.construction not in ALONE if self.ngram is None else self.ngram,
+            ngram=merges if self.ngram is None else self.ngram,
             verification=verification,
             levels=draws,
             support=self._support(),

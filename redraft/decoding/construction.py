@@ -34,7 +34,6 @@ class Construction:
 
 
 CONSTRUCTIONS: dict[str, Construction] = {}
-UNPACKED = "beam_unpacked"
 
 
 def register_construction(
@@ -68,12 +67,6 @@ def beams_of(drafts: DraftCandidates, width: int) -> tuple[np.ndarray, np.ndarra
 def beam(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
     """ReDrafter's beams, shared prefixes removed: as many as the drafter is wide, all of its length."""
     return pack_beams(roots, *beams_of(drafts, drafts.candidates.shape[2]))
-
-
-@register_construction(UNPACKED, Draws.TOP)
-def beam_unpacked(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
-    """The same beams with nodes of their own: what they cost without packing (ReDrafter, figure 6, right)."""
-    return pack_beams(roots, *beams_of(drafts, drafts.candidates.shape[2]), share=False)
 
 
 @register_construction("chain", Draws.TOP)

@@ -19,20 +19,17 @@ def dedup_prefix(beams: np.ndarray) -> np.ndarray:
     return np.argmax(same_prefix, axis=2).astype(np.int32)
 
 
-def pack_beams(
-    roots: np.ndarray, beams: np.ndarray, log_probs: np.ndarray | None = None, *, share: bool = True
-) -> TokenTree:
+def pack_beams(roots: np.ndarray, beams: np.ndarray, log_probs: np.ndarray | None = None) -> TokenTree:
     """Beams of one length as draft trees without repeated prefixes.
 
     roots int32 [B], beams int32 [B, W, L], log_probs float32 [B, W, L] cumulative from the root (-inf: no beam; absent:
-    0). Nodes stand in beam order, the root first. Without `share` the beams share only the root, and each has L nodes
-    of its own.
+    0). Nodes stand in beam order, the root first.
     """
     batch, width, length = beams.shape
     if log_probs is None:
         log_probs = np.zeros(beams.shape, dtype=np.float32)
     own = np.broadcast_to(np.arange(width, dtype=np.int32)[:, None], beams.shape)
-    prefix = dedup_prefix(beams) if share else own
+    prefix = dedup_prefix(beams)
     unique = (prefix == own) & np.isfinite(log_probs[:, :, -1:])
     flat_unique = unique.reshape(batch, width * length)
     node = np.cumsum(flat_unique, axis=1, dtype=np.int32).reshape(batch, width, length)

@@ -117,13 +117,6 @@ class TokenTree:
             found.append(inner)
         return found
 
-    def unpacked_rows(self) -> list[int]:
-        """Per tree, the rows that the target would execute if each root-to-leaf path had rows of its own."""
-        return [
-            1 + sum([path.bit_count() - 1 for node, path in enumerate(paths) if not inner >> node & 1])
-            for paths, inner in zip(self.ancestors, self.inner, strict=True)
-        ]
-
 
 def mask_width(rows: int) -> int:
     """int32 words of one row of a tree mask over `rows` rows: a bit for each."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from redraft.decoding.construction import CONSTRUCTIONS, UNPACKED, Draws
+from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
@@ -40,10 +40,6 @@ class Verifier:
 
 
 VERIFIERS: dict[str, Verifier] = {}
-ALONE = {
-    UNPACKED: "merging would share the prefixes that it repeats",
-}
-"""Constructions whose trees are never merged with others, and why."""
 
 
 class PairingError(ValueError):
@@ -77,8 +73,6 @@ def check_pairing(construction: str, verification: str, merged: bool = False) ->
     if draws not in verifier.lossless:
         reason = verifier.reasons.get(draws, f"it is not known to be lossless on {draws.value}")
         raise PairingError(f"{verification!r} does not go with {construction!r}: {reason}")
-    if merged and construction in ALONE:
-        raise PairingError(f"{construction!r} does not go with other trees: {ALONE[construction]}")
     if merged and not verifier.merges:
         raise PairingError(f"{verification!r} does not go with merged trees: merging forgets the order of the draws")
 
@@ -87,9 +81,8 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler) -
     """Choose the target's token at the root, follow the child that has it, and so on until there is none.
 
     Each token is chosen as auto-regressive decoding would choose it after the same tokens, so the walk is lossless on
-    any tree, greedy or sampled. It stops after an end token. Where siblings repeat a token, it follows all of them:
-    of unpacked beams, the longest that matches. `logits`: float32 [nodes, V], or the tokens that a plain
-    sampler chooses at every node, int32 [nodes].
+    any tree, greedy or sampled. It stops after an end token. Where siblings repeat a token, it follows all of them.
+    `logits`: float32 [nodes, V], or the tokens that a plain sampler chooses at every node, int32 [nodes].
     """
     chosen = logits.ndim == 1
     nodes = tree.nodes[sequence]

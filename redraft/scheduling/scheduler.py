@@ -51,7 +51,6 @@ class Totals:
     accepted: int = 0
     reused: int = 0
     rows_executed: int = 0
-    rows_unpacked: int = 0
     step_s: float = 0.0
     engine_s: float = 0.0
     draft_s: float = 0.0
@@ -338,11 +337,11 @@ class Scheduler:
         self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: list[Features | None]
     ) -> None:
         now = time.perf_counter()
-        for sequence, verdict, features, nodes, inner, unpacked in zip(
-            sequences, verdicts, kept, tree.nodes, tree.inner, tree.unpacked_rows(), strict=True
+        for sequence, verdict, features, nodes, inner in zip(
+            sequences, verdicts, kept, tree.nodes, tree.inner, strict=True
         ):
             goes_on = bool(inner >> verdict.path[-1] & 1)
-            gain = sequence.step(verdict, features, nodes, unpacked, goes_on)
+            gain = sequence.step(verdict, features, nodes, goes_on)
             self.totals.add(gain)
             self.service.step_gap.observe(now - sequence.gained_at)
             sequence.gained_at = now
@@ -356,7 +355,6 @@ class Scheduler:
             wanted = sequence.logits_of(count)
             sequence.prefill(count, features)
             self.totals.rows_executed += count
-            self.totals.rows_unpacked += count
             if not wanted:
                 continue
             rows = logits[logit_row : logit_row + wanted]

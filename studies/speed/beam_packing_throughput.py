@@ -2,7 +2,8 @@
 
     python -m studies.speed.beam_packing_throughput --bundle BUNDLE --batches 1 2 4 8 16
 
-BUNDLE holds the methods of studies/methods/beam_packing.toml: `packed_W` and `unpacked_W` verify the same W beams.
+BUNDLE holds the methods of studies/methods/beam_packing.toml. Each `packed_W` is run as `unpacked_W` too, which
+verifies the same W beams by `studies.speed.unpacked_beams`.
 Without packing every beam has rows of its own, and the longest one that matches is accepted; so both accept the same
 tokens in the same steps, and only the rows differ. The script ends with an error where they do not, or where an answer
 is not auto-regressive decoding's. Methods take turns at greedy requests, and each cell is its best round.
@@ -11,6 +12,7 @@ is not auto-regressive decoding's. Methods take turns at greedy requests, and ea
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ from benchmarks.speed.inprocess import load_llm
 from benchmarks.speed.method_batches import add_workload, answer_all, load_workload, throughput
 from redraft.console.progress import tracked
 from redraft.llm import Answer
+from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE
+from studies.speed.unpacked_beams import BEAM_UNPACKED
 
 PACKED, UNPACKED = "packed_", "unpacked_"
 console = Console()
@@ -47,6 +51,13 @@ def check(method: str, answers: Sequence[Answer], pair: Sequence[Answer], plain:
 def pair_of(method: str) -> str:
     """The method that the acceptance of `method` is compared with."""
     return method.replace(UNPACKED, PACKED, 1)
+
+
+def plans_of(method: str, plans: Mapping[str, MethodPlan]) -> dict[str, MethodPlan]:
+    """The bundle's plans, or of an unpacked method, its pair's with unpacked beams."""
+    if not method.startswith(UNPACKED):
+        return dict(plans)
+    return {pair_of(method): dataclasses.replace(plans[pair_of(method)], construction=BEAM_UNPACKED)}
 
 
 def width_of(method: str) -> str:
@@ -108,17 +119,17 @@ def main(argv: list[str] | None = None) -> None:
     add("--output", type=Path, default=Path("docs/results/beam_packing_throughput.json"))
     args = parser.parse_args(argv)
     llm = load_llm(parser, args.bundle)
-    by_width = sorted(llm.runtime.plans, key=lambda method: (width_of(method).zfill(9), method))
-    methods = [AUTO_REGRESSIVE, *by_width]
-    if missing := {pair_of(method) for method in methods} - {*methods}:
-        parser.error(f"{args.bundle} has no method {', '.join(sorted(missing))} to compare with")
+    plans = dict(llm.runtime.plans)
+    packed = sorted(plans, key=lambda method: width_of(method).zfill(9))
+    methods = [AUTO_REGRESSIVE, *(name for method in packed for name in (method, method.replace(PACKED, UNPACKED, 1)))]
     prompts, warm_up = load_workload(parser, args, [llm])
     options = {"max_tokens": args.max_tokens, "temperature": 0.0}
     first: dict[str, list[Answer]] = {}
     cells: dict[tuple[str, int], dict[str, Any]] = {}
     turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]
     for batch, method in tracked(turns, "answering", "turns", console):
-        answers, spent = answer_all(llm, method, prompts, warm_up, batch, options)
+        llm.runtime.plans = plans_of(method, plans)
+        answers, spent = answer_all(llm, pair_of(method), prompts, warm_up, batch, options)
         first.setdefault(method, answers)
         check(method, answers, first[pair_of(method)], first[AUTO_REGRESSIVE])
         row = {"method": method, "batch": batch, **throughput(answers, spent)}

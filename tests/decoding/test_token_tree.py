@@ -80,7 +80,6 @@ def test_the_papers_example():
     assert tree.tokens.tolist() == [[90, 91, 92, 93, 95, 94, 96, 97]]
     assert tree.parents.tolist() == [[-1, 0, 1, 2, 3, 2, 5, 3]]
     assert [path.bit_count() - 1 for path in tree.ancestors[0]] == [0, 1, 2, 3, 4, 3, 4, 4]
-    assert tree.unpacked_rows() == [13]
     masks = mask_words(tree.ancestors[0], 1)
     assert [f"{mask:08b}"[::-1] for mask in masks] == [
         "10000000", "11000000", "11100000", "11110000", "11111000", "11100100", "11100110", "11110001",

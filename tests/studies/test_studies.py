@@ -22,7 +22,6 @@ from benchmarks.speed import method_batches
 from benchmarks.verify import held_out
 from redraft.bundle.budget import BudgetTable
 from redraft.compiler.methods import read_methods
-from redraft.decoding.construction import UNPACKED
 from redraft.llm import LLM, Answer
 from redraft.method import MethodPlan
 from redraft.model_defs.drafters.base import Drafter
@@ -182,7 +181,7 @@ def test_drafters_are_replayed_over_recorded_answers(target, greedy, tmp_path, m
 def test_packed_and_unpacked_beams_accept_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(method_batches, "load_prompts", lambda path: [Prompt("1", "all", (text,)) for text in PROMPTS])
     monkeypatch.setattr(method_batches, "ChatTokenizer", lambda bundle: SimpleNamespace(chat=str))
-    llm = toy_llm(width=5, unpacked_5=UNPACKED, packed_5="beam")
+    llm = toy_llm(width=5, packed_5="beam")
     monkeypatch.setattr(beam_packing_throughput, "load_llm", lambda parser, bundle: llm)
     arguments = ["--bundle", "b", "--num-prompts", "2", "--max-tokens", "20", "--batches", "1", "3", "--rounds", "1"]
     beam_packing_throughput.main([*arguments, "--output", str(tmp_path / "r.json")])

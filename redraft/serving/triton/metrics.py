@@ -30,7 +30,6 @@ _COUNTERS = {
     "drafted": "Draft tokens that were verified",
     "accepted": "Draft tokens that were accepted",
     "rows_executed": "Rows that the target network executed, prefill included",
-    "rows_unpacked": "Rows that the same work takes without prefix removal",
 }
 _TTFT_BUCKETS = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0]
 _TPOT_BUCKETS = [0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0]

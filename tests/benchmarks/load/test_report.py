@@ -12,7 +12,7 @@ from benchmarks.load.metrics import Timeline, summarize
 def contender(speed, depths):
     return {
         "tokens": 10, "tokens_per_s": speed, "decode_tokens_per_s": speed, "speedup": speed / 100, "steps": 5,
-        "acceptance_length": 2.0, "rows_per_step": 9.0, "rows_per_step_unpacked": 12.0, "drafting_share": 0.1,
+        "acceptance_length": 2.0, "rows_per_step": 9.0, "drafting_share": 0.1,
         "host_overhead": 0.04, "drafted": 40, "wasted": 30, "reused": 0, "identical_answers": 3,
         "conditional_acceptance": depths, "depth_counts": [[round(100 * depth), 100] for depth in depths],
         "speedup_interval": [speed / 100 - 0.1, speed / 100 + 0.1], "acceptance_interval": [2.0, 2.0],

@@ -26,7 +26,6 @@ PLANS: list[tuple[str, dict]] = [
     ("best_first", {}),
     ("best_first", {"resample_above": 0, "resample_budget": 4}),
     ("beam", {"ngram": True}),
-    ("beam_unpacked", {"verification": "greedy"}),
     ("chain", {}),
 ]
 """Every construction that searches."""

@@ -35,7 +35,6 @@ def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant)
     plans = {
         "best_first": MethodPlan("best_first", budget=TABLE),
         "merged": MethodPlan("beam", ngram=True, budget=BudgetTable.constant(12)),
-        "unpacked": MethodPlan("beam_unpacked", budget=BudgetTable.constant(20)),
     }
     for name, plan in plans.items():
         tokens, scheduler = generate(engine, plan, cancelled=(1, 2))

@@ -11,11 +11,12 @@ from redraft.bundle.budget import BudgetTable
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree
-from redraft.decoding.verification import PairingError, Verdict, check_pairing, walk
+from redraft.decoding.verification import Verdict, walk
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
+from studies.speed.unpacked_beams import BEAM_UNPACKED, unpacked
 from tests.toy_engine import ToyEngine, only, toy_codec
 
 VOCAB = 4
@@ -60,14 +61,14 @@ def test_the_walk_accepts_the_longest_matching_beam(data):
     for b, count in enumerate(kept):
         log_probs[b, count:, -1] = -np.inf
     roots = np.arange(batch, dtype=np.int32)
-    packed, unpacked = (pack_beams(roots, beams, log_probs, share=share) for share in (True, False))
-    assert unpacked.sizes.tolist() == [1 + count * length for count in kept]
+    packed, apart = pack_beams(roots, beams, log_probs), unpacked(roots, beams, log_probs)
+    assert apart.sizes.tolist() == [1 + count * length for count in kept]
     sampling = data.draw(st.sampled_from([SamplingConfig(), SamplingConfig(temperature=1.0, seed=3)]))
     for b, count in enumerate(kept):
-        own = prefixes(unpacked, b)
+        own = prefixes(apart, b)
         leaves = [tuple(beam) for beam in beams[b, :count].tolist()]
         assert [own[1 + beam * length + length - 1] for beam in range(count)] == leaves
-        with_packing, without = (walked(tree, b, seed, sampling) for tree in (packed, unpacked))
+        with_packing, without = (walked(tree, b, seed, sampling) for tree in (packed, apart))
         assert without.tokens == with_packing.tokens
         assert len(without.path) == len(with_packing.path)
         assert [own[node] for node in without.path] == [tuple(without.tokens[:i]) for i in range(len(without.path))]
@@ -81,7 +82,7 @@ def test_the_walk_accepts_the_longest_matching_beam(data):
 def test_the_scheduler_takes_the_same_steps(sampling):
     """Three sequences at a time over a cache in which every wrong row changes the text."""
     found = {}
-    for construction in ("beam", "beam_unpacked"):
+    for construction in ("beam", BEAM_UNPACKED):
         plan = MethodPlan(construction, budget=BudgetTable.constant(20))
         limits = Limits(slots=3, max_len=256, max_tree=21, prefill_chunk=16)
         scheduler = Scheduler(ToyEngine(width=5, length=4), limits, only(plan))
@@ -97,22 +98,8 @@ def test_the_scheduler_takes_the_same_steps(sampling):
                 stats[output.key] = output.stats
         counts = {key: (own.steps, own.offered_by_depth, own.accepted_by_depth) for key, own in stats.items()}
         found[construction] = tokens, counts, scheduler.totals
-    (tokens, counts, packed), (same_tokens, same_counts, unpacked) = found.values()
+    (tokens, counts, packed), (same_tokens, same_counts, apart) = found.values()
     assert same_tokens == tokens
     assert same_counts == counts
     assert packed.accepted > 10
-    assert unpacked.rows_executed > 1.2 * packed.rows_executed
-    assert unpacked.rows_executed == unpacked.rows_unpacked
-
-
-@pytest.mark.parametrize("verification", ["recursive_rejection", "multi_round", "k_seq", "rejection"])
-def test_verifiers_of_random_draws_are_refused(verification):
-    with pytest.raises(PairingError, match=f"'{verification}' does not go with 'beam_unpacked': it "):
-        check_pairing("beam_unpacked", verification)
-
-
-def test_merging_would_pack_and_is_refused():
-    for verification in ("greedy", "sampled_walk"):
-        check_pairing("beam_unpacked", verification)
-        with pytest.raises(PairingError, match="'beam_unpacked' does not go with other trees: merging would share"):
-            check_pairing("beam_unpacked", verification, merged=True)
+    assert apart.rows_executed > 1.2 * packed.rows_executed
