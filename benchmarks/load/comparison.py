@@ -20,7 +20,7 @@ from redraft.llm import LLM, Answer
 from redraft.prompts import Prompt
 from redraft.request import GenerateRequest
 
-AR, LLAMA = "auto-regressive", "llama.cpp"
+AR = "auto-regressive"
 WARM_UP = "Hello"
 """A prompt for files of which all are measured."""
 
@@ -68,7 +68,7 @@ class Contender:
     name: str
     seconds: list[list[float]] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-    clock: Clock | None = None
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def tokens(self) -> int:
@@ -103,12 +103,9 @@ def compare(
     warm_up: list[GenerateRequest],
     repeats: int,
     tick: Callable[[], None],
-    llama: Callable[[GenerateRequest], Answer] | None = None,
 ) -> dict[str, Contender]:
-    """Let every decoder answer every request, taking turns in alternating order; llama.cpp joins where given."""
-    contenders = {name: Contender(name, clock=Clock()) for name in decoders}
-    if llama:
-        contenders[LLAMA] = Contender(LLAMA)
+    """Let every decoder answer every request, taking turns in alternating order."""
+    contenders = {name: Contender(name) for name in decoders}
     for repeat in range(repeats):
         prepare(decoders.values(), warm_up)
         for contender in contenders.values():
@@ -117,13 +114,8 @@ def compare(
         for index, generation in enumerate(requests):
             order = list(contenders.values())
             for contender in order if (index + repeat) % 2 == 0 else reversed(order):
-                if contender.name == LLAMA:
-                    assert llama is not None
-                    answer = llama(generation)
-                else:
-                    (answer,), took = decoders[contender.name].run([generation])
-                    assert contender.clock is not None
-                    contender.clock = contender.clock.plus(took)
+                (answer,), took = decoders[contender.name].run([generation])
+                contender.clock = contender.clock.plus(took)
                 contender.seconds[-1].append(answer.seconds)
                 contender.answers.append(answer)
                 tick()
@@ -134,7 +126,7 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
     """Figures of a comparison: speeds, speed-ups, acceptance (all also per kind of prompt), how far a method's is below
     the first one's, and where the time went."""
     base = contenders[AR]
-    first = next((contender for name, contender in contenders.items() if name not in (AR, LLAMA)), base)
+    first = next((contender for name, contender in contenders.items() if name != AR), base)
     places: dict[str, list[int]] = {}
     for place, kind in enumerate(kinds_of(prompts)):
         places.setdefault(kind, []).append(place)
@@ -147,21 +139,20 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
             "speedup": contender.speed() / base.speed(),
             "speedup_interval": interval(resampled_speeds(contender) / resampled_speeds(base)),
         }
-        if contender.clock:
-            entry |= {"drafting_share": contender.clock.drafting_share, "host_overhead": contender.clock.host_overhead}
-            entry |= acceptance_figures(contender.answers)
-            acceptance = resampled_acceptance(contender)
-            entry["acceptance_interval"] = interval(acceptance)
-            entry["acceptance_below_first_interval"] = interval(resampled_acceptance(first) - acceptance)
-            pairs = zip(base.answers, contender.answers, strict=True)
-            entry["identical_answers"] = sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
-            entry["categories"] = {
-                kind: {
-                    "speedup": _part_speed(contender, some) / _part_speed(base, some),
-                    "acceptance_length": acceptance_figures([contender.answers[i] for i in some])["acceptance_length"],
-                }
-                for kind, some in places.items()
+        entry |= {"drafting_share": contender.clock.drafting_share, "host_overhead": contender.clock.host_overhead}
+        entry |= acceptance_figures(contender.answers)
+        acceptance = resampled_acceptance(contender)
+        entry["acceptance_interval"] = interval(acceptance)
+        entry["acceptance_below_first_interval"] = interval(resampled_acceptance(first) - acceptance)
+        pairs = zip(base.answers, contender.answers, strict=True)
+        entry["identical_answers"] = sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
+        entry["categories"] = {
+            kind: {
+                "speedup": _part_speed(contender, some) / _part_speed(base, some),
+                "acceptance_length": acceptance_figures([contender.answers[i] for i in some])["acceptance_length"],
             }
+            for kind, some in places.items()
+        }
         report["contenders"][name] = entry
     return report
 

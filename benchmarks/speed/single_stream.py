@@ -6,9 +6,8 @@
 Compares bundles by their first method, or methods of one bundle, some or all. Without a bundle of its own,
 auto-regressive decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so
 that a busy machine slows all alike; seconds are medians over the repeats. Before each comparison a method that drafts
-from what was served answers --warm-up other prompts of the file, and any other method one of them. With --llama-cpp a
-llama.cpp process takes its turn too (see docs/guides/load-testing.md). Writes JSON and, beside it, the same tables as
-Markdown; intervals are 95%, over prompts.
+from what was served answers --warm-up other prompts of the file, and any other method one of them. Intervals are
+95%, over prompts.
 """
 
 from __future__ import annotations
@@ -22,21 +21,18 @@ from rich.console import Console
 
 from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table, number
-from benchmarks.load.comparison import AR, LLAMA, WARM_UP, LLMDecoder, compare, compare_concurrent, report_single
-from benchmarks.load.llama_cpp import LlamaCpp
+from benchmarks.load.comparison import AR, WARM_UP, LLMDecoder, compare, compare_concurrent, report_single
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.acceptance import conditional_acceptance
 from benchmarks.speed.inprocess import load_llm, require_fit
 from redraft.console.progress import progress
-from redraft.llm import Answer
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, request
 
 console = Console()
 
 
-def measure(decoders: dict[str, LLMDecoder], args: argparse.Namespace, tokenizer: ChatTokenizer,
-            llama: LlamaCpp | None = None) -> dict[str, Any]:  # fmt: skip
+def measure(decoders: dict[str, LLMDecoder], args: argparse.Namespace, tokenizer: ChatTokenizer) -> dict[str, Any]:
     """Everything the command line asks for; what was measured before Ctrl-C. Raises InvalidRequest where a prompt and
     its answer do not fit a bundle."""
     everything = load_prompts(args.dataset)
@@ -55,10 +51,6 @@ def measure(decoders: dict[str, LLMDecoder], args: argparse.Namespace, tokenizer
         "concurrent": {},
     }
 
-    def by_llama(generation: GenerateRequest) -> Answer:
-        assert llama is not None
-        return llama.answer(decoders[AR].llm.runtime.sequence(0, generation), generation.max_tokens)
-
     def requests(texts: list[str], temperature: float, count: int) -> list[GenerateRequest]:
         pick = [(texts * (count // len(texts) + 1))[i] for i in range(count)]
         filters = {"top_p": args.top_p} if args.top_p and temperature else {}
@@ -69,11 +61,10 @@ def measure(decoders: dict[str, LLMDecoder], args: argparse.Namespace, tokenizer
     try:
         for temperature in args.temperature:
             warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
-            rounds = (len(decoders) + (llama is not None and temperature == 0)) * len(texts) * args.repeats
+            rounds = len(decoders) * len(texts) * args.repeats
             asked = requests(texts, temperature, len(texts))
-            other = by_llama if llama and temperature == 0 else None
             with progress(f"one stream, temperature {temperature:g}", rounds, "answers", console=console) as shown:
-                players = compare(decoders, asked, warm_up, args.repeats, shown.advance, other)
+                players = compare(decoders, asked, warm_up, args.repeats, shown.advance)
             report["single"][f"{temperature:g}"] = report_single(players, prompts)
             levels = report["concurrent"].setdefault(f"{temperature:g}", [])
             for level in args.streams:
@@ -144,7 +135,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
 
 def speculative_entries(single: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The contenders that draft, by name."""
-    return {name: entry for name, entry in single["contenders"].items() if name not in (AR, LLAMA)}
+    return {name: entry for name, entry in single["contenders"].items() if name != AR}
 
 
 def _with_interval(entry: dict[str, Any], kind: str) -> str:
@@ -166,8 +157,8 @@ def show(report: dict[str, Any]) -> None:
 def load_decoders(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, LLMDecoder]:
     """What is compared, by name, auto-regressive decoding first; what cannot be ends the command with the reason."""
     bundles = {bundle.name: bundle for bundle in args.speculative}
-    if len(bundles) < len(args.speculative) or {AR, LLAMA} & set(bundles):
-        parser.error(f"--speculative: the folders' names must differ, and be other than {AR!r} and {LLAMA!r}")
+    if len(bundles) < len(args.speculative) or AR in bundles:
+        parser.error(f"--speculative: the folders' names must differ, and be other than {AR!r}")
     if args.methods is not None and len(bundles) > 1:
         parser.error("--methods: expected one bundle")
     llms = {name: load_llm(parser, bundle, args.threads) for name, bundle in bundles.items()}
@@ -201,21 +192,13 @@ def main(argv: list[str] | None = None) -> int:
     add("--warm-up", type=int, default=32, help="other prompts of the file to warm up with")
     add("--repeats", type=int, default=3)
     add("--threads", type=int)
-    add("--llama-cpp", type=Path, metavar="PYTHON", help="interpreter that has llama-cpp-python")
-    add("--llama-model", type=Path, help="the target as BF16 GGUF (see benchmarks/load/make_gguf.py)")
     add("--output", type=Path, default=Path("artifacts/reports/single_stream.json"))
     args = parser.parse_args(argv)
-    if args.llama_cpp and not args.llama_model:
-        parser.error("--llama-cpp needs --llama-model")
     decoders = load_decoders(parser, args)
-    llama = LlamaCpp(args.llama_cpp, args.llama_model, args.threads) if args.llama_cpp else None
     try:
-        report = measure(decoders, args, ChatTokenizer(args.speculative[0]), llama)
+        report = measure(decoders, args, ChatTokenizer(args.speculative[0]))
     except InvalidRequest as error:
         parser.error(f"{args.dataset}: {error}")
-    finally:
-        if llama:
-            llama.close()
     report["auto_regressive"] = (args.auto_regressive or args.speculative[0]).name
     save_report(args.output, report)
     show(report)

@@ -1,4 +1,4 @@
-"""The scripts on a machine with torch, transformers and mpi4py but not the rest; see test_first_hour.py too."""
+"""The scripts on a machine with torch, transformers and mpi4py but not the rest."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tests.benchmarks.gpu.conftest import ROOT, bare_environment
 FILES = [file for file in (ROOT / "benchmarks/gpu").glob("*.py") if "def main(" in file.read_text()]
 SCRIPTS = sorted({file.stem for file in FILES} - {"kit"})
 """The scripts for a GPU machine; the kit is made elsewhere."""
-NEED_PACKAGES = {"engines": ["x"], "torch_backend": ["--model", "x"], "train": ["--model", "x", "--prompts", "x"]}
+NEED_PACKAGES = {"engines": ["x"]}
 """Scripts that run bundles, with the arguments that they require."""
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import kit
-from benchmarks.speed import method_batches
 from redraft.cli import build, fetch, tune
 from redraft.compiler.methods import read_methods
 from redraft.plugins.cuda import check_on_gpu
@@ -29,7 +28,7 @@ def run_call(call: str, folder: Path, **settings: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-@pytest.mark.parametrize("call", kit.TRAVELS)
+@pytest.mark.parametrize("call", [*kit.TRAVELS, "first_hour"])
 def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, monkeypatch):
     listed = run_call(call, tmp_path, DRY="1", DEVICE=device)
     assert not listed.stderr
@@ -38,6 +37,8 @@ def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, mon
         _, *words = shlex.split(line)
         if words[:2] == ["-m", "redraft.cli"]:
             assert parsed_by_typer(COMMANDS[words[2]].main, words[3:])
+        elif words[:2] == ["-m", "redraft.plugins.cuda.compile"]:
+            continue
         elif words[:1] == ["-m"] and words[1].startswith(("benchmarks.gpu.", "redraft.")):
             script = importlib.import_module(words[1])
             if script is check_on_gpu:
@@ -48,10 +49,11 @@ def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, mon
                 monkeypatch.setattr(script, "device_of", lambda *_, **__: raise_parsed())
             with pytest.raises(Parsed):
                 script.main(words[2:])
-        elif words[:1] == ["-m"] and words[1] == "benchmarks.speed.method_batches":
-            monkeypatch.setattr(method_batches, "load_llm", lambda *_, **__: raise_parsed())
+        elif words[:1] == ["-m"] and words[1] in ("benchmarks.speed.method_batches", "benchmarks.verify.lossless"):
+            script = importlib.import_module(words[1])
+            monkeypatch.setattr(script, "load_llm", lambda *_, **__: raise_parsed())
             with pytest.raises(Parsed):
-                method_batches.main(words[2:])
+                script.main(words[2:])
         else:
             continue
         tried += 1

@@ -2,12 +2,10 @@
 
 import argparse
 import json
-import sys
 
 import pytest
 
 from benchmarks.load import comparison
-from benchmarks.load.llama_cpp import LlamaCpp
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed import single_stream
 from redraft.bundle.budget import BudgetTable
@@ -19,15 +17,6 @@ from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from tests.toy_engine import TOY, ToyEngine, toy_codec
 
-FAKE_LLAMA = """
-class Llama:
-    def __init__(self, *args, **options): pass
-    def reset(self): pass
-    def generate(self, prompt, **options):
-        yield from range(3, 100)
-"""
-
-
 NGRAM_ALONE = MethodPlan(None, ngram=True, budget=BudgetTable.constant(8))
 
 
@@ -37,16 +26,7 @@ def llm(plans):
     return LLM(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans, prefix_reuse=False))
 
 
-@pytest.fixture
-def llama(tmp_path, monkeypatch):
-    (tmp_path / "llama_cpp.py").write_text(FAKE_LLAMA)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    process = LlamaCpp(sys.executable, tmp_path / "model.gguf")
-    yield process
-    process.close()
-
-
-def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
+def test_report_of_a_race(tokenizer_folder, tmp_path, capsys):
     dataset = tmp_path / "prompts.jsonl"
     rows = [{"category": kind, "turns": [text]} for kind, text in (("a", "hello"), ("a", "abab"), ("b", "to be"))]
     dataset.write_text("\n".join(map(json.dumps, rows)))
@@ -58,7 +38,7 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     both = llm({TOY: plan, "ngram": NGRAM_ALONE})
     methods = {comparison.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
     decoders = {name: comparison.LLMDecoder(both, method) for name, method in methods.items()}
-    report = single_stream.measure(decoders, args, ChatTokenizer(tokenizer_folder), llama)
+    report = single_stream.measure(decoders, args, ChatTokenizer(tokenizer_folder))
     single_stream.show(report)
     cold = report["single"]["0"]
     spec, ar = cold["contenders"]["speculative"], cold["contenders"]["auto-regressive"]
@@ -70,8 +50,6 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, llama, capsys):
     assert ar["acceptance_length"] == 1
     assert ar["rows_per_step"] == 1
     assert ar["drafting_share"] == 0
-    assert cold["contenders"]["llama.cpp"]["tokens"] == 60
-    assert "llama.cpp" not in report["single"]["1"]["contenders"]
     assert set(spec["categories"]) == {"a", "b"}
     (level,) = report["concurrent"]["1"]
     assert level["streams"] == 2
@@ -109,8 +87,3 @@ def test_a_comparison_starts_from_what_the_warm_up_served():
 
     assert steps(others, 1) == steps(others, 3) == steps(others, 1)
     assert steps(asked, 1) < steps(others, 1), "all of the warm-up is served"
-
-
-def test_llama_cpp_that_does_not_start(tmp_path):
-    with pytest.raises(RuntimeError, match=r"llama\.cpp"):
-        LlamaCpp(sys.executable, tmp_path / "no.gguf")
