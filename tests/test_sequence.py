@@ -50,7 +50,7 @@ def verdict(text: str) -> Verdict:
 
 def step(sequence: Sequence, text: str) -> None:
     gained = verdict(text)
-    sequence.step(gained, None, NODES[: len(gained.tokens)], len(gained.tokens), False)
+    sequence.step(gained, None, NODES[: len(gained.tokens)], False)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_nothing_counts_behind_the_end_of_the_text(word, accepted):
     sequence.ngram = RetrievalText(retrieval, [*PROMPT, *CODEC.encode("a")])
     word_tokens = [0] if word == "<end>" else CODEC.encode("P")
     tokens = [*CODEC.encode("STO"), *word_tokens, *CODEC.encode("xyz")]
-    sequence.step(Verdict(list(range(7)), tokens), None, NODES, 9, False)
+    sequence.step(Verdict(list(range(7)), tokens), None, NODES, False)
     assert sequence.stats.accepted == accepted
     assert sum(sequence.stats.accepted_by_depth) == accepted
     assert len(sequence.stats.offered_by_depth) == min(accepted + 1, 6)
@@ -152,7 +152,7 @@ def test_what_is_left_in_the_cache_ends_with_the_text(word, taken):
     sequence.pairs = Pairs(ingested=len(PROMPT))
     tokens = [*CODEC.encode("STO"), *([0] if word == "<end>" else CODEC.encode("P")), *CODEC.encode("xyz")]
     path = [0, 1, 3, 4, 6, 7, 8]
-    sequence.step(Verdict(path, tokens), np.arange(7.0)[:, None], NODES, 9, False)
+    sequence.step(Verdict(path, tokens), np.arange(7.0)[:, None], NODES, False)
     assert sequence.cached_tokens.tolist() == [*PROMPT, *CODEC.encode("a"), *tokens[: taken - 1]]
     assert sequence.commit == path[:taken]
     assert sequence.pairs.rows == sequence.cache_length
