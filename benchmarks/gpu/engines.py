@@ -10,55 +10,53 @@ bundles do. On a GPU that it does not support, such as an H100, set REDRAFT_ANY_
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Console
+import typer
 
-from benchmarks.gpu.machine import PACKAGES, add_device, describe, device_of, write_report
+from benchmarks.command import Repeats, console, run
+from benchmarks.gpu.machine import PACKAGES, Device, Output, device_of, write_report
 
-console = Console()
 
-
-def run(path: Path, repeats: int) -> dict[str, Any]:
+def judge(path: Path, repeats: int) -> dict[str, Any]:
     """One bundle: its times, or why there are none. Whatever goes wrong is an answer here."""
     from benchmarks.speed.step_times import measure, report
     from redraft.bundle.manifest import Bundle
     from redraft.engines import load_engine
 
-    found: dict[str, Any] = {"bundle": path.name}
+    result: dict[str, Any] = {"bundle": path.name}
     try:
         bundle = Bundle.load(path)
-        found |= {"backend": bundle.config.backend.name, "precision": bundle.config.precision}
+        result |= {"backend": bundle.config.backend.name, "precision": bundle.config.precision}
         engine = load_engine(bundle)
     except Exception as error:
-        return found | {"loads": False, "error": f"{type(error).__name__}: {error}"}
+        return result | {"loads": False, "error": f"{type(error).__name__}: {error}"}
     try:
         times = measure(engine, bundle, repeats)
     except Exception as error:
-        return found | {"loads": True, "runs": False, "error": f"{type(error).__name__}: {error}"}
+        return result | {"loads": True, "runs": False, "error": f"{type(error).__name__}: {error}"}
     finally:
         engine.close()
     console.print(report(times, bundle))
-    return found | {"loads": True, "runs": True, "times": [asdict(entry) for entry in times]}
+    return result | {"loads": True, "runs": True, "times": [asdict(entry) for entry in times]}
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_device(parser, __file__)
-    parser.add_argument("bundles", type=Path, nargs="+")
-    parser.add_argument("--repeats", type=int, default=60)
-    args = parser.parse_args(argv)
-    machine = describe(device_of(parser, args, PACKAGES))
+def main(
+    bundles: Annotated[list[Path], typer.Argument(help="Folders of bundles.")],
+    device: Device = "cuda",
+    repeats: Repeats = 60,
+    output: Output = None,
+) -> None:
+    on_device = device_of(device, output, PACKAGES)
     results = []
-    for path in args.bundles:
-        results.append(run(path, args.repeats))
+    for path in bundles:
+        results.append(judge(path, repeats))
         if error := results[-1].get("error"):
             console.print(f"{path}: {error}", markup=False)
-    console.print(f"written to {write_report(args, {'machine': machine, 'bundles': results})}")
+    write_report(output, __file__, on_device, {"bundles": results})
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

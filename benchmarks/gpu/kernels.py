@@ -10,21 +10,21 @@ profiler.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from rich.console import Console
+import typer
 
-from benchmarks.gpu.machine import add_device, describe, device_of, tool, write_report
+from benchmarks.command import console, run
+from benchmarks.gpu.machine import Device, Output, describe, device_of, tool, write_report
 from redraft.plugins.cuda.check_on_gpu import (
+    CASES,
     SHAPES,
     add_bandwidth,
-    add_cases,
     attend,
     check_attention,
     make_batch,
@@ -36,7 +36,6 @@ CHECKS = ["-m", "redraft.plugins.cuda.check_on_gpu", "--check-only", "--small"]
 FAILED = 9
 PEAK = {"H200": 4800, "H100 80GB HBM3": 3350, "A100-SXM4-80GB": 2039}
 """Gigabytes per second that the maker gives, by part of the device's name."""
-console = Console()
 
 
 def sanitize(program: str | None, tools: Sequence[str] = TOOLS, cases: Sequence[str] = ()) -> dict[str, Any]:
@@ -72,38 +71,43 @@ def launch(device: str, sequences: int, length: int, rows: int) -> None:
         torch.cuda.synchronize()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The exit status is 1 where a tool of compute-sanitizer complains, or where it is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_device(parser, __file__)
-    parser.add_argument("--no-checks", action="store_true")
-    parser.add_argument("--no-sanitizer", action="store_true")
-    parser.add_argument("--no-times", action="store_true")
-    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="of compute-sanitizer; default: all")
-    add_cases(parser)
-    parser.add_argument("--launch", type=int, nargs=3, metavar=("SEQUENCES", "LENGTH", "ROWS"), help="and nothing else")
-    args = parser.parse_args(argv)
-    device = device_of(parser, args, kernels=True)
-    if args.launch:
-        launch(args.device, *args.launch)
+def main(
+    device: Device = "cuda",
+    no_checks: Annotated[bool, typer.Option("--no-checks", help="Compare nothing with the reference.")] = False,
+    no_sanitizer: Annotated[bool, typer.Option("--no-sanitizer", help="Leave out compute-sanitizer.")] = False,
+    no_times: Annotated[bool, typer.Option("--no-times", help="Leave out times and bandwidth.")] = False,
+    tools: Annotated[list[str], typer.Option(help="Of compute-sanitizer.")] = list(TOOLS),
+    shapes: Annotated[list[str], typer.Option(help="Heads.")] = list(SHAPES),
+    kinds: Annotated[list[str], typer.Option(help="Of batches.")] = list(CASES),
+    launched: Annotated[
+        tuple[int, int, int] | None, typer.Option("--launch", metavar="SEQUENCES LENGTH ROWS", help="Nothing else.")
+    ] = None,
+    output: Output = None,
+) -> int:
+    """Returns 1 where a tool of compute-sanitizer complains, or where it is missing."""
+    for name, values, known in (("tools", tools, TOOLS), ("shapes", shapes, SHAPES), ("kinds", kinds, CASES)):
+        if unknown := {*values} - {*known}:
+            raise typer.BadParameter(f"--{name} {' '.join(unknown)}: expected some of {', '.join(known)}")
+    if launched:
+        launch(device, *launched)
         return 0
-    on_gpu = device.type == "cuda"
-    report: dict[str, Any] = {"machine": describe(device)}
-    if not args.no_checks:
-        report["attention"] = check_attention(args.device, not on_gpu, args.shapes, args.kinds)
-    if on_gpu and not args.no_sanitizer:
-        report["compute_sanitizer"] = sanitize(
-            tool("compute-sanitizer"), args.tools, ["--shapes", *args.shapes, "--kinds", *args.kinds]
-        )
-    if on_gpu and not args.no_times:
+    on_device = device_of(device, output, kernels=True)
+    on_gpu = device == "cuda"
+    report: dict[str, Any] = {}
+    if not no_checks:
+        report["attention"] = check_attention(device, not on_gpu, shapes, kinds)
+    if on_gpu and not no_sanitizer:
+        cases = ["--shapes", *shapes, "--kinds", *kinds]
+        report["compute_sanitizer"] = sanitize(tool("compute-sanitizer"), tools, cases)
+    if on_gpu and not no_times:
         bandwidth = add_bandwidth()
-        peak = next((rate for part, rate in PEAK.items() if part in report["machine"]["name"]), None)
+        peak = next((rate for part, rate in PEAK.items() if part in describe(on_device)["name"]), None)
         report["bandwidth"] = {"add_gigabytes_per_second": bandwidth / 1e9, "peak_gigabytes_per_second": peak}
-        report["timings"] = time_all(bandwidth, args.shapes)
-    console.print(f"written to {write_report(args, report)}")
+        report["timings"] = time_all(bandwidth, shapes)
+    write_report(output, __file__, on_device, report)
     said = report.get("compute_sanitizer", {})
     return int("missing" in said or not all(tool["clean"] for tool in said.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -9,19 +9,20 @@ tree and the folders that are listed at the end; `--limit-mib` bounds each of th
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from rich.console import Console
 
+from benchmarks.command import console, run
 from benchmarks.figures.tables import Table
 from benchmarks.gpu.machine import PACKAGES
 from redraft.compiler.checkpoints import shipped
@@ -47,11 +48,8 @@ MODEL_FIRST = 52 * MIB
 DRAFTERS = ("SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct-eagle")
 TRAVELS = {"a": (COMMON, "a"), "b": ("b",), "c": (COMMON, "c"), "d": ("d",)}
 """The folders of each call; b and d go on where a and c ended, on the same machine."""
-RESULTS, KEPT_RESULTS = "docs/results/", "docs/results/methods.json"
-"""Published results, and those that a script reads."""
-SPARSE = f"git sparse-checkout set --no-cone '/*' '!/drafters/' '!/{RESULTS}' '/{KEPT_RESULTS}'"
+SPARSE = "git sparse-checkout set --no-cone '/*' '!/drafters/' '!/docs/results/'"
 NATIVE_LIMITS = "--no-drafter --precision fp16 --slots 2 --max-len 320 --max-tree 8 --prefill-chunk 16"
-console = Console(highlight=False)
 
 
 class KitError(Exception):
@@ -159,7 +157,7 @@ def write_native_bundle(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(scratch)
         Tokenizer(WordLevel({f"t{i}": i for i in range(111)}, unk_token="t0")).save(f"{scratch}/tokenizer.json")
-        build = [sys.executable, "build/build_engines.py", "--backend", "tensorrt_rtx", "--model", scratch]
+        build = [sys.executable, "-m", "redraft.cli", "build", "--backend", "tensorrt_rtx", "--model", scratch]
         done = subprocess.run([*build, *NATIVE_LIMITS.split(), "--output", str(folder)], cwd=ROOT)
     if done.returncode:
         raise KitError("the tiny bundle for TensorRT for RTX was not built; see above")
@@ -230,24 +228,23 @@ def too_large(shown: Table, limit_mib: float, tree: int) -> str | None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int | str:
-    """The exit status; or what cannot be made or does not fit, in a line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit-mib", type=float, default=64, help="what travels with a call at most")
-    parser.add_argument("--python", default="3.12", help="the machine's Python")
-    parser.add_argument("--sizes", action="store_true", help="only show what is there")
-    args = parser.parse_args(argv)
+def main(
+    limit_mib: Annotated[float, typer.Option(help="MiB that travel with a call at most.")] = 64,
+    python: Annotated[str, typer.Option(help="The machine's Python.")] = "3.12",
+    sizes: Annotated[bool, typer.Option("--sizes", help="Only show what is there.")] = False,
+) -> None:
     kit = ROOT / KIT
     try:
-        if not args.sizes:
-            make(kit, args.python)
+        if not sizes:
+            make(kit, python)
         tree = tree_size(ROOT)
     except (KitError, BuildError) as error:
-        return f"kit: {error}"
-    shown = loads(kit, tree)
-    shown.show(console)
-    return too_large(shown, args.limit_mib, tree) or 0
+        raise typer.BadParameter(str(error)) from None
+    table = loads(kit, tree)
+    table.show(console)
+    if problem := too_large(table, limit_mib, tree):
+        raise typer.BadParameter(problem)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,38 +1,29 @@
-"""What a Llama-shaped target with random weights allows on this GPU.
+"""What a step and a draft of a Llama-shaped target take on this GPU, with random weights.
 
     python -m benchmarks.gpu.llama_7b
 
-Step time against rows and batch (the greedy choice made on the device), drafting time of a ReDrafter for such a
-target (beam width 6, length 5) and of Lyanna's drafter (its paper's 3 steps, 4 wide, trees of 12 drafted nodes, and
-the 4 steps and 16 nodes with which ours was measured) and of an EAGLE-3 drafter as the hub's pairs have it (5 levels,
-4 wide, trees of 15 nodes, a head of 32,000 tokens), and the time that the host takes to make the target's rows from a
-draft: to pack ReDrafter's beams, or to choose the nodes of the others' trees. From these the speed-up that an
-acceptance length would give, for the acceptance lengths measured with our own drafters (of another target, SmolLM2;
-Lyanna's without re-sampling, whose time is not taken here; none for EAGLE-3), and the acceptance length that the
-paper's speed-ups would need here. Nothing is generated: these are bounds from step times, not speed-ups.
+Step times against rows and batch (the greedy choice made on the device), and drafting times of a ReDrafter for such a
+target (beam width 6, length 5), of Lyanna's drafter (its paper's 3 steps, 4 wide, and the 4 steps with which ours was
+measured) and of an EAGLE-3 drafter as the hub's pairs have it (5 levels, 4 wide, a head of 32,000 tokens).
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
-from rich.console import Console
+import typer
 from torch import Tensor
 
+from benchmarks.command import Repeats, console, run
 from benchmarks.figures.tables import Table
-from benchmarks.gpu.machine import add_device, describe, device_of, milliseconds, write_report
-from redraft.batch import DraftCandidates, TargetBatch
-from redraft.decoding.construction import beam, best_first
-from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, prune_tree, shared_budgets
+from benchmarks.gpu.machine import Device, Output, device_of, milliseconds, write_report
+from redraft.batch import TargetBatch
 from redraft.engines.cuda.graphs import CudaGraphCache, Inputs, available_graphs
 from redraft.engines.cuda.transfer import Results
 from redraft.model_defs.drafters.base import Drafter
@@ -80,25 +71,18 @@ SHAPES = {
     "smollm2-135m": SMOLLM2_135M,
     "tiny": TINY,
 }
-REDRAFTER = (6, 5, 6)
+ShapeName = Literal["llama-2-7b", "llama-3.1-8b", "smollm2-135m", "tiny"]
+Shape = Annotated[ShapeName, typer.Option(help="Sizes of the target.")]
+Context = Annotated[int, typer.Option(help="Cached tokens of each sequence.")]
+Batches = Annotated[list[int], typer.Option(help="Sequences at once.")]
+Rows = Annotated[list[int], typer.Option(help="Rows of each sequence.")]
+
+SYSTEMS = {"redrafter": (6, 5, 6), "lyanna, 3 x 4": (4, 3, 8), "lyanna": (4, 4, 8), "eagle3": (4, 5, 8)}
 """Beam width and length, and children of an expanded node."""
-LYANNA = {"lyanna, 3 x 4": ((4, 3, 8), 12), "lyanna": ((4, 4, 8), 16)}
-"""The same, and the drafted nodes of a tree, on average over a batch: the paper's (its experiments' setting), and those
-of an untuned bundle of the usual limits, of which the acceptance length was measured."""
-EAGLE3 = {"eagle3": ((4, 5, 8), 15)}
-"""The same of an EAGLE-3 drafter, whose levels are five, and a tree that makes 16 rows with its root."""
 EAGLE3_HEAD = 32000
 """Tokens that the head of a published EAGLE-3 drafter can draft."""
-MAX_TREE = 32
-"""Rows of a tree at most."""
-CONTENDERS = {"redrafter": "redrafter", "lyanna": "lyanna_no_resampling"}
-"""Whose measured acceptance lengths a system has."""
 PAIRS = 3
 """What a drafter with a context ingests before a draft: the tokens of a step."""
-PAPER = {"TensorRT-LLM, low load": (2.09, 2.56), "TensorRT-LLM, TP 1": (2.19, 2.51)}
-"""ReDrafter, tables 2 and 3: Vicuna 7B to 33B, on H100."""
-MEASURED = Path(__file__).parents[2] / "docs/results/methods.json"
-console = Console()
 
 
 def random_target(config: TargetConfig, device: torch.device) -> Target:
@@ -177,8 +161,8 @@ def time_target(
 
 def time_drafting(
     drafter: Drafter, shape: tuple[int, int, int], context: int, batches: list[int], repeats: int
-) -> tuple[list[dict[str, Any]], list[DraftCandidates]]:
-    """Milliseconds of a draft of every batch, and what was drafted."""
+) -> list[dict[str, Any]]:
+    """Milliseconds of a draft of every batch."""
     loop, device = BeamSearch(drafter, *shape), drafter.embedding.device
     caches: list[Tensor] = []
     if drafter.reads_context:
@@ -191,7 +175,7 @@ def time_drafting(
         candidates, log_probs, parents = loop([features.to(torch.bfloat16), *others, *caches])[:3]
         return [candidates, log_probs.float(), parents]
 
-    found, drafts = [], []
+    result = []
     for batch in batches:
         pairs = batch * (PAIRS if drafter.reads_context else 1)
         inputs: dict[str, np.ndarray | Tensor] = {
@@ -205,163 +189,63 @@ def time_drafting(
                 "cache_lengths": np.full(batch, context, np.int32),
             }
         calls = graphs(draft, device, padding={"slots": max(batches)}, idle={"row_offsets": np.array([0, 1], np.int32)})
-        taken = milliseconds(partial(calls, inputs), repeats)
-        found.append({"batch": batch, "milliseconds": taken})
-        drafts.append(DraftCandidates(*(array[:batch].copy() for array in calls(inputs))))
-    return found, drafts
-
-
-def best_first_tree(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
-    """The most likely nodes of each draft, `budget` nodes a sequence shared out between the trees, by the scheduler's
-    functions."""
-    batch, length, *_ = drafts.candidates.shape
-    most, deepest = MAX_TREE - 1, [length] * batch
-    tree, budgets = best_first(drafts, roots, min(batch * budget, most)), [budget] * batch
-    if batch > 1:
-        tree = prune_tree(tree, [most] * batch, deepest)
-        budgets = shared_budgets(tree, batch * budget)
-    return prune_tree(tree, budgets, deepest)
-
-
-def target_rows(tree: TokenTree) -> tuple[list[int], list[int], list[int]]:
-    """Tokens, depths and mask words of all rows, as the scheduler makes them."""
-    paths = [path for paths in tree.ancestors for path in paths]
-    tokens = [token for nodes in tree.nodes for token, _, _ in nodes]
-    return tokens, [path.bit_count() - 1 for path in paths], mask_words(paths, mask_width(MAX_TREE))
-
-
-def time_trees(
-    drafts: list[DraftCandidates], build: Callable[[DraftCandidates, np.ndarray, int], TokenTree], budget: int,
-    repeats: int,
-) -> dict[int, float]:  # fmt: skip
-    """Milliseconds that the host takes from each batch of drafts to the target's rows, by batch."""
-
-    def make(drafted: DraftCandidates) -> None:
-        target_rows(build(drafted, np.zeros(len(drafted.candidates), np.int32), budget))
-
-    return {len(drafted.candidates): milliseconds(partial(make, drafted), repeats) for drafted in drafts}
-
-
-def allowed(
-    steps: list[dict[str, Any]], drafting: list[dict[str, Any]], trees: dict[int, float], rows: int,
-    lengths: dict[str, float],
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Per batch, what drafting costs in steps of one row, the speed-ups that acceptance lengths would give, and the
-    lengths that the paper's speed-ups would need: acceptance length x t(1) / (t(rows) + drafting + trees)."""
-    times = {(step["batch"], step["rows"]): step["milliseconds"] for step in steps}
-    found = []
-    for entry in drafting:
-        batch = entry["batch"]
-        cost = (times[batch, rows] + entry["milliseconds"] + trees[batch]) / times[batch, 1]
-        found.append(
-            {
-                "batch": batch,
-                "rows": rows,
-                "cost_in_steps": cost,
-                "speedup_allowed": {name: length / cost for name, length in lengths.items()},
-                "acceptance_length_needed": {
-                    f"{speedup:g}x": cost * speedup for pair in PAPER.values() for speedup in pair
-                },
-            }
-        )
-    return found
-
-
-def measured_lengths(system: str) -> dict[str, float]:
-    """Acceptance lengths that our drafters of SmolLM2 reached on MT-bench, by temperature; none where none was
-    measured."""
-    if system not in CONTENDERS:
-        return {}
-    report = json.loads(MEASURED.read_bytes())["single"]
-    return {
-        f"SmolLM2, temperature {temperature}": entry["contenders"][CONTENDERS[system]]["acceptance_length"]
-        for temperature, entry in report.items()
-    }
+        result.append({"batch": batch, "milliseconds": milliseconds(partial(calls, inputs), repeats)})
+    return result
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """Step times, then what they allow."""
-    batches = list(dict.fromkeys(step["batch"] for step in report["steps"]))
-    first = Table(f"{report['shape']}: milliseconds of a step, by rows and batch", ["rows", *map(str, batches)])
+    """Step times by rows, and drafting times by system."""
+    batches = list(dict.fromkeys(str(step["batch"]) for step in report["steps"]))
+    steps = Table(f"{report['shape']}: milliseconds of a step, by rows and batch", ["rows", *batches])
     for rows in dict.fromkeys(step["rows"] for step in report["steps"]):
         cells = [step["milliseconds"] for step in report["steps"] if step["rows"] == rows]
-        first.rows.append([str(rows), *(f"{cell:.2f}" for cell in cells)])
-    second = Table("Projection: speed-up that the step times allow, by batch (not measured)", ["", *map(str, batches)])
+        steps.rows.append([str(rows), *(f"{cell:.2f}" for cell in cells)])
+    drafts = Table("Milliseconds of a draft, by batch", ["", *batches])
     for name, system in report["systems"].items():
-        second.rows.append([f"{name}: drafting, ms", *(f"{x['milliseconds']:.2f}" for x in system["drafting"])])
-        second.rows.append([f"{name}: trees, ms", *(f"{x['milliseconds']:.2f}" for x in system["trees"])])
-        for length in system["acceptance_lengths"]:
-            cells = [entry["speedup_allowed"][length] for entry in system["allowed"]]
-            second.rows.append([f"{name}, {length}", *(f"{cell:.2f}x" for cell in cells)])
-        for paper, pair in PAPER.items():
-            needed = [[entry["acceptance_length_needed"][f"{x:g}x"] for x in pair] for entry in system["allowed"]]
-            label = f"{name}, accepted tokens for {pair[0]}x to {pair[1]}x (the paper's, {paper})"
-            second.rows.append([label, *(f"{low:.2f} to {high:.2f}" for low, high in needed)])
-    return [first, second] if report["systems"] else [first]
+        drafts.rows.append([name, *(f"{entry['milliseconds']:.2f}" for entry in system["drafting"])])
+    return [steps, drafts] if report["systems"] else [steps]
 
 
-def drafter_of(system: str, target: Target) -> tuple[Drafter, tuple[int, int, int]]:
-    """A system's drafter for a target, and its beam width, length and children of an expanded node."""
+def drafter_of(system: str, target: Target) -> Drafter:
+    """A system's drafter for a target."""
     config = target.config
     if system == "redrafter":
         size, vocabulary = config.hidden_size, config.vocab_size
         recurrent = RecurrentConfig(size, vocabulary, exit_dim=2 * size, num_blocks=2, head="own")
-        return RecurrentDrafter(recurrent, target), REDRAFTER
-    if system in EAGLE3:
-        eagle3 = Eagle3Drafter.configure(target, min(EAGLE3_HEAD, config.vocab_size))
-        return Eagle3Drafter(eagle3, target), EAGLE3[system][0]
-    return HiddenStateDrafter(HiddenStateDrafter.configure(target), target), LYANNA[system][0]
+        return RecurrentDrafter(recurrent, target)
+    if system == "eagle3":
+        return Eagle3Drafter(Eagle3Drafter.configure(target, min(EAGLE3_HEAD, config.vocab_size)), target)
+    return HiddenStateDrafter(HiddenStateDrafter.configure(target), target)
 
 
 @torch.inference_mode()
-def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Everything; best-first trees have all of their nodes, packed ReDrafter beams about `--packed-rows`."""
+def main(
+    device: Device = "cuda",
+    shape: Shape = "llama-2-7b",
+    context: Context = 512,
+    batches: Batches = [1, 2, 4, 8, 16, 32, 64],
+    rows: Rows = [1, 2, 4, 8, 16, 32, 64],
+    no_drafters: Annotated[bool, typer.Option("--no-drafters", help="Step times of the target only.")] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="Time steps without CUDA graphs too.")] = False,
+    repeats: Repeats = 30,
+    output: Output = None,
+) -> None:
+    on_device = device_of(device, output, kernels=True)
     torch.manual_seed(0)
-    config, context = SHAPES[args.shape], args.context
-    target = random_target(config, device)
-    nodes = {"redrafter": args.packed_rows} | {name: 1 + budget for name, (_, budget) in (LYANNA | EAGLE3).items()}
-    rows = sorted({1, *args.rows, *([] if args.no_drafters else nodes.values())})
-    report: dict[str, Any] = {"machine": describe(device), "shape": args.shape, "context": context, "paper": PAPER}
-    report["steps"] = time_target(target, context, args.batches, rows, args.repeats, args.eager)
-    report["systems"] = {}
-    if args.no_drafters:
-        return report
-    for name, budget_rows in nodes.items():
-        drafter, shape = drafter_of(name, target)
-        ready = random_drafter(drafter, device, context + PAIRS + shape[0] * shape[1], shape[1])
-        drafting, drafts = time_drafting(ready, shape, context, args.batches, args.repeats)
-        if name == "redrafter":
-            trees = time_trees(drafts, beam, args.packed_rows, args.repeats)
-        else:
-            trees = time_trees(drafts, best_first_tree, budget_rows - 1, args.repeats)
-        lengths = measured_lengths(name)
+    target = random_target(SHAPES[shape], on_device)
+    report: dict[str, Any] = {"shape": shape, "context": context, "systems": {}}
+    report["steps"] = time_target(target, context, batches, sorted({1, *rows}), repeats, eager)
+    for name, sizes in () if no_drafters else SYSTEMS.items():
+        width, length, _ = sizes
+        drafter = random_drafter(drafter_of(name, target), on_device, context + PAIRS + width * length, length)
         report["systems"][name] = {
             "parameters": sum(weight.numel() for weight in drafter.parameters()),
-            "drafting": drafting,
-            "trees": [{"batch": batch, "milliseconds": taken} for batch, taken in trees.items()],
-            "acceptance_lengths": lengths,
-            "allowed": allowed(report["steps"], drafting, trees, budget_rows, lengths),
+            "drafting": time_drafting(drafter, sizes, context, batches, repeats),
         }
-    return report
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_device(parser, __file__)
-    parser.add_argument("--shape", choices=SHAPES, default="llama-2-7b")
-    parser.add_argument("--context", type=int, default=512, help="cached tokens of each sequence")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="of each sequence")
-    parser.add_argument("--no-drafters", action="store_true", help="step times of the target only")
-    parser.add_argument("--eager", action="store_true", help="time the target's steps without CUDA graphs too")
-    parser.add_argument("--packed-rows", type=int, default=19, help="rows of 6 x 5 beams with the root, packed by 40%%")
-    parser.add_argument("--repeats", type=int, default=30)
-    args = parser.parse_args(argv)
-    report = measure(args, device_of(parser, args, kernels=True))
     for table in tables(report):
         table.show(console)
-    console.print(f"written to {write_report(args, report)}")
+    write_report(output, __file__, on_device, report)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import shutil
@@ -11,10 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+import typer
 
+from benchmarks.command import console
 from benchmarks.figures.results import write_json
 from redraft.engines.cuda import device as gpu
 from redraft.errors import BundleError
@@ -25,26 +26,24 @@ PACKAGES = ("psutil", "pydantic")
 """What bundles and the scheduler import besides torch, transformers and what these bring."""
 
 
-def add_device(parser: argparse.ArgumentParser, script: str) -> None:
-    """`--device` and `--output`; results lie beside the script, unless they are the CPU's."""
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, help="default: beside the script")
-    parser.set_defaults(script=Path(script))
+DeviceName = Literal["cuda", "cpu"]
+Device = Annotated[DeviceName, typer.Option(help="Where to run; the CPU only tries a script.")]
+Output = Annotated[Path | None, typer.Option(help="JSON file to write; default: beside the script.")]
 
 
 def device_of(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, packages: Sequence[str] = (), kernels: bool = False
+    device: DeviceName, output: Path | None, packages: Sequence[str] = (), kernels: bool = False
 ) -> torch.device:
-    """The device asked for. The command ends with the reason where it, one of `packages` or, for `kernels`, nvcc is
-    missing. On the CPU `--output` is required, since the figures beside the scripts are a GPU's; engines and child
+    """Return the device asked for. Raises typer.BadParameter where it, one of `packages` or, for `kernels`, nvcc is
+    missing. On the CPU `output` is required, since the figures beside the scripts are a GPU's; engines and child
     processes then see no GPU."""
-    if args.device == "cpu" and not args.output:
-        parser.error("--device cpu needs --output: the results beside the script are a GPU's")
-    if problem := obstacle(args.device, packages, kernels):
-        parser.error(problem)
-    if args.device == "cpu":
+    if device == "cpu" and not output:
+        raise typer.BadParameter("--device cpu needs --output: the results beside the script are a GPU's")
+    if problem := obstacle(device, packages, kernels):
+        raise typer.BadParameter(problem)
+    if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    return torch.device(args.device)
+    return torch.device(device)
 
 
 def obstacle(device: str, packages: Sequence[str] = (), kernels: bool = False) -> str | None:
@@ -82,11 +81,6 @@ def tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(f"/usr/local/cuda/bin/{name}")
 
 
-def profilers_work() -> bool:
-    """Whether ncu and compute-sanitizer can reach the GPU: under gVisor, whose kernel says 4.4.0, they cannot."""
-    return platform.release() != "4.4.0"
-
-
 def describe(device: torch.device) -> dict[str, Any]:
     """Machine and software."""
     found: dict[str, Any] = {"device": device.type, "torch": torch.__version__, "python": platform.python_version()}
@@ -101,11 +95,11 @@ def describe(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def write_report(args: argparse.Namespace, report: dict[str, Any]) -> Path:
-    """Write the results, and say where."""
-    path = args.output or args.script.with_suffix(".json")
-    write_json(path, report)
-    return path
+def write_report(output: Path | None, script: str, device: torch.device, report: dict[str, Any]) -> None:
+    """Write the results with the machine they are of, by default beside the script, and print where."""
+    path = output or Path(script).with_suffix(".json")
+    write_json(path, {"machine": describe(device), **report})
+    console.print(f"written to {path}")
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:

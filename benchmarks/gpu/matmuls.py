@@ -9,19 +9,18 @@ Weights are used in turn, more of them than a GPU's L2 cache holds. A way that t
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
+from benchmarks.command import Repeats, console, run
 from benchmarks.figures.tables import Table
-from benchmarks.gpu.llama_7b import SHAPES
-from benchmarks.gpu.machine import add_device, describe, device_of, write_report
+from benchmarks.gpu.llama_7b import SHAPES, Rows, Shape
+from benchmarks.gpu.machine import Device, Output, device_of, write_report
 from redraft.model_defs.target.config import TargetConfig
 from redraft.plugins.cuda.check_on_gpu import CACHED_BYTES, seconds
 
@@ -30,7 +29,6 @@ LARGEST = torch.finfo(E4M3).max
 BF16_WAY, CUBLASLT, FP8_TENSOR, FP8_ROW = "bf16", "bf16 by cuBLASLt", "fp8 per tensor", "fp8 per row"
 WAYS = (BF16_WAY, CUBLASLT, FP8_TENSOR, FP8_ROW)
 MOST_COPIES = 16
-console = Console()
 
 
 class Quantized(NamedTuple):
@@ -129,22 +127,21 @@ def table(results: list[dict[str, Any]], layers: int) -> Table:
     return shown
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_device(parser, __file__)
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 512])
-    parser.add_argument("--repeats", type=int, default=10)
-    args = parser.parse_args(argv)
-    device = device_of(parser, args)
+def main(
+    device: Device = "cuda",
+    shape: Shape = "llama-3.1-8b",
+    rows: Rows = [1, 8, 16, 32, 64, 128, 512],
+    repeats: Repeats = 10,
+    output: Output = None,
+) -> None:
+    on_device = device_of(device, output)
     torch.manual_seed(0)
-    results = measure(SHAPES[args.shape], args.rows, device, args.repeats)
-    table(results, SHAPES[args.shape].num_layers).show(console)
+    results = measure(SHAPES[shape], rows, on_device, repeats)
+    table(results, SHAPES[shape].num_layers).show(console)
     for refused in sorted({f"{entry['way']}: {entry['error']}" for entry in results if "error" in entry}):
         console.print(refused, markup=False)
-    report = {"machine": describe(device), "shape": args.shape, "products": results}
-    console.print(f"written to {write_report(args, report)}")
+    write_report(output, __file__, on_device, {"shape": shape, "products": results})
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

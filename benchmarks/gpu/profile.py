@@ -8,22 +8,21 @@ replays, so that what a fused kernel would save can be read off. On the CPU the 
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from rich.console import Console
+import typer
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.command import console, run
 from benchmarks.figures.tables import Table
-from benchmarks.gpu.llama_7b import SHAPES, TargetSteps, random_target
-from benchmarks.gpu.machine import add_device, describe, device_of, milliseconds, write_report
+from benchmarks.gpu.llama_7b import SHAPES, Batches, Context, Rows, Shape, TargetSteps, random_target
+from benchmarks.gpu.machine import Device, Output, device_of, milliseconds, write_report
 
 WIDEST_NAME = 90
 """Characters of a kernel's name in the table: template arguments can take pages."""
-console = Console()
 
 
 def kernels_of(steps: TargetSteps, batch: int, rows: int, replays: int) -> dict[str, Any]:
@@ -63,27 +62,26 @@ def table(step: dict[str, Any], most: int) -> Table:
 
 
 @torch.inference_mode()
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_device(parser, __file__)
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
-    parser.add_argument("--context", type=int, default=1024, help="cached tokens of each sequence")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="of each sequence")
-    parser.add_argument("--replays", type=int, default=10)
-    parser.add_argument("--most", type=int, default=20, help="kernels of a step that are shown; all are written")
-    args = parser.parse_args(argv)
-    device = device_of(parser, args, kernels=True)
+def main(
+    device: Device = "cuda",
+    shape: Shape = "llama-3.1-8b",
+    context: Context = 1024,
+    batches: Batches = [1, 32],
+    rows: Rows = [1, 16],
+    replays: Annotated[int, typer.Option(help="Replays of a step.")] = 10,
+    most: Annotated[int, typer.Option(help="Kernels of a step that are shown; all are written.")] = 20,
+    output: Output = None,
+) -> None:
+    on_device = device_of(device, output, kernels=True)
     torch.manual_seed(0)
-    target = random_target(SHAPES[args.shape], device)
-    steps = TargetSteps(target, args.context, max(args.batches), max(args.rows))
-    report: dict[str, Any] = {"machine": describe(device), "shape": args.shape, "context": args.context, "steps": []}
-    for batch in args.batches:
-        for rows in args.rows:
-            report["steps"].append(kernels_of(steps, batch, rows, args.replays))
-            table(report["steps"][-1], args.most).show(console)
-    console.print(f"written to {write_report(args, report)}")
+    steps = TargetSteps(random_target(SHAPES[shape], on_device), context, max(batches), max(rows))
+    report: dict[str, Any] = {"shape": shape, "context": context, "steps": []}
+    for batch in batches:
+        for count in rows:
+            report["steps"].append(kernels_of(steps, batch, count, replays))
+            table(report["steps"][-1], most).show(console)
+    write_report(output, __file__, on_device, report)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,22 +9,21 @@ numpy.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from rich.console import Console
+import typer
 
-from benchmarks.gpu.machine import add_device, describe, device_of, write_report
+from benchmarks.command import console, run
+from benchmarks.gpu.machine import Device, Output, device_of, write_report
 
 ROWS, SIZE = 8, 256
 X, Y = "x", "y"
 TOLERANCE = 0.02
-console = Console()
 
 
 def weights() -> list[np.ndarray]:
@@ -76,18 +75,18 @@ def try_engine(path: Path, device: torch.device) -> dict[str, Any]:
     return report
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_device(parser, __file__)
-    parser.add_argument("engine", type=Path)
-    args = parser.parse_args(argv)
-    device = device_of(parser, args, ("tensorrt_rtx",))
-    if not args.engine.is_file():
-        parser.error(f"{args.engine} is not there: python -m benchmarks.gpu.kit builds it")
-    report = {"machine": describe(device), **try_engine(args.engine, device)}
+def main(
+    engine: Annotated[Path, typer.Argument(help="Engine that benchmarks.gpu.kit built.")],
+    device: Device = "cuda",
+    output: Output = None,
+) -> None:
+    on_device = device_of(device, output, ("tensorrt_rtx",))
+    if not engine.is_file():
+        raise typer.BadParameter(f"{engine} is not there: python -m benchmarks.gpu.kit builds it")
+    report = try_engine(engine, on_device)
     console.print(report)
-    console.print(f"written to {write_report(args, report)}")
+    write_report(output, __file__, on_device, report)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,23 +9,23 @@ Such trees are hardly ever accepted, so their rows show what a step costs and no
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from rich.console import Console
+import typer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 
+from benchmarks.command import console, run
 from benchmarks.figures.tables import Table
-from benchmarks.gpu.llama_7b import SHAPES, random_drafter, random_target
-from benchmarks.gpu.machine import PACKAGES, add_device, describe, device_of, write_report
+from benchmarks.gpu.llama_7b import SHAPES, Shape, random_drafter, random_target
+from benchmarks.gpu.machine import PACKAGES, Device, Output, device_of, write_report
 from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
 from redraft.model_defs.export.programs import TorchTarget
 from redraft.model_defs.export.target import CacheShape
@@ -42,7 +42,6 @@ HOT_VOCABULARY = 32768
 TREES = "trees"
 WARM_UP = 16
 """Tokens of each stream before a measurement."""
-console = Console()
 
 
 @torch.inference_mode()
@@ -178,43 +177,35 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return shown
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_device(parser, __file__)
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
-    parser.add_argument("--nodes", type=int, default=15, help="drafted nodes of a tree")
-    parser.add_argument("--eager-prompts", action="store_true", help="no CUDA graphs for steps with a long prompt")
-    args = parser.parse_args(argv)
-    device = device_of(parser, args, PACKAGES, kernels=True)
+def main(
+    device: Device = "cuda",
+    shape: Shape = "llama-3.1-8b",
+    streams: Annotated[list[int], typer.Option(help="Requests at a time.")] = [1, 8, 32],
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
+    nodes: Annotated[int, typer.Option(help="Drafted nodes of a tree.")] = 15,
+    eager_prompts: Annotated[
+        bool, typer.Option("--eager-prompts", help="No CUDA graphs for steps with a long prompt.")
+    ] = False,
+    output: Output = None,
+) -> None:
+    on_device = device_of(device, output, PACKAGES, kernels=True)
     from redraft.request import AUTO_REGRESSIVE
 
     torch.manual_seed(0)
-    max_len = args.prompt + args.tokens
-    llm = random_llm(SHAPES[args.shape], device, max(args.streams), max_len, args.nodes, args.eager_prompts)
+    llm = random_llm(SHAPES[shape], on_device, max(streams), prompt + tokens, nodes, eager_prompts)
     rows: list[dict[str, Any]] = []
-    for streams in args.streams:
+    for count in streams:
         for method in (AUTO_REGRESSIVE, TREES):
             for name, sampling in SETTINGS.items():
-                found = serve(llm, streams, args.prompt, args.tokens, method, sampling)
-                rows.append({"streams": streams, "method": method, "sampling": name, **found})
+                figures = serve(llm, count, prompt, tokens, method, sampling)
+                rows.append({"streams": count, "method": method, "sampling": name, **figures})
                 console.print(f"{rows[-1]}", markup=False)
     table(rows).show(console)
-    report = {
-        "machine": describe(device),
-        "shape": args.shape,
-        "prompt": args.prompt,
-        "tokens": args.tokens,
-        "nodes": args.nodes,
-        "eager_prompts": args.eager_prompts,
-        "rows": rows,
-    }
-    if device.type == "cuda":
-        report["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    console.print(f"written to {write_report(args, report)}")
+    setting = {"shape": shape, "prompt": prompt, "tokens": tokens, "nodes": nodes, "eager_prompts": eager_prompts}
+    memory = {"peak_memory_gb": torch.cuda.max_memory_allocated() / 1e9} if device == "cuda" else {}
+    write_report(output, __file__, on_device, {**setting, "rows": rows, **memory})
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -129,8 +129,8 @@ def milliseconds(head: Head, way: Callable[[Head], list[str]], repeats: int) -> 
 @app.command()
 def heads(
     hidden: Annotated[int, typer.Option(help="Hidden size.")] = 576,
-    columns: Annotated[list[int], typer.Option(help="Tokens of the head.")] = [HOT, 49152],  # noqa: B006
-    widths: Annotated[list[int], typer.Option(help="Nodes of a level.")] = [1, 4],  # noqa: B006
+    columns: Annotated[list[int], typer.Option(help="Tokens of the head.")] = [HOT, 49152],
+    widths: Annotated[list[int], typer.Option(help="Nodes of a level.")] = [1, 4],
     k: Annotated[int, typer.Option(help="Children of a node.")] = 8,
     dtype: Annotated[str, typer.Option(help=f"Weights: {', '.join(DTYPES)}; drafters of bf16 bundles: w8a8.")] = "w8a8",
     repeats: Annotated[int, typer.Option(help="Drafts of each kind.")] = 30,
@@ -277,7 +277,7 @@ def rejection(
     dataset: Annotated[Path, typer.Option(help="Prompts, as the load test takes them.")],
     method: Annotated[str, typer.Option(help="That verifies by rejection.")] = "rsd_s",
     temperature: Annotated[float, typer.Option(help="Of the requests.")] = 1.0,
-    sequences: Annotated[list[int], typer.Option(help="At once.")] = [1, 4, 16],  # noqa: B006
+    sequences: Annotated[list[int], typer.Option(help="At once.")] = [1, 4, 16],
     num_prompts: Annotated[int, typer.Option(help="Requests for each number of sequences.")] = 48,
     max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 64,
     output: Annotated[Path, typer.Option(help="JSON.")] = Path("docs/results/rejection.json"),

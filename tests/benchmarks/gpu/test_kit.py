@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.command import execute
 from benchmarks.gpu import kit
 from redraft.cli import build, fetch, tune
 from redraft.compiler.methods import read_methods
@@ -48,7 +49,7 @@ def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, mon
             else:
                 monkeypatch.setattr(script, "device_of", lambda *_, **__: raise_parsed())
             with pytest.raises(Parsed):
-                script.main(words[2:])
+                script.main(words[2:]) if script is check_on_gpu else execute(script.main, words[2:])
         elif words[:1] == ["-m"] and words[1] in ("benchmarks.speed.method_batches", "benchmarks.verify.lossless"):
             script = importlib.import_module(words[1])
             monkeypatch.setattr(script, "load_llm", lambda *_, **__: raise_parsed())
@@ -70,7 +71,7 @@ def test_the_scripts_of_a_call_run_on_the_cpu(call, tmp_path):
     assert scripts
     for name, arguments in scripts.items():
         output = Path(arguments[arguments.index("--output") + 1])
-        assert not importlib.import_module(name).main(arguments)
+        assert not execute(importlib.import_module(name).main, arguments)
         assert json.loads(output.read_text())["machine"]["device"] == "cpu"
 
 
@@ -129,10 +130,11 @@ def test_a_load_that_is_too_large_says_what_to_leave_out(tmp_path, monkeypatch, 
     for call in kit.TRAVELS:
         (tmp_path / kit.KIT / call).mkdir(parents=True)
     (tmp_path / kit.KIT / "c/part").write_bytes(bytes(2 * kit.MIB))
-    said = kit.main(["--sizes", "--limit-mib", "4"])
+    assert execute(kit.main, ["--sizes", "--limit-mib", "4"]) == 2
+    said = capsys.readouterr().err
     assert "over 4 MiB: bash benchmarks/gpu/calls/c.sh." in said
     assert "git sparse-checkout set" in said
-    assert kit.main(["--sizes", "--limit-mib", "5"]) == 0
+    assert execute(kit.main, ["--sizes", "--limit-mib", "5"]) == 0
 
 
 def test_the_methods_of_the_last_call_are_of_the_drafters_that_travel():

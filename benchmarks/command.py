@@ -1,0 +1,71 @@
+"""What the scripts' command lines share: options of one meaning everywhere, lists of values, and one way to end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+from typer.exceptions import TyperException
+
+PROMPTS_FILE = Path(__file__).with_name("prompts.jsonl")
+console = Console(highlight=False)
+
+BundleFolder = Annotated[Path, typer.Option("--bundle", help="Folder of an engine bundle.")]
+ModelFolder = Annotated[Path, typer.Option("--model", help="Folder of the target, written by redraft fetch.")]
+PromptsFile = Annotated[
+    Path, typer.Option("--prompts", help="Prompts: JSON, text lines, CSV or Parquet.", show_default=False)
+]
+NumPrompts = Annotated[
+    int | None,
+    typer.Option("--num-prompts", min=1, help="Prompts, spread evenly over the file; default: all."),
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of an answer at most.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of an engine; default: all cores.")]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each kind.")]
+Report = Annotated[Path, typer.Option("--output", help="JSON file to write.")]
+OptionalReport = Annotated[Path | None, typer.Option("--output", help="Write the figures to this JSON file.")]
+
+
+class Script(TyperCommand):
+    """A command whose options with several values take them in a row: `--rows 1 8 16`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        lists = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
+        words: list[str] = []
+        option, values = "", 0
+        for word in args:
+            if word.startswith("--"):
+                option, values = word if word in lists else "", 0
+            elif option and (values := values + 1) > 1:
+                words.append(option)
+            words.append(word)
+        return super().parse_args(ctx, words)
+
+
+def app_of(main: Callable[..., Any]) -> typer.Typer:
+    """An app with a function as its only command."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(cls=Script, help=(sys.modules[main.__module__].__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))(main)
+    return app
+
+
+def execute(main: Callable[..., Any] | typer.Typer, arguments: Sequence[str] | None = None) -> int:
+    """Run a script with the words of a command line, by default the process's. Returns its exit status:
+    what the function returns, or 2 after one line on standard error for a wrong option or a `typer.BadParameter`."""
+    app = main if isinstance(main, typer.Typer) else app_of(main)
+    try:
+        words = None if arguments is None else [str(word) for word in arguments]
+        return int(app(words, standalone_mode=False) or 0)
+    except TyperException as error:
+        print(f"error: {error.format_message().removeprefix('Invalid value: ')}", file=sys.stderr)
+        return 2
+
+
+def run(main: Callable[..., Any] | typer.Typer) -> NoReturn:
+    """Run a script as the process."""
+    sys.exit(execute(main))
