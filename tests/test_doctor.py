@@ -5,14 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from redraft import doctor
 from redraft.bundle.budget import BudgetEntry, BudgetFile, BudgetTable
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.chat import template_digest
-from redraft.cli import application
-from redraft.errors import BundleError
 
 TARGET = TargetInfo(
     num_layers=3, hidden_size=96, feature_size=96, num_heads=3, num_kv_heads=3, head_size=32, vocab_size=111,
@@ -47,22 +44,12 @@ def remedies(findings) -> list[str]:
     return [finding.remedy for finding in findings if finding.remedy]
 
 
-def test_an_untuned_method_is_a_problem(bundle):
-    (found,) = remedies(doctor.tuning(bundle, config_of(a=METHOD)))
-    assert "tune" in found
-
-
 def test_tuning_on_this_machine_is_fine_and_elsewhere_is_not(bundle, monkeypatch):
+    assert remedies(doctor.tuning(bundle, config_of(a=METHOD))), "it is not tuned"
     BudgetFile(methods={"a": table(7)}).save(bundle)
     assert not remedies(doctor.tuning(bundle, config_of(a=METHOD)))
     monkeypatch.setattr(doctor, "machine_name", lambda: "another CPU, 64 cores")
     assert remedies(doctor.tuning(bundle, config_of(a=METHOD)))
-
-
-def test_a_method_that_never_drafts_is_named(bundle):
-    BudgetFile(methods={"a": table(0)}).save(bundle)
-    (found,) = remedies(doctor.tuning(bundle, config_of(a=METHOD)))
-    assert "make drafter" in found
 
 
 @pytest.mark.parametrize(
@@ -84,11 +71,6 @@ def test_a_doubtful_table_is_a_problem_whose_remedy_is_time_or_quiet(bundle, mea
     assert ("--minutes 27" in found.remedy) == (measured["measurements"]["done"] == 11)
     assert "make drafter" not in found.remedy
     assert not any(str(finding).startswith("ok") for finding in doctor.tuning(bundle, config_of(a=METHOD)))
-
-
-def test_a_damaged_budget_table_is_a_problem(bundle):
-    (bundle / "budget.json").write_text("{")
-    assert remedies(doctor.tuning(bundle, config_of(a=METHOD)))
 
 
 @pytest.mark.parametrize(
@@ -128,14 +110,6 @@ def test_a_step_is_held_against_reading_the_weights(bundle, step, wrong):
     assert bool(doctor.memory(bundle, config_of(), step, read=1e6).remedy) == wrong
 
 
-def test_a_step_that_reads_less_than_all_weights_is_explained(bundle):
-    """Those of a mixture's experts that no token chose, or what the CPU's caches hold."""
-    (bundle / "target.weights").write_bytes(b"0" * 10_000)
-    found = doctor.memory(bundle, config_of(), step=0.004, read=1e6)
-    assert "caches" in found.found
-    assert not found.remedy
-
-
 @pytest.mark.parametrize(
     ("tied", "precision", "read"),
     [(True, "bf16", 30_000), (False, "bf16", 30_000 - 111 * 96 * 2), (True, "int8", 30_000 - 111 * 96 * 2)],
@@ -153,12 +127,12 @@ class Answers:
 
     methods = ("a", "auto_regressive")
 
-    def __init__(self, chat: float, raw: float, retrieves: bool = False):
+    def __init__(self, chat: float, raw: float):
         self._lengths = {True: chat, False: raw}
         self.runtime = SimpleNamespace(
             codec=SimpleNamespace(encode=str.split),
             limits=SimpleNamespace(max_len=512),
-            plans={"a": SimpleNamespace(retrieves=retrieves)},
+            plans={"a": SimpleNamespace(retrieves=False)},
         )
 
     def generate(
@@ -174,7 +148,6 @@ class Answers:
     ("chat", "raw", "subjects"),
     [
         (2.0, 2.0, []),
-        (1.5, 1.5, ["acceptance"]),
         (2.0, 1.2, []),
         (1.5, 1.0, ["acceptance"]),
     ],
@@ -182,31 +155,3 @@ class Answers:
 def test_acceptance_is_held_against_tuning_and_the_template(bundle, chat, raw, subjects):
     found = doctor.acceptance(Answers(chat, raw), bundle, ["one", "two"], {"a": table(7)})
     assert [one.subject for one in found if one.remedy] == subjects
-
-
-@pytest.mark.parametrize(("length", "wrong"), [(1.05, True), (1.3, False)])
-def test_prompts_whose_answers_repeat_little_need_more_than_ngrams(bundle, length, wrong):
-    (found,) = doctor.acceptance(Answers(length, 1.0, retrieves=True), bundle, ["one", "two"], {"a": table(7)})
-    assert bool(found.remedy) == wrong
-
-
-def test_a_missing_bundle_is_said_to_be_missing(tmp_path):
-    with pytest.raises(BundleError, match="nosuch does not exist"):
-        list(doctor.examine(tmp_path / "nosuch"))
-
-
-def test_other_load_is_measured(monkeypatch):
-    monkeypatch.setattr(doctor.psutil, "cpu_percent", lambda interval: 40.0)
-    assert doctor.other_load(0.01).remedy
-    monkeypatch.setattr(doctor.psutil, "cpu_percent", lambda interval: 4.0)
-    assert not doctor.other_load(0.01).remedy
-
-
-@pytest.mark.parametrize(("rank", "lines"), [(None, 1), ("0", 1), ("1", 0)])
-def test_of_several_ranks_the_first_one_prints(monkeypatch, rank, lines):
-    monkeypatch.setattr("redraft.cli.doctor.examine", lambda *_: [doctor.Finding("memory", "bound by memory")])
-    monkeypatch.delenv("PMI_RANK", raising=False)
-    if rank:
-        monkeypatch.setenv("PMI_RANK", rank)
-    done = CliRunner().invoke(application("doctor"), ["doctor", "bundle"])
-    assert (done.exit_code, len(done.stdout.splitlines())) == (0, lines)

@@ -62,13 +62,10 @@ def test_tables_are_read_as_they_were_written(bundle, tmp_path):
     ("damage", "said"),
     [
         (lambda file: file.write_bytes(file.read_bytes()[:-9]), "is truncated or damaged"),
-        (lambda file: file.write_text(""), "is truncated or damaged"),
-        (lambda file: file.write_text("[]"), "is truncated or damaged"),
         (lambda file: edit(file, lambda raw: raw["methods"]["a"].pop("entries")), "is truncated or damaged"),
         (lambda file: edit(file, lambda raw: raw["methods"]["a"]["entries"][0].update(nodes=63)), "was edited"),
         (lambda file: edit(file, lambda raw: raw["methods"].pop("b")), "was edited"),
         (lambda file: edit(file, lambda raw: raw.pop("sha256")), "was edited"),
-        (lambda file: file.write_text("{}"), "was edited"),
     ],
 )
 def test_damaged_and_edited_tables_are_refused(bundle, capsys, damage, said):

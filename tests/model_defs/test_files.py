@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from redraft.model_defs.files import load_pickled, read_json, read_tensors, save_tensors
+from redraft.model_defs.files import load_pickled, read_tensors, save_tensors
 from tests.conftest import ROOT
 
 
@@ -55,12 +55,6 @@ def test_a_git_lfs_pointer_is_called_so(tmp_path, name, read):
 def test_both_formats_of_torch_are_read(tmp_path, zipped, mmap):
     torch.save({"a": torch.ones(3)}, tmp_path / "a.bin", _use_new_zipfile_serialization=zipped)
     assert torch.equal(load_pickled(tmp_path / "a.bin", mmap=mmap)["a"], torch.ones(3))
-
-
-def test_a_file_instead_of_a_folder_is_named(tmp_path):
-    (tmp_path / "a.gguf").touch()
-    with pytest.raises(ValueError, match=r"a\.gguf is a file, expected a folder with config\.json"):
-        read_json(tmp_path / "a.gguf" / "config.json")
 
 
 def test_nothing_else_writes_safetensors():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -27,8 +26,6 @@ def renderer():
     [
         3 * LOOP + 3 * END,
         "{{ 'a' * 3000000000 }}",
-        "{{ (a * 1000000000) | length }}",
-        "{% set ns = namespace(a=['a'] * 1000) %}{% for i in range(99) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
         "{{ 9 ** (9 ** 9) }}",
     ],
 )
@@ -38,20 +35,6 @@ def test_what_takes_too_much_ends_and_the_next_is_served(renderer, source, monke
         with pytest.raises(TemplateError, match=r"takes more than 0.3 s or 1 GiB"):
             renderer.render(source, {"a": "xxxx"})
     assert renderer.render("{{ a }}", {"a": 1}) == "1"
-
-
-def test_time_is_counted_for_each_conversation_anew(renderer, monkeypatch):
-    monkeypatch.setattr(module, "CPU_S", 0.3)
-    source = "{% for a in range(n) %}{% for b in range(99) %}{% endfor %}{% endfor %}."
-    started = time.perf_counter()
-    while time.perf_counter() - started < 1:
-        assert renderer.render(source, {"n": 900}) == "."
-
-
-def test_a_text_that_no_prompt_can_be_is_refused(renderer, monkeypatch):
-    monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 1000)
-    with pytest.raises(TemplateError, match="the prompt has 1001 characters: expected at most 1000"):
-        renderer.render("{{ 'a' * n }}", {"n": 1001})
 
 
 def test_what_goes_wrong_is_named(renderer):

@@ -8,7 +8,6 @@ from collections import deque
 from dataclasses import astuple
 from types import SimpleNamespace
 
-import jinja2
 import pytest
 import torch
 import typer
@@ -65,15 +64,6 @@ def test_answers_that_have_not_begun_do_not_count(tmp_path):
     asked = Document(deque([5]), 0.0, tokens=[1] * 90, answer_start=91)
     answered = Document(deque(), 0.0, tokens=[1] * 40, answer_start=30)
     assert writing.written([part], [asked, answered]) == 40
-
-
-def test_a_template_that_fails_is_said_in_a_line():
-    def fails(*_, **__):
-        raise jinja2.TemplateError("system first")
-
-    tokenizer = SimpleNamespace(chat_template="!", apply_chat_template=fails)
-    with pytest.raises(ValueError, match=r"the chat template fails on .*: system first"):
-        conversations.Template.of(tokenizer)
 
 
 @torch.no_grad()
@@ -170,16 +160,6 @@ def test_without_prompts_the_target_writes_its_own(target, tmp_path, monkeypatch
     assert held
     assert not data & held
     assert "no prompts given: the target writes its own" in capsys.readouterr().err
-
-
-def test_a_chat_template_of_the_users_text_alone_is_refused():
-    tokenizer = SimpleNamespace(
-        chat_template="!",
-        apply_chat_template=lambda messages, **_: messages[0]["content"] + "!",
-        encode=lambda text, **_: [ord(character) for character in text],
-    )
-    with pytest.raises(ValueError, match="has '' before the user's text and '!' after it, 0 and 1 tokens: exp"):
-        conversations.Template.of(tokenizer)
 
 
 def test_drawn_tokens_follow_the_softmax():

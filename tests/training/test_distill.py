@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
 import subprocess
@@ -19,29 +18,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from redraft.cli import distill
-from redraft.console.progress import Progress
 from redraft.model_defs.target.attention import causal_attend
 from redraft.training import parts
 from redraft.training.shards import Document, Shards, write_shard
 from tests.conftest import ROOT
 from tests.engines.tiny import write_model
 from tests.training.teacher import UNRESERVED, begun_with, prompts_of, texts_of, write_lines, write_teacher
-
-
-@torch.no_grad()  # which ends with the test, unlike the command's own
-def test_a_check_says_what_a_run_takes_and_writes_nothing(target, tmp_path, capsys):
-    write_model(target, tmp_path)
-    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:9]])
-    write_teacher(tmp_path, lines, 20_000, check=True, bundle=tmp_path / "not-built-yet")
-    said = capsys.readouterr().err
-    assert "data: 20,000 tokens to train on; from 8 prompts" in said
-    assert "held: 2,000 tokens held out, to judge drafters by; from 1 prompt\n" in said
-    assert re.search(
-        r"about 1 MB of disk and 1 MB for the engine, whose build .*, at least \d+ MB of memory and, "
-        r"on \d+ cores of a CPU, about 0 s",
-        said,
-    )
-    assert not (tmp_path / "data").exists()
 
 
 @torch.no_grad()
@@ -59,24 +41,6 @@ def test_what_enters_layers_stands_after_the_hidden_states(target, tmp_path):
     torch.testing.assert_close(target.norm(last), states.hidden[0], atol=0.05, rtol=0.05)
     with pytest.raises(typer.BadParameter, match=r"holds features of the layers 0\+2, asked for are none"):
         write_teacher(tmp_path, lines, 600)
-
-
-@torch.no_grad()  # which ends with the test, unlike the command's own
-def test_all_is_done_when_the_log_says_so(target, tmp_path, monkeypatch):
-    """Although the held-out part holds more than it is to."""
-    monkeypatch.setattr(parts, "LEAST_HELD_OUT", 400)
-    write_model(target, tmp_path)
-    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:9]])
-    write_teacher(tmp_path, lines, 100)
-    monkeypatch.setattr(parts, "LEAST_HELD_OUT", 100)
-    update, done = Progress.update, []
-    monkeypatch.setattr(Progress, "update", lambda shown, *given: (update(shown, *given), done.append(shown.done)))
-    write_teacher(tmp_path, lines, 1000)
-    assert done[-1] == 1100 > done[-2]
-    assert done == sorted(done)
-    done.clear()
-    write_teacher(tmp_path, lines, 1000)
-    assert not done
 
 
 def test_a_killed_run_goes_on_with_what_was_under_way(target, tmp_path):
@@ -202,23 +166,6 @@ def test_shards_of_other_prompts_or_another_template_are_not_taken_for_these(tar
     assert "already hold what is asked for" in capsys.readouterr().err
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
-def test_what_was_under_way_is_kept_where_fewer_tokens_are_asked_for(target, tmp_path, capsys):
-    """A check leaves all as it is."""
-    write_model(target, tmp_path)
-    lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:9]])
-    data, _ = write_teacher(tmp_path, lines, 200, held_out=None)
-    (data / "shard-00000.safetensors").rename(data / "running-00000.safetensors")
-    write_teacher(tmp_path, lines, 100, held_out=None, check=True)
-    assert (data / "running-00000.safetensors").exists()
-    assert "data: 100 tokens to train on, 100 of them there" in capsys.readouterr().err
-    write_teacher(tmp_path, lines, 100, held_out=None)
-    assert [file.name for file in data.iterdir()] == ["shard-00000.safetensors"]
-    said = capsys.readouterr().err
-    assert "data already hold what is asked for" in said
-    assert "fewer than about 1,000 tokens cannot be trained on" in said
-
-
 def test_more_tokens_than_the_disk_holds_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=64_000_000_000))
     part = parts.Part(False, Shards(tmp_path / "new", {"model": "tiny"}), 60_000_000, [])
@@ -236,29 +183,12 @@ def test_more_tokens_than_the_disk_holds_are_refused(tmp_path, monkeypatch):
 
 
 @torch.no_grad()  # which ends with the test, unlike the command's own
-def test_an_engine_too_short_for_prompts_and_answers_is_refused(target, tmp_path, monkeypatch):
-    write_model(target, tmp_path)
-    monkeypatch.setattr(distill, "EngineForward", lambda *_: SimpleNamespace(length=118))
-    row = {"source": "own", "prompt": "word"}
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row | {"prompt": str(i)}) + "\n" for i in range(9)))
-    where = {"model": tmp_path, "prompts": tmp_path / "prompts.jsonl", "output": tmp_path / "data"}
-    with pytest.raises(typer.BadParameter, match=r"takes 118 tokens, and a prompt of up to 116 .* more than 118"):
-        distill.main(**where, bundle=tmp_path, tokens=100, max_new_tokens=20)
-
-
-@torch.no_grad()  # which ends with the test, unlike the command's own
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model": "nowhere"}, "config.json does not exist"),
-        ({"bundle": "nowhere"}, "nowhere does not exist; "),
-        ({"prompts": "nowhere.jsonl"}, "prompts .*nowhere.jsonl: No such file.*; give a file"),
         ({"prompts": "nameless.jsonl"}, "nameless.jsonl, line 2: no turns, prompt, .* among 'source': name the field"),
-        ({"prompts": "prose.jsonl"}, "prose.jsonl, line 1: not JSON .*; expected"),
-        ({"prompts": "empty.jsonl"}, "empty.jsonl holds no prompts"),
         ({"prompts": "long.jsonl"}, "all 3 prompts of .*long.jsonl have more than 127 tokens: shorten"),
         ({"prompts": "half.jsonl"}, "half.jsonl, line 2: .*surrogates not allowed"),
-        ({"held_out": "data"}, "expected another folder than --output"),
         ({"source": distill.Source.prefill}, "needs a `response`, the prompt .* has none"),
     ],
 )
@@ -268,8 +198,6 @@ def test_input_that_is_not_there_is_refused(target, tmp_path, monkeypatch, given
     rows = [json.dumps({"source": "own", "prompt": str(i)}) + "\n" for i in range(9)]
     (tmp_path / "prompts.jsonl").write_text("".join(rows))
     (tmp_path / "nameless.jsonl").write_text(rows[0] + '{"source": "own"}\n')
-    (tmp_path / "prose.jsonl").write_text("Once upon a time")
-    (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "half.jsonl").write_text(rows[0] + '{"prompt": "\\ud800"}\n')
     (tmp_path / "long.jsonl").write_text("".join(json.dumps({"prompt": "1" * n}) + "\n" for n in (353, 400, 500)))
     paths = {key: value if key == "source" else tmp_path / value for key, value in given.items()}

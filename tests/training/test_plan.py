@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from redraft.bundle.budget import BudgetTable
 from redraft.bundle.config import BundleConfig
@@ -23,14 +21,11 @@ from redraft.training.gains import (
     gain_of_twice,
     measure_gains,
     shipped_curves,
-    summary,
     unseen_prompts,
 )
 from redraft.training.parts import held_out_tokens
-from redraft.training.plan import PASSES, Plan, make_plan
+from redraft.training.plan import PASSES, make_plan
 from redraft.training.prompts import cutoff_of
-from redraft.training.shards import Document, write_shard
-from redraft.training.teacher_data import USUAL_CUTOFF, cutoff_of_shards
 from tests.engines.tiny import tiny_target
 from tests.toy_engine import ToyEngine, toy_codec
 
@@ -52,17 +47,6 @@ def test_too_little_time_is_refused_with_what_would_do(rates):
     assert 2000 <= make_plan("model", least, *rates, 10).tokens < 4000
 
 
-def test_a_plan_is_stored_and_a_damaged_one_named(tmp_path):
-    path = tmp_path / "new" / "plan.json"
-    assert Plan.read(path) is None
-    made = make_plan("model", 1, 700, 2900, 20)
-    made.write(path)
-    assert Plan.read(path) == made
-    path.write_text(path.read_text()[:40])
-    with pytest.raises(ValueError, match=r"plan.json is damaged: remove it"):
-        Plan.read(path)
-
-
 def test_the_gain_of_a_doubling_is_read_off_the_curves():
     curves = [[(100, 1.2), (200, 1.5), (400, 1.6)], [(50, 1.0), (100, 1.1), (200, 1.0), (400, 1.4)]]
     assert gain_of_twice(curves, 100) == pytest.approx((0.0, 0.3))
@@ -73,25 +57,6 @@ def test_the_gain_of_a_doubling_is_read_off_the_curves():
         assert 0 <= least < most < 0.5
 
 
-def test_gains_are_told_by_streams():
-    def row(streams: int, factor: float, plain: float) -> dict[str, float]:
-        speed = plain * streams
-        return {"streams": streams, "tokens_per_s": factor * speed, "tokens_per_step": factor,
-                "auto_regressive_tokens_per_s": speed}  # fmt: skip
-
-    speeds = {
-        "n-grams": [row(streams, 1.25, plain=1.0) for streams in (1, 2)],
-        "drafter": [row(streams, 2.0, plain=3.0) for streams in (1, 2)],
-    }
-    training = {"positions": 100, "chain_acceptance_length": 1.5, "conditional_acceptance": [0.3, 0.4]}
-    held_out, twice, _, one, two = summary({"training": training, "speed": speeds}, [[(100, 1.0), (200, 1.25)]])
-    assert "1.50 tokens/step (by depth 0.30 0.40)" in held_out
-    assert "1.75 to 1.75" in twice
-    for line in (one, two):
-        assert "1.25x" in line
-        assert "2.00x" in line
-
-
 def test_gains_are_measured_on_prompts_that_are_not_trained_on():
     prompts = [Prompt(str(n), "all", (str(n % 200),)) for n in range(300)]
     held_out = unseen_prompts(prompts, cutoff_of(prompts), [])
@@ -100,16 +65,6 @@ def test_gains_are_measured_on_prompts_that_are_not_trained_on():
     others = [Prompt(str(n), "all", (f"{n} ",)) for n in range(190, 210)]
     assert unseen_prompts(prompts, cutoff_of(prompts), others) == held_out + [f"{n} " for n in range(200, 210)]
     assert unseen_prompts(prompts[:1], 0, []) == []
-
-
-def test_gains_are_judged_by_the_division_of_the_teacher_data(tmp_path):
-    with pytest.raises(ValueError, match="no shard"):
-        cutoff_of_shards(tmp_path)
-    doc = Document(deque(), 0.0, tokens=[5, 6, 7], hidden=[torch.zeros(4, dtype=torch.bfloat16)] * 3)
-    write_shard(tmp_path / "shard-00003.safetensors", [doc], {})
-    assert cutoff_of_shards(tmp_path) == USUAL_CUTOFF
-    write_shard(tmp_path / "shard-00000.safetensors", [doc], {"held_out_below": "77"})
-    assert cutoff_of_shards(tmp_path) == 77
 
 
 def test_gains_are_measured_on_prompts_that_every_bundle_has_room_for(tmp_path, monkeypatch):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 import torch
 import typer
 from safetensors import safe_open
-from typer.testing import CliRunner
 
 from redraft.cli import train as command
 from redraft.model_defs.drafters.eagle import EagleDrafter
@@ -63,15 +60,6 @@ def test_a_softmax_head_of_its_own_is_trained(taught: Path, tmp_path: Path):
     assert (rows @ nearest - trained.head_weight).norm() > 0.01 * trained.head_weight.norm()
 
 
-@pytest.mark.parametrize("drafter", ["recurrent", "eagle3"])
-def test_a_head_of_its_own_has_no_hidden_states_to_learn(taught: Path, tmp_path: Path, drafter: str):
-    """Though it is as wide as they are."""
-    size = Target.from_folder(taught).config.hidden_size
-    settings = SHAPES[drafter]["settings"] if drafter == "eagle3" else ["head=own", f"exit_dim={size}"]
-    with pytest.raises(typer.BadParameter, match="--hidden-weight must be 0: this drafter's own head reads no hidden"):
-        train(taught, tmp_path, drafter, 200, settings=settings, hidden_weight=0.1)
-
-
 @pytest.mark.parametrize("drafter", ["recurrent", "hidden_state"])
 def test_a_run_that_was_stopped_goes_on_identically(taught: Path, tmp_path: Path, drafter: str, monkeypatch):
     """Stopped at a checkpoint and started again: the same batches, rates and weights as a run in one piece."""
@@ -93,13 +81,6 @@ def test_a_run_that_was_stopped_goes_on_identically(taught: Path, tmp_path: Path
             key: expected[key] for key in again.keys() - timing
         }
     assert (parts / "drafter.safetensors").read_bytes() == (whole / "drafter.safetensors").read_bytes()
-
-
-def test_a_run_that_is_done_says_so(taught: Path, tmp_path: Path, capsys):
-    train(taught, tmp_path, "medusa", 200)
-    (log,) = train(taught, tmp_path, "medusa", 200)
-    assert re.search(r"was trained on 2\d\d positions already: nothing to do", capsys.readouterr().err)
-    assert log["positions"] >= 200
 
 
 def test_a_run_is_killed_between_two_lines_of_its_log(taught: Path, tmp_path: Path, monkeypatch):
@@ -172,42 +153,6 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
         train(taught, tmp_path, "hidden_state", 100, held_out=2)
     with pytest.raises(typer.BadParameter, match=r"info_rank=8.*asks for.*info_rank=4"):
         train(taught, tmp_path, "hidden_state", 200, settings=["info_vocabulary=40", "info_rank=4"])
-    with pytest.raises(typer.BadParameter, match="'info_rank' is not of the form name=value"):
-        train(taught, tmp_path / "new", "hidden_state", 200, settings=["info_rank"])
-    with pytest.raises(typer.BadParameter, match=r"no shard-\*.safetensors in"):
-        train(taught, tmp_path / "new", "eagle", 200, data=[tmp_path])
-    with pytest.raises(typer.BadParameter, match="holds only the 3 held-out shards"):
-        train(taught, tmp_path / "new", "eagle", 200, held_out=3)
-    with pytest.raises(typer.BadParameter, match=r"data holds .* windows of 24 positions, fewer than a batch of 500"):
-        train(taught, tmp_path / "new", "eagle", 200, batch=500)
-    with pytest.raises(typer.BadParameter, match=r"--unroll 4: expected at most 3, as many steps as .* 'medusa'"):
-        train(taught, tmp_path / "new", "medusa", 200, unroll=4)
     with pytest.raises(typer.BadParameter, match=r"layers none, the drafter reads \(0, 1, 2\): .*layers 0\+1\+2"):
         train(taught, tmp_path / "new", "eagle3", 200, data=[taught / "data"])
-    with pytest.raises(typer.BadParameter, match="'0-1': expected usual, or numbers of layers up to 2 with "):
-        train(taught, tmp_path / "new", "eagle3", 200, settings=["target_layers=0-1"])
-    with pytest.raises(typer.BadParameter, match="json does not exist"):
-        train(taught, tmp_path / "new", "eagle", 200, start_from=tmp_path / "nowhere")
-    with pytest.raises(typer.BadParameter, match="nowhere does not exist"):
-        train(tmp_path / "nowhere", tmp_path / "new", "eagle", 200, data=[taught / "data"])
     assert not (tmp_path / "new").exists()
-
-
-def test_a_chain_of_one_step_is_trained(taught: Path, tmp_path: Path):
-    assert train(taught, tmp_path, "hidden_state", 100, unroll=1)[-1]["loss"] > 0
-
-
-def test_the_command_line(taught: Path, tmp_path: Path):
-    app = typer.Typer()
-    app.command()(command.main)
-    base = ["--model", taught, "--data", taught / "data", "--output", tmp_path, "--positions", 50, "--threads", 1]
-    shape = ["--set", "heads=3", "--set", "num_blocks=2", "--unroll", 3, "--hot-vocabulary", 0, "--batch", 2]
-    arguments = [str(part) for part in (*base, *shape, "--held-out", 1)]
-    done = CliRunner().invoke(app, [*arguments, "--drafter", "medusa"])
-    assert done.exit_code == 0, done.output
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert (config["drafter"], config["heads"], config["num_blocks"]) == ("medusa", 3, 2)
-    assert config["hot_vocabulary"] == VOCAB
-    done = CliRunner().invoke(app, [*arguments, "--drafter", "oracle"])
-    assert done.exit_code == 2
-    assert "known are" in done.output

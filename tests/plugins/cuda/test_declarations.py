@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from redraft.engines.tensorrt.library import FULL_LIBRARY
-from redraft.plugins.cuda import compile, launch, quick_plugin
+from redraft.plugins.cuda import compile, quick_plugin
 from redraft.plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Kernel, entries, entry_ptx
 from redraft.plugins.library import BuildError
 from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
@@ -45,32 +44,6 @@ OLDEST = "10.16.1.11"
 """The oldest TensorRT that is taken, whose bindings are fetched."""
 
 
-def test_the_oldest_version_that_is_taken_is_checked():
-    assert OLDEST.startswith(f"{FULL_LIBRARY.oldest}.")
-
-
-def test_an_nvcc_newer_than_the_driver_names_the_remedy(monkeypatch):
-    def explain(status: int, text) -> None:
-        text._obj.value = {222: b"the provided PTX was compiled with an unsupported toolchain."}.get(status, b"no")
-
-    monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(cuGetErrorString=explain))
-    launch._check(0, "loading kernel.cu")
-    with pytest.raises(RuntimeError, match=r"^loading kernel.cu: no \(1\)$"):
-        launch._check(1, "loading kernel.cu")
-    with pytest.raises(RuntimeError, match=r"\(222\): .*update the driver"):
-        launch._check(222, "loading kernel.cu")
-
-
-def test_a_missing_nvcc_names_the_remedy(monkeypatch):
-    for wrong in ("/tmp", "/nowhere/nvcc"):
-        monkeypatch.setenv("NVCC", wrong)
-        compile.nvcc.cache_clear()
-        with pytest.raises(BuildError, match=rf"nvcc not found at NVCC={wrong}:.*pip install -r requirements.txt"):
-            compile.nvcc()
-    assert (compile.main() or "").startswith("nvcc not found at NVCC=/nowhere/nvcc")
-    compile.nvcc.cache_clear()
-
-
 def test_a_wheels_ptx_needs_no_nvcc(monkeypatch, tmp_path):
     """The newest that the GPU runs; $NVCC chooses otherwise. It would catch a GPU that gets PTX of a later one."""
 
@@ -90,17 +63,6 @@ def test_a_wheels_ptx_needs_no_nvcc(monkeypatch, tmp_path):
     monkeypatch.setenv("NVCC", "chosen")
     with pytest.raises(BuildError, match="nvcc not found"):
         compile.ptx(RACE.source, "sm_90")
-
-
-def test_an_nvcc_that_fails_names_the_remedy(monkeypatch, tmp_path):
-    broken = tmp_path / "nvcc"
-    broken.write_text("#!/bin/sh\necho no libraries >&2; exit 3\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("NVCC", str(broken))
-    compile.nvcc.cache_clear()
-    with pytest.raises(BuildError, match=r"nvcc --version .*no libraries.*pip install"):
-        compile.ptx(WRITE.source)
-    compile.nvcc.cache_clear()
 
 
 @pytest.mark.parametrize("kernel", [*KERNELS, FILTER, RACE, PERTURBED_TOPK], ids=lambda kernel: kernel.name)
@@ -136,7 +98,6 @@ def test_nvcc_marks_pointers_for_one_architecture_at_least():
     ("old", "new", "message"),
     [
         (".u32", ".f32", r"f takes \.f32: expected pointers and int32"),
-        (".u32", ".u64", r"f takes \.u64: expected pointers and int32"),
         (".u32", ".u32 .ptr .align 1", r"f takes \.u32\.ptr: expected pointers and int32"),
     ],
 )
@@ -150,7 +111,6 @@ def test_parameters_that_tensorrt_does_not_pass_are_refused(old, new, message):
     [
         ({"entry": "split"}, r"split is not in the PTX: expected one of \['tree_attention_combine_128', "),
         ({"threads": 64}, "64 threads: expected 128, as tree_attention_split_64 is compiled for"),
-        ({"threads": 256}, "256 threads: expected 128"),
         ({"scalars": ("rows", "words")}, "tree_attention_split_64 takes .*: expected"),
         ({"outputs": SPLIT.outputs[:-1]}, "tree_attention_split_64 takes .*: expected"),
     ],
@@ -165,10 +125,8 @@ def test_declarations_that_do_not_fit_the_ptx_are_refused(change, message):
     [
         ({"name": "a.b"}, "expected an identifier"),
         ({"attributes": ("heads", "tactic")}, "expected other names"),
-        ({"attributes": ("heads", "alias")}, "expected other names"),
         ({"inputs": (Argument("x", "int32", ("rows",)),) * 2}, "expected other names, each once"),
         ({"inputs": ()}, "expected inputs and outputs"),
-        ({"outputs": (Argument("o", "bf16", ("rows",)),) * 2}, r"outputs \['o', 'o'\]: expected other names"),
         ({"outputs": (Argument("k_cache", "bf16", ("rows",)),)}, r"outputs \['k_cache'\]: expected other names"),
         ({"scalars": ("rows", "nothing")}, r"sizes \['nothing'\]"),
         ({"inputs": (Argument("x", "float64", ("rows",)),)}, "x is float64"),
@@ -178,7 +136,6 @@ def test_declarations_that_do_not_fit_the_ptx_are_refused(change, message):
             r"in place of \['q', 'q'\]: expected each input once",
         ),
         ({"threads": 2048}, "2048 threads: expected 1 to 1024"),
-        ({"threads": 0}, "0 threads: expected 1 to 1024"),
     ],
 )
 def test_declarations_that_break_a_rule_are_refused(change, message):

@@ -22,7 +22,6 @@ from redraft.model_defs.target.shards import plan_shards, shard_target
 from redraft.plugins import kernels
 from redraft.plugins.operators.all_reduce import nccl
 from redraft.plugins.operators.all_reduce.reference import all_reduce
-from redraft.plugins.operators.all_reduce.torch_op import _sum_of_group
 from redraft.plugins.operators.all_reduce.torch_op import all_reduce as torch_all_reduce
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.tiny import tiny_lm
@@ -172,12 +171,6 @@ def test_ranks_that_nccl_cannot_connect_are_told_what_to_do(has_nccl, gpus, mess
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     with pytest.raises(RuntimeError, match=message):
         nccl.connect(Alone(2))
-
-
-def test_a_group_of_other_ranks_is_refused(monkeypatch):
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
-    with pytest.raises(RuntimeError, match="the network is for 2 ranks: 3 are connected"):
-        _sum_of_group(torch.ones(1), 2)
 
 
 def test_alone_it_is_the_identity(rng):

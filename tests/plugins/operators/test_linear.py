@@ -9,7 +9,7 @@ from redraft.plugins.operators.linear_topk.reference import linear_topk
 from redraft.plugins.operators.norm.reference import norm as reference_norm
 from tests.plugins.conftest import ISAS
 
-SIZES = [(1, 576, 960), (3, 111, 111), (7, 1536, 577), (17, 64, 48), (129, 576, 33), (2, 3, 5)]
+SIZES = [(1, 576, 960), (3, 111, 111), (129, 576, 33), (2, 3, 5)]
 
 
 def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray:
@@ -152,8 +152,8 @@ def test_topk_ties_go_to_the_lower_index(isa):
     np.testing.assert_allclose(values, -np.log(700), atol=1e-5)
 
 
-@pytest.mark.parametrize("top", [1, 7, 100, 128, 1300])
-@pytest.mark.parametrize("steps", [1, 3, 40])
+@pytest.mark.parametrize("top", [1, 100, 1300])
+@pytest.mark.parametrize("steps", [1, 40])
 def test_topk_of_few_different_logits(isa, rng, top, steps):
     """Any number of the best, of logits many of which are equal, above and below zero."""
     weight = (rng.integers(-steps, steps + 1, (1300, 1)) / 8).astype(np.float32)

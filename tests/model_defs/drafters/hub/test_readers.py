@@ -276,15 +276,6 @@ def test_small_targets_are_read_by_the_layers_that_are_named(tmp_path, form, ans
     assert load_drafter(form().write(tmp_path), target_of(5), answers).feature_layers == (1, 2, 4)
 
 
-def test_answers_to_what_is_not_asked_are_refused(target, tmp_path):
-    with pytest.raises(ValueError, match="--read-as norm_output=true: EAGLE-1/2 leaves only own_head open"):
-        load_drafter(eagle().write(tmp_path), target, {"norm_output": "true"})
-    with pytest.raises(ValueError, match=r"lm_head\.weight is missing; expected it with --read-as own_head=true"):
-        load_drafter(eagle().write(tmp_path), target, {"own_head": "true"})
-    with pytest.raises(ValueError, match="--read-as norm_output=perhaps: expected true or false"):
-        load_drafter(specforge().write(tmp_path), target, {"norm_output": "perhaps"})
-
-
 class Evil:
     def __reduce__(self):
         return Path.touch, (Path("/tmp/never"),)
