@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, Unpack, cast, overload
@@ -28,6 +28,7 @@ from redraft.request import (
 )
 from redraft.runtime import Runtime
 from redraft.sequence import FinishReason, Output
+from redraft.sequence import Sequence as RequestState
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ class LLM:
         written raises InvalidRequest too.
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
-        requests = [self._fitting(text, max_tokens, **options) for text in texts]
-        answers = self.run(requests, self.runtime.limits.slots)
+        sequences = [self._prepared(text, max_tokens, **options) for text in texts]
+        answers = self._run(sequences, self.runtime.limits.slots)
         return answers[0] if isinstance(prompts, str) else answers
 
     def chat(
@@ -156,7 +157,7 @@ class LLM:
         if not isinstance(prompt, str):
             prompt = self.render(prompt)
             options.setdefault("add_special_tokens", False)
-        return self._outputs(self._fitting(prompt, max_tokens, stream=True, **options))
+        return self._outputs(self._prepared(prompt, max_tokens, stream=True, **options))
 
     def render(
         self,
@@ -193,28 +194,7 @@ class LLM:
 
         Raises InvalidRequest for a request that does not fit; those in flight are then cancelled.
         """
-        answers: list[Answer | None] = [None] * len(requests)
-        parts: dict[int, tuple[int, float, list[Output]]] = {}
-        """Place, start and outputs so far, by key."""
-        sent = 0
-        with self._lock:
-            try:
-                while parts or sent < len(requests):
-                    while len(parts) < concurrency and sent < len(requests):
-                        started = time.perf_counter()
-                        parts[self._submit(requests[sent])] = sent, started, []
-                        sent += 1
-                    self._step()
-                    for key, (place, started, outputs) in list(parts.items()):
-                        outputs += self._take(key)
-                        if outputs and outputs[-1].finish_reason:
-                            answers[place] = _joined(outputs, time.perf_counter() - started)
-                            del parts[key]
-                            self._leave(key)
-            finally:
-                for key in parts:
-                    self._leave(key)
-        return [answer for answer in answers if answer is not None]
+        return self._run((self._sequence(request) for request in requests), concurrency)
 
     def close(self) -> None:
         """Free the engine's memory. Later calls and open streams raise RuntimeError. Idempotent."""
@@ -230,29 +210,60 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _fitting(
+    def _prepared(
         self, prompt: str, max_tokens: int | None, *, stream: bool = False, **options: Unpack[Options]
-    ) -> GenerateRequest:
-        """A request that the bundle can answer."""
+    ) -> RequestState:
+        """A sequence that the bundle can answer, to be submitted later. Raises InvalidRequest, with the options'
+        names."""
         self._require_open()
-        if max_tokens is None:
-            wanted = request(prompt, 1, stream=stream, **options)
-            length = self._prompt_tokens(wanted)
-            return wanted.model_copy(update={"max_tokens": self.runtime.limits.max_len - length})
-        wanted = request(prompt, max_tokens, stream=stream, **options)
-        self._prompt_tokens(wanted)
-        return wanted
-
-    def _prompt_tokens(self, wanted: GenerateRequest) -> int:
-        """How many a request that fits has. Raises InvalidRequest, with the options' names, for one that does not."""
         try:
-            return len(self.runtime.sequence(None, wanted).prompt)
+            sequence = self._sequence(
+                request(prompt, 1 if max_tokens is None else max_tokens, stream=stream, **options)
+            )
         except InvalidRequest as error:
             raise InvalidRequest(str(error).removeprefix("sampling.")) from None
+        if max_tokens is None:
+            left = self.runtime.limits.max_len - len(sequence.prompt)
+            sequence.request = sequence.request.model_copy(update={"max_tokens": left})
+        return sequence
 
-    def _outputs(self, wanted: GenerateRequest) -> Generator[Output, None, None]:
+    def _sequence(self, request: GenerateRequest) -> RequestState:
+        self._require_open()
+        return self.runtime.sequence(next(self._keys), request)
+
+    def _run(self, sequences: Iterable[RequestState], concurrency: int) -> list[Answer]:
+        """Answers in order, at most `concurrency` sequences in flight; the next is taken when another has ended."""
+        waiting = enumerate(sequences)
+        answers: dict[int, Answer] = {}
+        parts: dict[int, tuple[int, float, list[Output]]] = {}
+        """Index, start and outputs so far, by key."""
         with self._lock:
-            key = self._submit(wanted)
+            try:
+                while True:
+                    while len(parts) < concurrency:
+                        started = time.perf_counter()
+                        if (item := next(waiting, None)) is None:
+                            break
+                        index, sequence = item
+                        self._submit(sequence)
+                        parts[cast(int, sequence.key)] = index, started, []
+                    if not parts:
+                        return [answers[index] for index in sorted(answers)]
+                    self._step()
+                    for key, (index, started, outputs) in list(parts.items()):
+                        outputs += self._take(key)
+                        if outputs and outputs[-1].finish_reason:
+                            answers[index] = _joined(outputs, time.perf_counter() - started)
+                            del parts[key]
+                            self._leave(key)
+            finally:
+                for key in parts:
+                    self._leave(key)
+
+    def _outputs(self, sequence: RequestState) -> Generator[Output, None, None]:
+        key = cast(int, sequence.key)
+        with self._lock:
+            self._submit(sequence)
         try:
             while True:
                 with self._lock:
@@ -265,12 +276,11 @@ class LLM:
         finally:
             self._leave(key)
 
-    def _submit(self, wanted: GenerateRequest) -> int:
+    def _submit(self, sequence: RequestState) -> None:
         self._require_open()
-        key = next(self._keys)
-        self.runtime.scheduler.submit(self.runtime.sequence(key, wanted))
-        self._inboxes[key] = deque()
-        return key
+        sequence.arrive()  # it may have been prepared long before: its deadline and its wait begin now
+        self.runtime.scheduler.submit(sequence)
+        self._inboxes[cast(int, sequence.key)] = deque()
 
     def _take(self, key: int) -> list[Output]:
         """Outputs of a request in flight since the last call."""

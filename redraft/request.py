@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Annotated, Any, Literal, TypedDict, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    FiniteFloat,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -23,6 +23,8 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from redraft.errors import place
+from redraft.fields import entry, fields_of
+from redraft.options import Options
 
 INT32_MAX = 2**31 - 1
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -93,7 +95,7 @@ class PromptLimits:
 PROTOCOL_LIMITS = PromptLimits()
 
 
-class Message(BaseModel):
+class StrictModel(BaseModel):
     """A message or a part of one: no unknown fields, no conversion of types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -104,35 +106,76 @@ def seed_or_drawn(seed: int) -> int | None:
     return None if seed == -1 else seed
 
 
-class SamplingConfig(Message):
+# The table of request fields: each is one entry of these classes, and `docs/developers/add-a-request-field.md` says
+# what an entry does. The front ends that generate have all fields of `SamplingOptions` and `TextOptions`.
+
+
+class SamplingOptions(StrictModel):
     """How the next token is chosen; a field that is absent (or null) has no effect.
 
-    Only a temperature samples. Decoding is greedy without one, with one below 1e-4, and where `top_k` is 1. `top_k` 0
-    or -1, `top_p` 0 and `seed` -1 count as absent. After the temperature, `min_p` keeps the tokens that have at least
-    this share of the most likely one's probability; top-k and then top-p choose from them. `logit_bias` is added to the
-    logits of the tokens with these ids, before penalties and filters. `repetition_penalty` counts the tokens of prompt
-    and answer. So do the presence and frequency penalties; with `penalize_prompt` false they count those of the answer
-    only.
+    Decoding is greedy without a temperature. After it, `min_p` filters first, then `top_k` and `top_p`. Biases come
+    before penalties and filters.
     """
 
-    temperature: float | None = Field(default=None, ge=0)
-    top_k: TopK | None = None
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: Annotated[int, Field(ge=-1, lt=2**64), AfterValidator(seed_or_drawn)] | None = None
-    repetition_penalty: float | None = Field(default=None, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
-    presence_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
-    frequency_penalty: float | None = Field(default=None, ge=-MAX_PENALTY, le=MAX_PENALTY)
-    penalize_prompt: bool = True
-    min_length: int | None = Field(default=None, ge=0, le=INT32_MAX)
-    logit_bias: dict[TokenId, Bias] | None = Field(default=None, max_length=MAX_BIASES)
+    temperature: FiniteFloat | None = entry(
+        None, "greedy below 0.0001, and where `top_k` is 1; else what sampling divides the logits by", ge=0
+    )
+    top_k: TopK | None = entry(None, "the most likely tokens only; 0 and -1 mean all", tensorrt_llm="runtime_top_k")
+    top_p: FiniteFloat | None = entry(
+        None,
+        "the most likely tokens only that together have this probability; 0 counts as absent",
+        tensorrt_llm="runtime_top_p",
+        ge=0,
+        le=1,
+    )
+    min_p: FiniteFloat | None = entry(
+        None,
+        "only tokens with at least this share of the most likely one's probability, after the temperature and before "
+        "`top_k` and `top_p`",
+        ge=0,
+        le=1,
+    )
+    seed: Annotated[int, Field(ge=-1, lt=2**64), AfterValidator(seed_or_drawn)] | None = entry(
+        None,
+        "the same seed and request give the same text; another release may give another one. -1 is drawn",
+        ensemble="random_seed seed",
+        dtype="UINT64",
+    )
+    repetition_penalty: FiniteFloat | None = entry(
+        None, "divides or multiplies the logits of the prompt's and the answer's tokens", ge=1 / MAX_PENALTY,
+        le=MAX_PENALTY,
+    )  # fmt: skip
+    presence_penalty: FiniteFloat | None = entry(
+        None, "subtracted from the logits of tokens that were there", ge=-MAX_PENALTY, le=MAX_PENALTY
+    )
+    frequency_penalty: FiniteFloat | None = entry(
+        None, "subtracted from a token's logit each time that it was there", ge=-MAX_PENALTY, le=MAX_PENALTY
+    )
+    min_length: int | None = entry(
+        None,
+        "no end token before so many tokens",
+        v1="min_tokens",
+        ensemble="min_length min_tokens",
+        ge=0,
+        le=INT32_MAX,
+    )
+    logit_bias: dict[TokenId, Bias] | None = entry(
+        None,
+        "numbers from -100 to 100 by token id, added to the logits before penalties and filters",
+        ensemble="",
+        max_length=MAX_BIASES,
+    )
 
-    @field_validator("temperature")
-    @classmethod
-    def _finite(cls, value: float | None) -> float | None:
-        if value is not None and not math.isfinite(value):
-            raise ValueError("expected a finite number")
-        return value
+
+class SamplingConfig(SamplingOptions):
+    """The sampling of the worker's request."""
+
+    penalize_prompt: bool = entry(
+        True,
+        "false: the presence and frequency penalties count the answer's tokens only, as `/v1` always has it",
+        v1="",
+        ensemble="",
+    )
 
     @property
     def greedy(self) -> bool:
@@ -150,12 +193,25 @@ _CHOICES = TypeAdapter(
 )
 
 
-class Guide(Message):
+class Guide(StrictModel):
     """What the answer must be: `json` (any object, without a text), JSON that a `json_schema` describes, a text that
     a `regex` matches from start to end, one of a `grammar` (Lark or GBNF), or a `choice` from a JSON list of texts."""
 
-    kind: GuideKind
-    text: str = Field(default="", max_length=MAX_GUIDE_CHARACTERS, validate_default=True)
+    kind: GuideKind = entry(
+        ...,
+        "`json`, `json_schema`, `regex` or `ebnf_grammar`; `structural_tag` is refused, and `choice` has no name here. "
+        '`""` means none',
+        v1="",
+        ensemble="guided_decoding_guide_type",
+    )
+    text: str = entry(
+        "",
+        "the schema, regex or grammar; empty for `json`",
+        v1="",
+        ensemble="guided_decoding_guide",
+        max_length=MAX_GUIDE_CHARACTERS,
+        validate_default=True,
+    )
     before: str = Field(default="", max_length=1000)
     """Rules in Lark, of which `before` says what comes before the guided text: a reasoning model's thoughts."""
 
@@ -180,59 +236,61 @@ class Guide(Message):
         return _CHOICES.validate_json(self.text, strict=True)
 
 
-class GenerateRequest(Message):
-    """Generate up to `max_tokens` tokens after a prompt given as `text` or as `input_ids`.
+class TextOptions(StrictModel):
+    """How a text is drafted, cached and written, and what ends it."""
 
-    `text` is taken as it is: a chat template is applied by the client, who sends its text with `add_special_tokens`
-    false, since templates write them. Generation ends at the first of `stop_words`,
-    which the text includes, as with TensorRT-LLM, unless `include_stop_words` is false; `bad_words` are never
-    generated. `stop_word_ids` and `bad_word_ids` are further words as token ids, matched token by token. With
-    `exclude_input_in_output` false the first chunk's text starts with the prompt. `end_id` replaces the model's own end
-    tokens, unless it is one of them; -1 means that only `stop_token_ids`, if any, end the text. These end it beside the
-    end tokens, and it has none of them. The text has special tokens other than those
-    that end it only with `skip_special_tokens` false. `method` names one of the bundle's methods of
-    drafting, or `auto_regressive`; the bundle's first is the default.
-
-    Log-probabilities are the target's own, before processors and filters: of the answer's tokens with
-    `return_log_probs`, of the prompt's with `prompt_log_probs`. `top_log_probs` adds so many alternatives to each
-    token, and implies `return_log_probs`. `max_tokens` 0 only scores the prompt.
-
-    With `draft_trees` an output has the tree that each of its steps verified: see `DraftTree`. With a `guide` the
-    answer is what it asks for, unless another limit cuts it short.
-    """
-
-    op: Literal["generate"] = "generate"
-    id: str = Field(min_length=1, max_length=200)
-    text: str | None = None
-    add_special_tokens: bool = True
-    """Whether the tokenizer puts its special tokens around the text, such as one that begins every text."""
-    input_ids: list[TokenId] | None = Field(default=None, max_length=MAX_INPUT_IDS, fail_fast=True)
-    max_tokens: Annotated[int, Field(le=INT32_MAX)]
-    stream: bool = False
-    sampling: SamplingConfig = SamplingConfig()
-    end_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
-    pad_id: int | None = Field(default=None, ge=-1, le=INT32_MAX)
-    stop_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
-    include_stop_words: bool = True
-    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_WORDS["stop_token_ids"])
-    skip_special_tokens: bool = True
-    bad_words: list[Word] = Field(default_factory=list, max_length=MAX_WORDS["bad_words"])
-    stop_word_ids: list[list[TokenId]] = Field(default_factory=list, max_length=MAX_WORDS["stop_words"])
-    bad_word_ids: list[list[TokenId]] = Field(default_factory=list, max_length=MAX_WORDS["bad_words"])
-    return_log_probs: bool = False
-    top_log_probs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
-    prompt_log_probs: bool = False
-    draft_trees: bool = False
-    guide: Guide | None = None
-    exclude_input_in_output: bool = True
-    method: str | None = Field(default=None, max_length=200)
-    cache_prompt: bool = True
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=1000)
-    """Cached tokens are shared, unless `cache_prompt` is false, with requests of the same salt."""
-    timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
-    """Seconds from arrival, in the queue or not, after which the request ends with the text so far."""
-    client: str | None = Field(default=None, max_length=200)
-    """Whose request it is, where a worker limits the requests of each client."""
+    stream: bool = entry(
+        False, "false: one answer with the whole text; true: chunks of new text", tensorrt_llm="streaming"
+    )
+    stop_words: list[Word] = entry(
+        [],
+        "words that end the text, which includes them unless `include_stop_words` is false; at most "
+        f"{MAX_WORDS_CHARACTERS['stop_words']} characters in all",
+        v1="stop",
+        tensorrt_llm="",
+        max_length=MAX_WORDS["stop_words"],
+    )
+    include_stop_words: bool = entry(
+        True, "false: the text ends before the stop word", v1="include_stop_str_in_output", ensemble=""
+    )
+    stop_token_ids: list[TokenId] = entry(
+        [],
+        "tokens that end the text beside the end tokens, and are no part of it",
+        max_length=MAX_WORDS["stop_token_ids"],
+    )
+    bad_words: list[Word] = entry(
+        [],
+        f"words that the text never has; at most {MAX_WORDS_CHARACTERS['bad_words']} characters in all",
+        tensorrt_llm="",
+        max_length=MAX_WORDS["bad_words"],
+    )
+    skip_special_tokens: bool = entry(
+        True, "false: the text has special tokens too, other than those that end it", ensemble=""
+    )
+    method: str | None = entry(
+        None,
+        "one of the bundle's methods of drafting, or `auto_regressive`; none: the bundle's first",
+        v1="drafting_method",
+        ensemble="drafting_method",
+        max_length=200,
+    )
+    draft_trees: bool = entry(False, "true: the answer has [the tree of each step](openai.md#draft-trees)", ensemble="")
+    cache_prompt: bool = entry(
+        True,
+        "false: the prompt is prefilled anew, and [no other request reuses it](../guides/prefix-reuse.md)",
+    )
+    cache_salt: str | None = entry(
+        None, "the request shares cached tokens only with requests of the same text", min_length=1, max_length=1000
+    )
+    timeout_s: float | None = entry(
+        None,
+        "seconds from arrival, in the queue or not, after which the request ends with the text so far",
+        v1="timeout",
+        ensemble="",
+        gt=0,
+        le=MAX_TIMEOUT_S,
+        allow_inf_nan=False,
+    )
 
     @field_validator("stop_words", "bad_words")
     @classmethod
@@ -241,6 +299,102 @@ class GenerateRequest(Message):
         if size > most:
             raise PydanticCustomError("words_too_long", f"expected at most {most} characters in all, got {size}")
         return [word for word in words if word]
+
+
+class GenerateRequest(TextOptions):
+    """The worker's request: generate up to `max_tokens` tokens after a prompt given as `text` or as `input_ids`.
+
+    `text` is taken as it is: a chat template is applied by the client, who sends its text with `add_special_tokens`
+    false, since templates write them. Log-probabilities are the target's own, before processors and filters.
+    """
+
+    op: Literal["generate"] = "generate"
+    id: str = Field(min_length=1, max_length=200)
+    text: str | None = entry(
+        None,
+        "the prompt, taken as it is, without a chat template; this or `input_ids` is required",
+        v1="",
+        ensemble="text_input",
+        tensorrt_llm="",
+    )
+    input_ids: list[TokenId] | None = entry(
+        None,
+        "the prompt's token ids, cut to `input_lengths`",
+        v1="",
+        ensemble="",
+        tensorrt_llm="input_ids",
+        max_length=MAX_INPUT_IDS,
+        fail_fast=True,
+    )
+    max_tokens: int = entry(
+        ...,
+        "from 1 to what the context leaves. 0 only scores the prompt, with `prompt_log_probs`",
+        v1="",
+        tensorrt_llm="request_output_len",
+        le=INT32_MAX,
+    )
+    add_special_tokens: bool = entry(
+        True,
+        "false: the tokenizer adds no special token, such as one that begins every text: for chats, whose templates "
+        "write them. A token that the text begins with is not doubled",
+        v1="",
+        tensorrt_llm="",
+    )
+    sampling: SamplingConfig = SamplingConfig()
+    end_id: int | None = entry(
+        None,
+        "replaces the model's own end tokens, unless it is one of them; -1: no token ends the text but "
+        "`stop_token_ids`",
+        v1="",
+        ge=-1,
+        le=INT32_MAX,
+    )
+    pad_id: int | None = entry(None, "accepted without effect", v1="", ge=-1, le=INT32_MAX)
+    stop_word_ids: list[list[TokenId]] = entry(
+        [],
+        f"stop words as token ids, matched token by token; at most {MAX_WORDS_TOKENS['stop_word_ids']} ids in all",
+        v1="",
+        ensemble="",
+        tensorrt_llm="stop_words_list",
+        max_length=MAX_WORDS["stop_words"],
+    )
+    bad_word_ids: list[list[TokenId]] = entry(
+        [],
+        f"bad words as token ids; at most {MAX_WORDS_TOKENS['bad_word_ids']} ids in all",
+        v1="",
+        ensemble="",
+        tensorrt_llm="bad_words_list",
+        max_length=MAX_WORDS["bad_words"],
+    )
+    return_log_probs: bool = entry(False, "adds the log-probabilities of the answer's tokens", v1="")
+    top_log_probs: int = entry(
+        0,
+        "so many alternatives for each token, with their log-probabilities; implies `return_log_probs`. In `/v1` "
+        "`top_logprobs`, or the number `logprobs` of completions",
+        v1="",
+        ensemble="",
+        ge=0,
+        le=MOST_ALTERNATIVES,
+    )
+    prompt_log_probs: bool = entry(
+        False,
+        "adds the log-probabilities of the prompt's tokens, of all but the first. In `/v1` `prompt_logprobs`, or "
+        "`echo` with `logprobs`",
+        v1="",
+        ensemble="",
+    )
+    guide: Guide | None = entry(
+        None,
+        "what the answer must be, unless another limit cuts it short: a "
+        "[guide](../guides/structured-output.md) of a kind and a text. In `/v1` a [format](openai.md#formats)",
+        v1="",
+        ensemble="",
+    )
+    exclude_input_in_output: bool = entry(
+        True, "false: the answer starts with the prompt; a stream never does in Triton's models", v1=""
+    )
+    client: str | None = Field(default=None, max_length=200)
+    """Whose request it is, where a worker limits the requests of each client."""
 
     @field_validator("stop_word_ids", "bad_word_ids")
     @classmethod
@@ -269,39 +423,10 @@ class GenerateRequest(Message):
         return self
 
 
-class Options(TypedDict, total=False):
-    """Options of a request, with the names and meaning of `GenerateRequest` and `SamplingConfig`.
-
-    Without `temperature` decoding is greedy. Without `seed` one is drawn; `stats.seed` has it.
-    """
-
-    add_special_tokens: bool
-    method: str | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    seed: int | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    penalize_prompt: bool
-    min_length: int | None
-    logit_bias: dict[int, float] | None
-    stop_words: list[str]
-    include_stop_words: bool
-    stop_token_ids: list[int]
-    skip_special_tokens: bool
-    bad_words: list[str]
-    end_id: int | None
-    return_log_probs: bool
-    top_log_probs: int
-    prompt_log_probs: bool
-    draft_trees: bool
-    guide: Guide | None
-    cache_prompt: bool
-    cache_salt: str | None
-    timeout_s: float | None
+FIELDS = tuple(fields_of(GenerateRequest))
+"""The table's entries."""
+V1_NAMES = {field.name: field.v1 for field in FIELDS if field.v1}
+"""The fields of `SamplingOptions` and `TextOptions`, with their names in `/v1`."""
 
 
 def request(

@@ -196,8 +196,12 @@ class Sequence:
         self._output = self._new_output()
         if not request.exclude_input_in_output:
             self._output.text = request.text if request.text is not None else codec.decode(prompt)
-        self.arrived = time.perf_counter() if arrived is None else arrived
-        self.deadline = math.inf if request.timeout_s is None else self.arrived + request.timeout_s
+        self.arrive(arrived)
+
+    def arrive(self, at: float | None = None) -> None:
+        """Begin to wait for a slot, and the time that the request has; `at`, else now, as `time.perf_counter` tells."""
+        self.arrived = time.perf_counter() if at is None else at
+        self.deadline = math.inf if self.request.timeout_s is None else self.arrived + self.request.timeout_s
         self._admitted = self._first_token = self.gained_at = self.arrived
 
     @property

@@ -46,9 +46,7 @@ UNSERVED_FIELDS: Unserved = {
     "add_special_tokens": ((), "the chat template writes the special tokens"),
     "allowed_token_ids": ((), "logit_bias with positive numbers favours tokens"),
     "audio": ((), TEXT_ONLY),
-    "bad_words": ((), NO_TEXT),
     "best_of": ((1,), ALL_CHOICES),
-    "cache_prompt": ((True,), NO_TEXT),
     "chat_template": ((), "the bundle's template is used: expected chat_template_kwargs"),
     "chat_template_kwargs": ((), OF_CHATS),
     "continue_final_message": ((), OF_CHATS),
@@ -58,26 +56,21 @@ UNSERVED_FIELDS: Unserved = {
     "decoder_input_details": ((), "expected prompt_logprobs"),
     "details": ((), "expected logprobs"),
     "documents": ((), OF_CHATS),
-    "draft_trees": ((), "completions and chat completions have them"),
     "ebnf": ((), "expected structured_outputs"),
     "ec_transfer_params": ((), NO_TRANSFER),
     "echo": ((), OF_COMPLETIONS),
     "fallbacks": ((), NO_GATEWAY),
-    "frequency_penalty": ((0,), NO_TEXT),
     "function_call": (("none", "auto"), "expected tools and tool_choice"),
     "functions": ((), "expected tools"),
     "grammar": ((), "expected structured_outputs"),
     "guided_whitespace_pattern": ((), "the grammar says where white space may stand"),
     "guideline": ((), "expected a system message"),
     "id_slot": ((-1,), "slots are not chosen by clients"),
-    "ignore_eos": ((), NO_TEXT),
     "image_data": ((), TEXT_ONLY),
     "include": ((), "responses have it"),
     "include_reasoning": ((True, False), "chat completions have it"),
-    "include_stop_str_in_output": ((), NO_TEXT),
     "instructions": ((), "responses have it"),
     "kv_transfer_params": ((), NO_TRANSFER),
-    "logit_bias": ((), NO_TEXT),
     "logits_processors": ((), "no code of clients is run"),
     "logprob_token_ids": ((), "log-probabilities are those of the most likely tokens: expected top_logprobs"),
     "logprobs": ((), NO_TEXT),
@@ -85,8 +78,6 @@ UNSERVED_FIELDS: Unserved = {
     "lora_path": ((), NO_ADAPTERS),
     "max_tool_calls": ((0,), "no hosted tools are served"),
     "media_io_kwargs": ((), TEXT_ONLY),
-    "min_p": ((0,), NO_TEXT),
-    "min_tokens": ((0,), NO_TEXT),
     "mm_processor_kwargs": ((), TEXT_ONLY),
     "modalities": ((["text"],), TEXT_ONLY),
     "models": ((), NO_GATEWAY),
@@ -104,7 +95,6 @@ UNSERVED_FIELDS: Unserved = {
     "plugins": ((), NO_GATEWAY),
     "post_sampling_probs": ((), "log-probabilities are those before samplers"),
     "prediction": ((), "no predicted outputs are served"),
-    "presence_penalty": ((0,), NO_TEXT),
     "priority": ((0,), "requests have no priorities"),
     "prompt_embeds": ((), "expected a prompt of text or token ids"),
     "prompt_logprobs": ((), "completions and chat completions have them"),
@@ -115,7 +105,6 @@ UNSERVED_FIELDS: Unserved = {
     "regex": ((), "expected structured_outputs"),
     "repeat_penalty": (SAMPLERS["repeat_penalty"], "expected repetition_penalty"),
     "repetition_detection": ((), "no repetition is looked for: expected a penalty"),
-    "repetition_penalty": ((1,), NO_TEXT),
     "response_fields": ((), "the answer has all its fields"),
     "response_format": (PLAIN_TEXT, NO_TEXT),
     "return_cached_tokens_details": ((), "usage counts the cached tokens"),
@@ -137,20 +126,13 @@ UNSERVED_FIELDS: Unserved = {
     "sanitize_control_tokens": ((), OF_CHATS),
     "separate_reasoning": ((True,), "thoughts are always apart"),
     "session_params": ((), STATELESS),
-    "skip_special_tokens": ((True,), NO_TEXT),
-    "speculative": ((True,), NO_TEXT),
-    "stop": ((), NO_TEXT),
     "stop_regex": ((), "expected stop"),
-    "stop_token_ids": ((), NO_TEXT),
     "store": ((), "nothing is stored"),
-    "stream": ((), NO_TEXT),
     "stream_options": (({"include_usage": False},), NO_TEXT),
     "stream_reasoning": ((True,), "thoughts are streamed as they come"),
     "structural_tag": ((), "expected structured_outputs or response_format"),
-    "structured_outputs": ((), NO_TEXT),
     "suffix": ((), "no text is put between two others: expected prompt only"),
     "t_max_predict_ms": ((-1, 0), "expected timeout"),
-    "temperature": ((1,), NO_TEXT),
     "text": (
         ({"format": PLAIN_TEXT[0]}, {"verbosity": "medium"}, {"format": PLAIN_TEXT[0], "verbosity": "medium"}),
         "responses have it: expected response_format",
@@ -160,10 +142,8 @@ UNSERVED_FIELDS: Unserved = {
     "tool_choice": (("none", "auto"), OF_CHATS),
     "tool_prompt": ((), "the chat template lists the tools"),
     "tools": ((), OF_CHATS),
-    "top_k": ((-1, 0), NO_TEXT),
     "top_logprobs": ((0,), "expected the number as logprobs"),
     "top_n_tokens": ((0,), "expected top_logprobs"),
-    "top_p": ((0, 1), NO_TEXT),
     "transforms": ((), "no prompt is cut"),
     "truncate": ((), "no prompt is cut"),
     "truncate_prompt_tokens": ((), "no prompt is cut"),
@@ -181,7 +161,7 @@ RESPONSES: Unserved = {
     "background_options": ((), STATELESS),
     "context_management": ((), "no context is compacted"),
     "conversation": ((), STATELESS),
-    "draft_trees": UNSERVED_FIELDS["draft_trees"],
+    "draft_trees": ((), "completions and chat completions have them"),
     "enable_response_messages": ((), "the messages that the template reads are not returned"),
     "image": ((), TEXT_ONLY),
     "logprobs": ((), f"expected include of {LOG_PROBS}"),
@@ -236,11 +216,16 @@ def check_sizes(data: Mapping[str, Any], unchecked: Container[str] = ()) -> None
             raise ValueError(f"{name}: expected at most {MAX_ITEMS} items, got {len(value)}")
 
 
+def field_names(body: type[Body]) -> set[str]:
+    """The names by which clients send a body's own fields."""
+    return {info.alias or name for name, info in body.model_fields.items()}
+
+
 @cache
 def unserved(body: type[Body]) -> Unserved:
     """The fields that a body knows and does not serve."""
     fields: Unserved = {}
     for base in reversed([base for base in body.__mro__ if issubclass(base, Body)]):
-        fields = {name: entry for name, entry in fields.items() if name not in base.model_fields}
+        fields = {name: entry for name, entry in fields.items() if name not in field_names(base)}
         fields |= vars(base).get("UNSERVED", {})
     return fields

@@ -8,17 +8,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from redraft.errors import place
-from redraft.request import GenerateRequest, SamplingConfig, clipped, describe
+from redraft.request import FIELDS, GenerateRequest, clipped, describe
 from redraft.worker.client import WorkerError
 from redraft.worker.protocol import CANCELLED, INVALID, OVERLOADED, RESTARTING
 
 OVERLOADED_RETRY_S, RESTARTING_RETRY_S = 1, 5
 """What Retry-After says where the queue is full, and where the worker is away."""
 CLIENTS_FIELDS = {
-    **{f"sampling.{name}": name for name in SamplingConfig.model_fields},
     **{name: name for name in GenerateRequest.model_fields},
-    **{"stop_words": "stop", "include_stop_words": "include_stop_str_in_output", "sampling.min_length": "min_tokens"},
-    **{"method": "drafting_method", "timeout_s": "timeout"},
+    **{field.path: field.v1 or field.name for field in FIELDS},
 }
 """The fields of a worker's request, and their names in `/v1`: some can only be checked to the end by the worker."""
 UNSERVED = "unserved"

@@ -21,34 +21,39 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from redraft.chat import Effort, Writing, effort_options
-from redraft.openai.body import MAX_ITEMS, UNSERVED_FIELDS, Body, Unserved, check_sizes
+from redraft.openai.body import MAX_ITEMS, NO_TEXT, UNSERVED_FIELDS, Body, Unserved, check_sizes
 from redraft.openai.errors import UNSERVED
 from redraft.openai.structured.formats import ResponseFormat, Schema, StructuredOutputs, vllm_guides
 from redraft.openai.structured.tools import AUTO, ChatTools, Choice
 from redraft.request import (
     INT32_MAX,
     MAX_BIASES,
-    MAX_PENALTY,
-    MAX_TIMEOUT_S,
     MAX_WORDS,
     MOST_ALTERNATIVES,
+    V1_NAMES,
     Bias,
     Guide,
+    SamplingOptions,
+    TextOptions,
     TokenId,
-    TopK,
     Word,
     seed_or_drawn,
 )
 from redraft.samplers import SAMPLER_SETTINGS
 
+FORMAT = "a [format](#formats)"
 MAX_CHOICES = 128
 """Sequences of one HTTP request: prompts times `n`."""
 
 
-def _token_id(key: str) -> str:
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What OpenAI and vLLM sample with where neither the client nor the model says otherwise."""
+
+
+def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdecimal() and len(key) < 10):
         raise ValueError("expected a token id")
-    return key
+    return int(key)
 
 
 def _one_or_more(value: Any) -> Any:
@@ -59,9 +64,13 @@ def _one_or_more(value: Any) -> Any:
 
 Stop = Annotated[list[Word], BeforeValidator(_one_or_more), Field(max_length=MAX_WORDS["stop_words"])]
 Penalty = Annotated[FiniteFloat, Field(ge=-2, le=2)]
-TokenKey = Annotated[str, AfterValidator(_token_id)]
+TokenKey = Annotated[TokenId, BeforeValidator(_token_id)]
 # llama.cpp's clients send no biases as an empty list.
-Biases = Annotated[dict[TokenKey, Bias], BeforeValidator(lambda value: {} if value == [] else value)]
+Biases = Annotated[
+    dict[TokenKey, Bias],
+    BeforeValidator(lambda value: {} if value == [] else value),
+    Field(max_length=MAX_BIASES),
+]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), AfterValidator(seed_or_drawn)]
 
 
@@ -85,41 +94,34 @@ class Named(Body):
     }
     UNSERVED: ClassVar[Unserved] = UNSERVED_FIELDS
 
-    model: str | None = None
+    model: str | None = Field(default=None, description="the served one; another name is a 404, no adapters are served")
 
 
-class Sampled(Named):
-    """The fields that every endpoint which generates text has, named and bounded as OpenAI's and vLLM's. Of samplings
-    that are absent, `ServedModel.sampling` has the default."""
+class Sampled(Named, SamplingOptions, TextOptions):
+    """The fields that every endpoint which generates text has: those of the table of request fields, under the names
+    that OpenAI and vLLM have for them, and what `/v1` adds to them. Where a sampling field is absent,
+    `ServedModel.sampling` has the default."""
 
-    temperature: FiniteFloat | None = Field(default=None, ge=0)
-    top_p: FiniteFloat | None = Field(default=None, ge=0, le=1)
-    top_k: TopK | None = None
-    min_p: FiniteFloat | None = Field(default=None, ge=0, le=1)
-    stream: bool = False
+    model_config = ConfigDict(alias_generator=lambda name: V1_NAMES.get(name, name))
+
+    # Fields of the table that clients of OpenAI and vLLM bound or write in another way.
     seed: Seed | None = None
-    stop: Stop = Field(default=[])
-    include_stop_str_in_output: bool = False
-    stop_token_ids: list[TokenId] = Field(default=[], max_length=MAX_WORDS["stop_token_ids"])
-    bad_words: list[Word] = Field(default=[], max_length=MAX_WORDS["bad_words"])
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: FiniteFloat | None = Field(default=None, ge=1 / MAX_PENALTY, le=MAX_PENALTY)
-    logit_bias: Biases = Field(default={}, max_length=MAX_BIASES)
-    min_tokens: int = Field(default=0, ge=0, le=INT32_MAX)
-    ignore_eos: bool = False
-    timeout: FiniteFloat | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
-    drafting_method: str | None = None
-    speculative: bool = True
-    draft_trees: bool = False
-    skip_special_tokens: bool = True
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    cache_prompt: bool = True
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=1000)
+    stop_words: Stop = Field(
+        default=[],
+        description="a text or several; the answer ends before it, and `stop_reason` is the one that ended it",
+    )
+    include_stop_words: bool = Field(default=False, description="true: the answer has the stop text that ends it")
+    logit_bias: Biases | None = None
+
+    ignore_eos: bool = Field(default=False, description="true: no token ends the text but those of `stop_token_ids`")
+    speculative: bool = Field(default=True, description="false: `auto_regressive`")
+    structured_outputs: StructuredOutputs | None = Field(default=None, description=FORMAT)
+    guided_json: Schema | None = Field(default=None, description=FORMAT)
+    guided_regex: str | None = Field(default=None, description=FORMAT)
+    guided_choice: list[str] | None = Field(default=None, description=FORMAT)
+    guided_grammar: str | None = Field(default=None, description=FORMAT)
 
     @property
     def log_probs(self) -> bool:
@@ -141,6 +143,13 @@ class Sampled(Named):
         yield from vllm_guides("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
         if self.structured_outputs is not None:
             yield from self.structured_outputs.guides()
+
+
+def without_text() -> Unserved:
+    """The fields of `Sampled`, for endpoints that generate no text. Their defaults ask for nothing there."""
+    neutral = {"top_k": (-1, 0), "top_p": (0, 1)} | {name: (value,) for name, value in NEUTRAL.items()}
+    fields = {name: info for name, info in Sampled.model_fields.items() if name not in Named.model_fields}
+    return {info.alias or name: (neutral.get(name, (info.default,)), NO_TEXT) for name, info in fields.items()}
 
 
 class Choices(Sampled):

@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from redraft.openai.body import MAX_ITEMS
+from redraft.openai.body import MAX_ITEMS, Unserved
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import ChatMessage, Conversation, Named
+from redraft.openai.schemas import ChatMessage, Conversation, Named, without_text
 from redraft.openai.structured.tools import AUTO, ChatTools
 from redraft.openai.structured.use import tool_use
 from redraft.openai.translate import prompt_text
@@ -22,6 +22,8 @@ of the few threads that read large bodies meanwhile."""
 
 class TokenizeBody(Conversation):
     """A text, or a conversation as `/v1/chat/completions` takes it."""
+
+    UNSERVED: ClassVar[Unserved] = without_text()
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_ITEMS)
@@ -40,6 +42,7 @@ class TokenizeBody(Conversation):
 class DetokenizeBody(Named):
     """Token ids."""
 
+    UNSERVED: ClassVar[Unserved] = without_text()
     LONG: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
     tokens: list[Annotated[int, Field(ge=0, le=INT32_MAX)]] = Field(max_length=MAX_INPUT_IDS, fail_fast=True)

@@ -8,20 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
-
 from redraft.chat import Writing, turns
-from redraft.openai.errors import CLIENTS_FIELDS, ApiError, invalid_request, too_long
+from redraft.openai.errors import CLIENTS_FIELDS, ApiError, too_long
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import MAX_CHOICES, ChatBody, CompletionBody, Sampled
+from redraft.openai.schemas import MAX_CHOICES, NEUTRAL, ChatBody, CompletionBody, Sampled
 from redraft.openai.structured.formats import only_guide
 from redraft.openai.structured.reader import CallReader
 from redraft.openai.structured.thoughts import Thinking, ThoughtReader
 from redraft.openai.structured.use import ToolUse, tool_use
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, SamplingConfig, describe
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, SamplingConfig, SamplingOptions, TextOptions
 
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""What OpenAI and vLLM sample with where neither the client nor the model says otherwise."""
 NOTHING_ENDS = -1
 """The end token of a text that no token ends."""
 
@@ -138,7 +134,7 @@ def job(
 ) -> Job:
     """The worker's requests for prompts, `n` for each; `max_tokens` None is what is left of the context. Errors call
     prompts and `max_tokens` by the client's names of them. Ids are unique only within the job. Raises ApiError."""
-    model.check_method(body.drafting_method)
+    model.check_method(body.method)
     if len(prompts) * n > MAX_CHOICES:
         raise ApiError(400, f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
     base = body.seed if body.seed is not None else secrets.randbits(63)
@@ -149,6 +145,7 @@ def job(
     asked = {"text": prompt_name, "input_ids": prompt_name, "max_tokens": max_tokens_name}
     fields = {**CLIENTS_FIELDS, **asked, "guide": guided_by, "guide.text": guided_by}
     result = Job(prompts, n, tools, fields)
+    top_log_probs = max(body.alternatives, body.prompt_alternatives or 0)
     for prompt in prompts:
         left = model.max_len - len(prompt.ids)
         if max_tokens is not None and max_tokens > left:
@@ -159,36 +156,26 @@ def job(
             )
         wanted = min(left if max_tokens is None else max_tokens, model.defaults.max_new_tokens or left)
         # A harness that asks for the prompt's scores and one token drops one entry at the end: an end token has none.
-        min_length = 1 if prompt_log_probs and wanted == 1 else body.min_tokens
+        min_length = 1 if prompt_log_probs and wanted == 1 else body.min_length
         for seed in seeds:
-            result.requests.append(
-                _checked(
-                    {
-                        "id": f"c{len(result.requests)}",
-                        "input_ids": prompt.ids,
-                        "max_tokens": wanted,
-                        "stream": body.stream,
-                        "sampling": _sampling(body, model, seed, min_length),
-                        "end_id": NOTHING_ENDS if body.ignore_eos else None,
-                        "stop_words": body.stop,
-                        "include_stop_words": body.include_stop_str_in_output,
-                        "stop_token_ids": body.stop_token_ids,
-                        "bad_words": body.bad_words,
-                        "return_log_probs": body.log_probs,
-                        "top_log_probs": max(body.alternatives, body.prompt_alternatives or 0),
-                        "prompt_log_probs": prompt_log_probs or body.prompt_alternatives is not None or wanted == 0,
-                        "draft_trees": body.draft_trees,
-                        "guide": guide,
-                        "skip_special_tokens": body.skip_special_tokens and not special,
-                        "method": body.drafting_method if body.speculative else AUTO_REGRESSIVE,
-                        "cache_prompt": body.cache_prompt,
-                        "cache_salt": body.cache_salt,
-                        "timeout_s": body.timeout,
-                    },
-                    fields,
-                )
-            )
-    if not body.speculative and body.drafting_method not in (None, AUTO_REGRESSIVE):
+            values = {
+                **{name: getattr(body, name) for name in TextOptions.model_fields},
+                "id": f"c{len(result.requests)}",
+                "input_ids": prompt.ids,
+                "max_tokens": wanted,
+                "sampling": _sampling(body, model, seed, min_length),
+                "end_id": NOTHING_ENDS if body.ignore_eos else None,
+                "return_log_probs": body.log_probs or top_log_probs > 0,
+                "top_log_probs": top_log_probs,
+                "prompt_log_probs": prompt_log_probs or body.prompt_alternatives is not None or wanted == 0,
+                "guide": guide,
+                "skip_special_tokens": body.skip_special_tokens and not special,
+                "method": body.method if body.speculative else AUTO_REGRESSIVE,
+            }
+            # Body, prompt and guide have been checked, and the worker checks what arrives: not once more in between,
+            # since a prompt may have 128 choices.
+            result.requests.append(GenerateRequest.model_construct(**values))
+    if not body.speculative and body.method not in (None, AUTO_REGRESSIVE):
         raise ApiError(400, "speculative: expected true with a drafting_method, got false", "speculative")
     return result
 
@@ -214,30 +201,9 @@ def sampling(body: Sampled, model: ServedModel) -> dict[str, float]:
     return {name: first(name, neutral) for name, neutral in NEUTRAL.items()}
 
 
-def _sampling(body: Sampled, model: ServedModel, seed: int | None, min_length: int) -> dict[str, Any]:
-    chosen = sampling(body, model)
-    return {
-        "temperature": chosen["temperature"],
-        "top_k": chosen["top_k"] or None,
-        "top_p": chosen["top_p"] or None,
-        "min_p": chosen["min_p"] or None,
-        "seed": seed,
-        "repetition_penalty": chosen["repetition_penalty"] if chosen["repetition_penalty"] != 1 else None,
-        "presence_penalty": body.presence_penalty or None,
-        "frequency_penalty": body.frequency_penalty or None,
-        "penalize_prompt": False,
-        "min_length": min_length or None,
-        "logit_bias": {int(token): bias for token, bias in body.logit_bias.items()} or None,
-    }
-
-
-def _checked(values: dict[str, Any], fields: Mapping[str, str]) -> GenerateRequest:
-    """A request of the worker. Raises ApiError with the client's names of `fields`."""
-    try:
-        sampling = SamplingConfig.model_validate(values["sampling"])
-    except ValidationError as error:
-        raise invalid_request(f"sampling.{describe(error)}", fields) from None
-    try:
-        return GenerateRequest.model_validate(values | {"sampling": sampling})
-    except ValidationError as error:
-        raise invalid_request(describe(error), fields) from None
+def _sampling(body: Sampled, model: ServedModel, seed: int | None, min_length: int | None) -> SamplingConfig:
+    values = {name: getattr(body, name) for name in SamplingOptions.model_fields} | sampling(body, model)
+    # 0 and nothing mean the same, except of these two.
+    kept = {"temperature": values["temperature"], "seed": seed}
+    values = {name: value or None for name, value in (values | {"min_length": min_length}).items()}
+    return SamplingConfig.model_construct(**values | kept | {"penalize_prompt": False})

@@ -19,9 +19,9 @@ from redraft.request import (
     DraftTree,
     GenerateRequest,
     InvalidRequest,
-    Message,
     SequenceStats,
     StopReason,
+    StrictModel,
     describe,
     shown,
 )
@@ -39,20 +39,20 @@ DRAIN_S = 20.0
 INVALID, OVERLOADED, CANCELLED, INTERNAL, RESTARTING = "invalid", "overloaded", "cancelled", "internal", "restarting"
 
 
-class CancelRequest(Message):
+class CancelRequest(StrictModel):
     """Stop the request `id` of the same client; unknown ids are ignored, since the request may just have finished."""
 
     op: Literal["cancel"] = "cancel"
     id: str
 
 
-class StatusRequest(Message):
+class StatusRequest(StrictModel):
     """Ask for the worker's state."""
 
     op: Literal["status"] = "status"
 
 
-class ReplacedRequest(Message):
+class ReplacedRequest(StrictModel):
     """Another worker listens at the socket's path now. Give new requests back, and end when the running ones have ended
     and the clients have left, at the latest after so many seconds."""
 
@@ -112,7 +112,7 @@ class WorkerStatus(BaseModel):
 
 
 Request = GenerateRequest | CancelRequest | StatusRequest | ReplacedRequest
-_REQUESTS: dict[str, type[Message]] = {
+_REQUESTS: dict[str, type[StrictModel]] = {
     "generate": GenerateRequest, "cancel": CancelRequest, "status": StatusRequest, "replaced": ReplacedRequest,
 }  # fmt: skip
 

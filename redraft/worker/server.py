@@ -225,15 +225,15 @@ class Worker:
             raise Restarting(SHUTTING_DOWN)
         if key in self._active:
             raise InvalidRequest(f"id: {request.id!r} is in use by a request that is still running")
-        self._runtime.scheduler.require_room()
+        self._runtime.scheduler.require_room()  # before anything is encoded for a queue that is full
         self._require_share(request.client)
-        self._runtime.check(request)
         grammar = None if request.guide is None else self._runtime.grammars.kept(request.guide)
         compiles = request.guide is not None and grammar is None
         words = [*request.stop_words, *request.bad_words, *request.stop_word_ids, *request.bad_word_ids]
         if not compiles and len(request.text or "") <= INLINE_CHARACTERS and len(words) <= INLINE_WORDS:
             self._submit(key, self._runtime.sequence(key, request, arrived, grammar))
             return
+        self._runtime.check(request)  # now, not when a thread comes to it
         self._require_room_to_encode(key, request, compiles)
         if compiles:
             args = key, request, arrived, None, QUICK_S

@@ -1,4 +1,4 @@
-"""What the documentation renders: tables and plots from docs/results/*.json, and the reference of the command line.
+"""What is rendered: tables and plots from docs/results/*.json, and what comes from the commands and request fields.
 
     python -m studies.figures.site    # as `make docs` does; a test fails where it would change something
 
@@ -18,7 +18,7 @@ import typer
 from typer.cli import get_docs_for_click
 
 from redraft.cli import COMMANDS, application
-from studies.figures import guide_tables, paper_plots, paper_tables
+from studies.figures import guide_tables, paper_plots, paper_tables, request_fields
 from studies.figures.contenders import Load
 
 BLOCK = re.compile(r"(<!-- rendered: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -38,7 +38,8 @@ def render(load: Load) -> dict[str, str]:
     """Each table as Markdown, and the reference of the command line as `cli`, by the names that pages use."""
     tables = {name: table(load) for name, table in paper_tables.TABLES.items()}
     tables |= {name: table(load(name)) for name, table in guide_tables.TABLES.items()}
-    return {"cli": command_line()} | {name: table.markdown() for name, table in tables.items()}
+    rendered = {name: table.markdown() for name, table in tables.items()}
+    return {"cli": command_line()} | request_fields.tables() | rendered
 
 
 def command_line() -> str:
@@ -65,13 +66,16 @@ def main(
     drafters: Annotated[Path, typer.Option(help="Folder of the shipped drafters.")] = Path("drafters"),
     docs: Annotated[Path, typer.Option(help="Folder of the pages.")] = Path("docs"),
 ) -> None:
-    """Write tables and the command line's reference into the pages, and plots into docs/pictures."""
+    """Write tables and references into the pages, plots into docs/pictures, and the files that the table of request
+    fields gives."""
     load = reader(docs / "results")
     rendered = render(load)
     for path in sorted(docs.rglob("*.md")):
         page = path.read_text(encoding="utf-8")
         path.write_text(fill(page, rendered), encoding="utf-8")
     write_plots(load, drafters, docs / "pictures")
+    for path, text in request_fields.files().items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The examples of docs/developers/add-a-*.md: a drafter, a construction and a verifier, each in one file, at work."""
+"""The examples of docs/developers/add-a-*.md: drafter, construction, verifier and request field, at work."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -34,6 +35,28 @@ try:
     check_pairing("confident", "first_draw")
 except PairingError as error:
     print(error)
+"""
+FIELD = """
+from redraft.llm import LLM
+from redraft.openai.schemas import CompletionBody, V1_NAMES
+from redraft.openai.tokens import TokenizeBody
+from redraft.serving.triton.fields import ENSEMBLE, TENSORRT_LLM
+from studies.figures import request_fields
+from tests.test_llm import toy_runtime
+
+assert CompletionBody.model_validate({"prompt": "a", "stop_at_period": True}).stop_at_period
+TokenizeBody.model_validate({"prompt": "a", "stop_at_period": False})
+for name, contract in (("ensemble", ENSEMBLE), ("tensorrt_llm", TENSORRT_LLM)):
+    assert contract.fields["stop_at_period"] == "stop_at_period"
+    line = '{ name: "stop_at_period" data_type: TYPE_BOOL dims: [ 1 ] optional: true }'
+    assert line in request_fields.inputs(name, contract)
+assert "    stop_at_period: bool\\n" in request_fields.options_module()
+assert all("`stop_at_period`" in request_fields.tables()[name] for name in ("request_fields", "v1_fields"))
+with LLM(toy_runtime()) as llm:
+    options = {"max_tokens": 200, "temperature": 1.5, "end_id": -1}
+    seed = next(seed for seed in range(99) if "." in llm.generate("a", seed=seed, **options).text)
+    whole, start = (llm.generate("a", seed=seed, stop_at_period=stops, **options).text for stops in (False, True))
+assert start == whole.partition(".")[0] + "."
 """
 
 
@@ -76,6 +99,27 @@ def test_a_file_in_decoding_is_all_that_it_takes(files, tmp_path):
     done = subprocess.run([sys.executable, "-c", CHECK], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "'first_draw' does not go with 'confident': these tokens were not drawn\n"
+
+
+def test_a_request_field_is_an_entry_and_what_it_does(tmp_path):
+    shutil.copytree(ROOT / "redraft", tmp_path / "redraft", symlinks=True)
+    for folder in ("model_defs", "plugins"):  # whose kernels are built
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    page = (ROOT / "docs" / "developers" / "add-a-request-field.md").read_text()
+    blocks = re.findall(r"```python\n# (\S+): .*\n((?:.*\n)+?)```", page)
+    anchors = {
+        "redraft/request.py": '    @field_validator("stop_words"',
+        "redraft/sequence.py": "        self._text = ",
+    }
+    assert [name for name, _ in blocks] == list(anchors)
+    for name, code in blocks:
+        before, anchor, after = (tmp_path / name).read_text().partition(anchors[name])
+        (tmp_path / name).write_text(before + code + anchor + after)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", FIELD], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_drafter_is_trained_compiled_and_drafts_as_the_construction_says(example, tmp_path):

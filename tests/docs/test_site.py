@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures.results import as_json
+from studies.figures import request_fields
 from studies.figures.site import BLOCK, fill, reader, render, write_plots
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +23,10 @@ def rendered():
 
 def test_pages_show_what_the_results_give(rendered):
     assert [name for name, page in PAGES.items() if fill(page, rendered) != page] == [], AGAIN
+
+
+def test_files_of_the_product_are_what_the_table_of_request_fields_gives():
+    assert [path.name for path, text in request_fields.files().items() if path.read_text() != text] == [], AGAIN
 
 
 def test_everything_rendered_is_shown_once(rendered):

@@ -10,14 +10,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
 
 from redraft.request import (
+    FIELDS,
     MAX_MESSAGE_BYTES,
-    MAX_WORDS,
     MAX_WORDS_TOKENS,
     PROTOCOL_LIMITS,
     GenerateRequest,
@@ -28,34 +29,10 @@ from redraft.request import (
 )
 from redraft.samplers import PENALTIES, penalized, turned_off
 
-_SHARED = {
-    "temperature": "sampling.temperature",
-    "min_p": "sampling.min_p",
-    "repetition_penalty": "sampling.repetition_penalty",
-    "presence_penalty": "sampling.presence_penalty",
-    "frequency_penalty": "sampling.frequency_penalty",
-    "min_length": "sampling.min_length",
-    "min_tokens": "sampling.min_length",
-    "random_seed": "sampling.seed",
-    "seed": "sampling.seed",
-    "end_id": "end_id",
-    "stop_token_ids": "stop_token_ids",
-    "pad_id": "pad_id",
-    "return_log_probs": "return_log_probs",
-    "exclude_input_in_output": "exclude_input_in_output",
-    "drafting_method": "method",
-    "guided_decoding_guide_type": "guide.kind",
-    "guided_decoding_guide": "guide.text",
-    "cache_prompt": "cache_prompt",
-    "cache_salt": "cache_salt",
-}
 _GUIDE_KINDS = {"json": "json", "json_schema": "json_schema", "regex": "regex", "ebnf_grammar": "grammar"}
-_EMPTY_IS_NONE = ("guide.", "cache_salt")
 NUM_TOKENS = ("return_num_input_tokens", "return_num_output_tokens")
 PERF_METRICS = "return_perf_metrics"
 STOP = "stop"
-_REFUSED = ("return_context_logits", "return_generation_logits")
-_ONE_SEQUENCE = dict.fromkeys(("beam_width", "num_return_sequences"), "one sequence per request")
 _SEQUENCE_PARAMETERS = {"sequence_id", "sequence_start", "sequence_end"}
 _TRITON_PARAMETERS = {"id", "priority", "timeout", "binary_data_output"} | _SEQUENCE_PARAMETERS
 _CLIENT_PARAMETERS = {"Streaming", "accumulate_tokens"}
@@ -65,21 +42,66 @@ _MAX_PARAMETERS = 10_000
 _MOST_NAMED = 4
 
 
+class Rule(Enum):
+    """What a model does with a tensor that is no field of the worker's request."""
+
+    FLAG = "answered by the model itself"
+    IGNORED = "accepted without effect"
+    ONE = "must be 1"
+    FALSE = "must be false"
+    CUT = "applied to another tensor"
+
+
+class OtherTensor(NamedTuple):
+    """A tensor of TensorRT-LLM's models that is no field of the worker's request, by its names in `ensemble` and
+    `tensorrt_llm`; an empty name means that the model does not have it."""
+
+    ensemble: str
+    tensorrt_llm: str
+    dtype: str
+    dims: str
+    rule: Rule
+    meaning: str
+
+
+_ONE_SEQUENCE, _NO_LOGITS = "one sequence per request", "logits are not returned"
+_BEAMS, _ENCODERS, _DECAY = "concerns beam search", "concerns encoders", "concerns a top-p that decays"
+OTHER_TENSORS = (
+    OtherTensor("", "input_lengths", "INT32", "1", Rule.CUT, "how many of `input_ids` are the prompt"),
+    OtherTensor(*[NUM_TOKENS[0]] * 2, "BOOL", "1", Rule.FLAG, "adds `num_input_tokens`"),
+    OtherTensor(*[NUM_TOKENS[1]] * 2, "BOOL", "1", Rule.FLAG, "adds `num_output_tokens`"),
+    OtherTensor(*[PERF_METRICS] * 2, "BOOL", "1", Rule.FLAG, "adds TensorRT-LLM's [metrics of a request](#outputs)"),
+    OtherTensor("", STOP, "BOOL", "1", Rule.FLAG, "[stops](#stopping-a-request) the request with the same id"),
+    OtherTensor("beam_width", "beam_width", "INT32", "1", Rule.ONE, _ONE_SEQUENCE),
+    OtherTensor("num_return_sequences", "num_return_sequences", "INT32", "1", Rule.ONE, _ONE_SEQUENCE),
+    OtherTensor("", "runtime_top_p_decay", "FP32", "1", Rule.ONE, "top-p stays the same"),
+    OtherTensor("return_context_logits", "return_context_logits", "BOOL", "1", Rule.FALSE, _NO_LOGITS),
+    OtherTensor("return_generation_logits", "return_generation_logits", "BOOL", "1", Rule.FALSE, _NO_LOGITS),
+    OtherTensor("length_penalty", "len_penalty", "FP32", "1", Rule.IGNORED, _BEAMS),
+    OtherTensor("", "early_stopping", "BOOL", "1", Rule.IGNORED, _BEAMS),
+    OtherTensor("", "beam_search_diversity_rate", "FP32", "1", Rule.IGNORED, _BEAMS),
+    OtherTensor("decoder_text_input", "", "STRING", "1", Rule.IGNORED, _ENCODERS),
+    OtherTensor("", "decoder_input_ids", "INT32", "-1", Rule.IGNORED, _ENCODERS),
+    OtherTensor("", "decoder_input_lengths", "INT32", "1", Rule.IGNORED, _ENCODERS),
+    OtherTensor("", "runtime_top_p_min", "FP32", "1", Rule.IGNORED, _DECAY),
+    OtherTensor("", "runtime_top_p_reset_ids", "INT32", "1", Rule.IGNORED, _DECAY),
+)
+
+
 @dataclass(frozen=True)
 class Contract:
-    """Field names of one Triton model: `fields` maps a client's name to the protocol's (dotted) name. Where several
-    names mean one field, a request may use any of them.
-
-    `flags` say what a response holds, or that the request stops another one: the model answers them itself. What is
-    `without_effect` concerns beam search, encoders or a top-p that changes, and is accepted. Fields that `must_be_one`
-    have the reason.
-    """
+    """The tensors of one Triton model. `fields` maps a tensor's name to the place of its field in the worker's request;
+    where several names mean one field, a request may use any of them. `others` are those that are no such field."""
 
     required: tuple[str, ...]
     fields: Mapping[str, str]
-    must_be_one: Mapping[str, str]
-    flags: tuple[str, ...] = ()
-    without_effect: tuple[str, ...] = ()
+    others: Mapping[str, OtherTensor]
+
+    @classmethod
+    def of_model(cls, model: Literal["ensemble", "tensorrt_llm"], *required: str) -> Contract:
+        """The contract of a model that generates, from the table of request fields."""
+        fields = {name: field.path for field in FIELDS for name in getattr(field, model)}
+        return cls(required, fields, {name: tensor for tensor in OTHER_TENSORS if (name := getattr(tensor, model))})
 
     def parse(
         self,
@@ -107,13 +129,7 @@ class Contract:
             tensors = _cut(tensors)
         values: dict[str, tuple[str, Any]] = {}
         for name, tensor in tensors.items():
-            if reason := self.must_be_one.get(name):
-                if (value := _scalar(name, tensor)) != 1:
-                    raise InvalidRequest(f"{name}: expected 1 ({reason}), got {shown(value)}")
-            elif name in _REFUSED:
-                if value := _scalar(name, tensor):
-                    raise InvalidRequest(f"{name}: logits are not returned: expected none, got {shown(value)}")
-            elif field := self.fields.get(name):
+            if field := self.fields.get(name):
                 self._check_size(name, tensor, limits)
                 value = _READERS.get(field, _scalar)(name, tensor)
                 other, before = values.setdefault(field, (name, value))
@@ -121,11 +137,14 @@ class Contract:
                     raise InvalidRequest(
                         f"{other} and {name} mean the same: expected one value, got {shown(before)} and {shown(value)}"
                     )
-            elif name not in (*self.flags, *self.without_effect):
+            elif name in self.others:
+                _check_other(name, tensor, self.others[name])
+            else:
                 raise InvalidRequest(f"{name}: unknown field")
         message: dict[str, Any] = {"id": request_id}
-        for field, (_, value) in values.items():
-            if value or not field.startswith(_EMPTY_IS_NONE):
+        for field, (name, value) in values.items():
+            # Tensors have no null, so that an empty text stands for an absent one.
+            if name in self.required or value not in ("", None):
                 _put(message, field, value)
         if timeout_us:
             message["timeout_s"] = timeout_us / 1e6
@@ -138,7 +157,8 @@ class Contract:
 
     def flagged(self, tensors: Mapping[str, np.ndarray]) -> frozenset[str]:
         """The flags that a request sets. Raises InvalidRequest for one that is no single value."""
-        return frozenset(name for name in self.flags if name in tensors and _scalar(name, tensors[name]))
+        flags = (name for name, other in self.others.items() if other.rule is Rule.FLAG and name in tensors)
+        return frozenset(name for name in flags if _scalar(name, tensors[name]))
 
     def in_client_terms(self, text: str, given: Iterable[str] = ()) -> str:
         """An error text (`field: problem; field: problem`) with the client's names of the fields: the `given` ones."""
@@ -164,7 +184,7 @@ class Contract:
             if not (name in expected or name.startswith("triton_") or turned_off(name, value, penalties))
         ]
         if unknown:
-            known = ", ".join(sorted({*self.fields, *self.flags, *self.must_be_one, *self.without_effect}))
+            known = ", ".join(sorted({*self.fields, *self.others}))
             named = ", ".join(shown(name) for name in sorted(unknown)[:_MOST_NAMED])
             more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
             raise InvalidRequest(f"unknown field {named}{more}: expected some of {known}")
@@ -178,50 +198,17 @@ class Contract:
                 limits.check_text(len(tensor.item()))
             elif field == "input_ids":
                 limits.check_tokens(tensor.size)
-            elif tensor.size > (most := MAX_WORDS.get(field, tensor.size)):
+            elif field in MAX_WORDS_TOKENS:
+                if tensor.size // 2 > (most := MAX_WORDS_TOKENS[field]):
+                    raise InvalidRequest(f"{field}: expected at most {most} token ids, got {tensor.size // 2}")
+            elif field in _MAX_ITEMS and tensor.size > (most := _MAX_ITEMS[field]):
                 raise InvalidRequest(f"{field}: expected at most {most} items, got {tensor.size}")
-            elif tensor.size // 2 > (most := MAX_WORDS_TOKENS.get(field, tensor.size)):
-                raise InvalidRequest(f"{field}: expected at most {most} token ids, got {tensor.size // 2}")
         except InvalidRequest as error:
             raise InvalidRequest(self.in_client_terms(str(error))) from None
 
 
-ENSEMBLE = Contract(
-    ("text_input", "max_tokens"),
-    _SHARED
-    | {
-        "text_input": "text",
-        "add_special_tokens": "add_special_tokens",
-        "max_tokens": "max_tokens",
-        "stream": "stream",
-        "top_k": "sampling.top_k",
-        "top_p": "sampling.top_p",
-        "stop_words": "stop_words",
-        "bad_words": "bad_words",
-    },
-    _ONE_SEQUENCE,
-    (*NUM_TOKENS, PERF_METRICS),
-    ("length_penalty", "decoder_text_input"),
-)
-TENSORRT_LLM = Contract(
-    ("input_ids", "request_output_len"),
-    _SHARED
-    | {
-        "input_ids": "input_ids",
-        "request_output_len": "max_tokens",
-        "streaming": "stream",
-        "runtime_top_k": "sampling.top_k",
-        "runtime_top_p": "sampling.top_p",
-        "stop_words_list": "stop_word_ids",
-        "bad_words_list": "bad_word_ids",
-    },
-    _ONE_SEQUENCE | {"runtime_top_p_decay": "top-p stays the same"},
-    (*NUM_TOKENS, PERF_METRICS, STOP),
-    (
-        *("len_penalty", "early_stopping", "beam_search_diversity_rate", "decoder_input_ids", "decoder_input_lengths"),
-        *("runtime_top_p_min", "runtime_top_p_reset_ids"),
-    ),
-)
+ENSEMBLE = Contract.of_model("ensemble", "text_input", "max_tokens")
+TENSORRT_LLM = Contract.of_model("tensorrt_llm", "input_ids", "request_output_len")
 PREPROCESSING = Contract(
     ("QUERY", "REQUEST_OUTPUT_LEN"),
     {
@@ -233,8 +220,7 @@ PREPROCESSING = Contract(
         "END_ID": "end_id",
         "PAD_ID": "pad_id",
     },
-    _ONE_SEQUENCE,
-    without_effect=("DECODER_QUERY",),
+    {"DECODER_QUERY": OtherTensor("", "", "STRING", "1", Rule.IGNORED, _ENCODERS)},
 )
 
 
@@ -269,11 +255,20 @@ def _guide_kind(name: str, tensor: np.ndarray) -> Any:
     return _GUIDE_KINDS.get(kind)
 
 
+_LISTS = {field.path: field for field in FIELDS if "-1" in field.tensor[1]}
 _READERS: dict[str, Callable[[str, np.ndarray], Any]] = {
-    "input_ids": _list, "stop_words": _list, "bad_words": _list, "stop_word_ids": _words, "bad_word_ids": _words,
-    "stop_token_ids": _list, "guide.kind": _guide_kind,
-}  # fmt: skip
+    path: _words if field.tensor[1] == "2, -1" else _list for path, field in _LISTS.items()
+} | {"guide.kind": _guide_kind}
 """How fields of more than one value are read."""
+_MAX_ITEMS = {path: int(field.bounds["max_length"]) for path, field in _LISTS.items()}
+
+
+def _check_other(name: str, tensor: np.ndarray, other: OtherTensor) -> None:
+    """Raises InvalidRequest for a value that asks for what this server does not have."""
+    if other.rule is Rule.ONE and (value := _scalar(name, tensor)) != 1:
+        raise InvalidRequest(f"{name}: expected 1 ({other.meaning}), got {shown(value)}")
+    if other.rule is Rule.FALSE and (value := _scalar(name, tensor)):
+        raise InvalidRequest(f"{name}: {other.meaning}: expected none, got {shown(value)}")
 
 
 def _value(name: str, item: Any) -> Any:

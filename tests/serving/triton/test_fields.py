@@ -1,14 +1,12 @@
 """Client fields to protocol: names, values and messages in the client's terms."""
 
 import json
-import re
 
 import numpy as np
 import pytest
 
 from redraft.request import Guide, InvalidRequest, PromptLimits
 from redraft.serving.triton.fields import ENSEMBLE, TENSORRT_LLM
-from redraft.serving.tritonserver import REPOSITORY
 
 
 def text(*words: str) -> np.ndarray:
@@ -172,16 +170,6 @@ def test_a_top_p_that_decays_is_accepted_where_it_stays_the_same():
     with pytest.raises(InvalidRequest, match=r"^runtime_top_p_decay: expected 1 \(top-p stays the same\), got 0.5$"):
         TENSORRT_LLM.parse("r", needed | {"runtime_top_p_decay": floats(0.5)})
     assert ENSEMBLE.parse("r", ensemble(decoder_text_input=text(""))) == ENSEMBLE.parse("r", ensemble())
-
-
-@pytest.mark.parametrize("contract", [ENSEMBLE, TENSORRT_LLM])
-def test_a_models_inputs_are_those_that_its_contract_reads(contract):
-    name = "ensemble" if contract is ENSEMBLE else "tensorrt_llm"
-    config = (REPOSITORY / name / "config.pbtxt").read_text().partition("output [")[0]
-    inputs = set(re.findall(r'name: "(\w+)" data_type', config)) - {"input_lengths"}
-    logits = {"return_context_logits", "return_generation_logits"}
-    known = {*contract.fields, *contract.must_be_one, *contract.flags, *contract.without_effect}
-    assert inputs == known | logits
 
 
 def test_a_timeout_comes_with_the_request_or_among_its_parameters():
