@@ -61,9 +61,9 @@ READ    = $(if $(COLUMN),--column "$(COLUMN)")
 DISTILL = $(PY) build/distill.py --model $(MODEL) $(if $(DATA),--prompts $(DATA) $(READ)) --output $(TEACHER) --held-out $(TEACHER)-held-out \
   --tokens $(TOKENS) $(LAYERS)
 # COMPILE builds a bundle, unless the one that is there was built from the same. One whose folder the user named is not replaced.
-COMPILE := $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --precision $(PRECISION) \
+COMPILE := $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL) --precision $(PRECISION) \
   $(CALIBRATED:%=--calibration %) $(if $(filter-out 1,$(TP)),--tp $(TP))
-named    = $(if $(filter-out file,$(origin $(1))),--named)
+named    = $(if $(filter file,$(origin $(1))),--replace)
 
 .DEFAULT_GOAL := help
 # Targets that depend on `always` run each time and decide by content.
@@ -125,8 +125,8 @@ distill: $(TEACHER)-engine/manifest.json ## write teacher data into TEACHER from
 # The check says how long the engine's sequences are to be.
 $(TEACHER)-engine/manifest.json: always | $(MODEL)/source.json
 	length=$$($(DISTILL) --bundle $(TEACHER)-engine --check) && \
-	  $(PY) build/ensure_bundle.py --backend $(BACKEND) --model $(MODEL) --no-drafter --features $(LAYERS) --slots 64 \
-	  --max-len $$length --max-tree 1 --prefill-chunk 64 --output $(TEACHER)-engine
+	  $(PY) build/build_engines.py --backend $(BACKEND) --model $(MODEL) --no-drafter --features $(LAYERS) --slots 64 \
+	  --max-len $$length --max-tree 1 --prefill-chunk 64 --replace --output $(TEACHER)-engine
 
 train: | $(MODEL)/source.json ## train a drafter on TEACHER into artifacts/drafters
 	$(PY) build/train_drafter.py --model $(MODEL) --data $(TEACHER) $(HELD_OUT) --output $(OWN_DRAFTER) \
@@ -214,10 +214,10 @@ test-clients: $(CLIENTS)/.setup | $(SETUP) ## LiteLLM, LangChain, AIPerf and Gui
 
 COMPARED := $(ENGINES)/$(NAME)-methods-$(PRECISION)$(SPLIT)
 $(COMPARED)/manifest.json: always benchmarks/methods/methods.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/methods/methods.toml --output $(COMPARED)
+	$(COMPILE) --replace --methods benchmarks/methods/methods.toml --output $(COMPARED)
 PAIRS := $(ENGINES)/$(NAME)-lossless-$(PRECISION)$(SPLIT)
 $(PAIRS)/manifest.json: always benchmarks/methods/lossless.toml $(CALIBRATED) | $(MODEL)/source.json
-	$(COMPILE) --methods benchmarks/methods/lossless.toml --slots 8 --output $(PAIRS)
+	$(COMPILE) --replace --methods benchmarks/methods/lossless.toml --slots 8 --output $(PAIRS)
 
 quickstart: mpi $(BUNDLE)/budget.json $(BASELINE)/manifest.json ## everything: build, serve, load-test, compare, report
 	$(PY) -m benchmarks.load.quickstart --baseline $(BASELINE) --bundle $(BUNDLE) \

@@ -11,6 +11,8 @@ CLONE = PACKAGE.parent if (PACKAGE.parent / "Makefile").is_file() else None
 """The clone of the repository that this package runs from; None for an installed one."""
 SHIPPED = CLONE or PACKAGE
 """The folder whose `drafters` and `benchmarks` came with the package."""
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+"""What commands take where no model is named."""
 PROMPTS = SHIPPED / "benchmarks" / "prompts.jsonl"
 """Prompts to measure on where a user has none."""
 
@@ -31,3 +33,8 @@ def drafter_of(model: str) -> Path | None:
     """A model's drafter: the user's own before the one that came with the package; None without one."""
     folders = (HOME / "drafters" / model, SHIPPED / "drafters" / model)
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def calibration_of(model: str) -> Path:
+    """Where a model's calibration for fp8 is kept."""
+    return HOME / "calibration" / f"{model}.json"

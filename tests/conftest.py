@@ -160,10 +160,10 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_bundle(smollm2: Path) -> Path:
-    """The default target with its shipped drafter, bf16, as `make engines` builds it, and never tuned: a budget that
+    """The default target with its shipped drafter, bf16, as `redraft build` builds it, and never tuned: a budget that
     was measured on a busy machine drafts nothing."""
     folder = OF_TESTS / "engines" / f"{DEFAULT}-redrafter-bf16"  # the name that README has
-    options = ["--model", smollm2, "--drafter", ROOT / "drafters" / DEFAULT, "--beam-width", "4", "--output", folder]
+    options = ["--model", smollm2, "--drafter", ROOT / "drafters" / DEFAULT, "--output", folder, "--replace"]
     with one_process():
-        run_script("build/ensure_bundle.py", "--backend", "openvino", "--precision", "bf16", *options)
+        run_script("build/build_engines.py", *options)
     return folder

@@ -28,7 +28,7 @@ class InputFile(FileEntry):
 
 
 class BuiltFrom(Section):
-    """What a bundle was built from, by which `redraft.cli.ensure` tells whether it is the one asked for."""
+    """What a bundle was built from, by which `redraft build` tells whether it is the one asked for."""
 
     options: dict[str, str]
     """The options of redraft build, but for those that name files; "" for those without a value."""

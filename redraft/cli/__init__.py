@@ -26,6 +26,13 @@ class Command:
     target: str
     group: str
     extra: str
+    done: str = ""
+    """`module:function` that says, of the command's arguments, whether there is nothing to do: it is asked before the
+    module of the command is imported, which takes seconds."""
+
+    def is_done(self, arguments: list[str]) -> bool:
+        """Whether these arguments leave nothing to do."""
+        return bool(self.done) and resolve_name(f"{__name__}.{self.done}")(arguments)
 
     def load(self, name: str) -> Callable[..., None] | typer.Typer:
         """Its function, or the app of its subcommands; ends the process where packages are missing."""
@@ -49,7 +56,7 @@ class Command:
 MODELS, DRAFTERS, SERVICE = "Models", "Drafters", "Service"
 COMMANDS = {
     "fetch": Command("fetch:main", MODELS, "build"),
-    "build": Command("build:main", MODELS, "build"),
+    "build": Command("build:main", MODELS, "build", done="bundles:nothing_to_build"),
     "tune": Command("tune:main", MODELS, "build"),
     "inspect": Command("inspect:main", MODELS, "build"),
     "export": Command("export:app", MODELS, "build"),
@@ -88,6 +95,8 @@ def main(*arguments: str) -> NoReturn:
     if arguments:
         sys.argv = ["redraft", *arguments]
     name = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+    if name in COMMANDS and COMMANDS[name].is_done(sys.argv[2:]):
+        sys.exit(0)
     run(f"redraft {name}".rstrip(), application(*[name] * (name in COMMANDS)))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,8 @@ from rich.markup import escape
 
 from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Form, Precision
 from redraft.bundle.config import BundleConfig, LimitsInfo
-from redraft.cli.options import BACKEND_NAMES, backend_named
+from redraft.cli.bundles import as_arguments, complete, needs_build, say_built
+from redraft.cli.options import BACKEND_NAMES, ModelOption, backend_named
 from redraft.compiler.built_from import built_from
 from redraft.compiler.bundle import (
     build,
@@ -43,6 +43,7 @@ from redraft.engines.memory import (
     what_builds,
 )
 from redraft.errors import BundleError
+from redraft.home import DEFAULT_MODEL
 from redraft.model_defs.drafters.eagle3 import parse_layers
 from redraft.model_defs.drafters.token_info import InfoForm
 from redraft.model_defs.target.config import TargetConfig
@@ -69,8 +70,18 @@ def setting(name: str, *flags: str) -> Any:
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Target: a folder made by redraft fetch.")],
-    output: Annotated[Path, typer.Option(help="The bundle's folder; replaced when the build succeeds.")],
+    context: typer.Context,
+    model: ModelOption = Path(DEFAULT_MODEL),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The bundle's folder; default: one under REDRAFT_HOME/engines that is named after the model, its "
+            "drafter and the precision."
+        ),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a bundle of other settings in a folder named by --output.")
+    ] = False,
     no_drafter: Annotated[
         bool,
         typer.Option("--no-drafter", help="No drafter: an auto-regressive bundle, or one with the n-gram branch only."),
@@ -163,12 +174,19 @@ def main(
 ) -> None:
     """Export a target and its drafters, and compile them into an engine bundle.
 
-    The bundle is written to a temporary folder and renamed: a failure leaves nothing, and an old bundle in place.
+    A bundle that was built from the same options, files and code is kept. Without --drafter, --methods and --no-drafter
+    the model's own drafter is used, or else n-grams from what was served. The bundle is written to a temporary folder
+    and renamed: a failure leaves nothing, and an old bundle in place.
     """
     flags = {name: value for name, value in locals().items() if name in MethodSettings.model_fields}
     given = {name: value for name, value in flags.items() if value is not None}
     try:
-        precision = precision or backend.usual_precision
+        options = complete(given_options(context))
+        # What was left out, and follows from the rest.
+        given |= {name: options[f"--{name}"] for name in ("drafter", "construction") if f"--{name}" in options}
+        folder, no_drafter = Path(options["--output"]), "--no-drafter" in options
+        precision = Precision(options["--precision"])
+        calibration = Path(options["--calibration"]) if "--calibration" in options else None
         if precision not in backend.precisions:
             raise BundleError(f"--precision {precision}: {backend} takes {', '.join(backend.precisions)}")
         if form and form not in backend.forms:
@@ -189,15 +207,18 @@ def main(
             raise BundleError(f"--target-layers {target_layers}: expected with --features, and without a drafter")
         if bigrams and not any(settings.info().ngram for settings in chosen.values()):
             raise BundleError(f"--bigrams {bigrams}: no method here has an n-gram branch that would read them")
+        if not needs_build(options, named=output is not None and not replace):
+            say_built(options)
+            return
         check_head_size("the target", TargetConfig.load(model).head_size, backend)
         require_memory(model, backend, say)
-        inputs = built_from(sys.argv[2:])
+        inputs = built_from(options)
         with step("load the target"):
             target = load_target(model, backend, any(settings.drafter for settings in chosen.values()))
         layers = parse_layers(target_layers, target.config.num_layers) if target_layers else ()
         length = max_len or min(USUAL_MAX_LEN, target.config.max_position)
         config = BundleConfig(
-            name=output.name,
+            name=folder.name,
             backend=backend,
             precision=precision,
             target=target_info(target, unknown_tokens(model, target)),
@@ -216,8 +237,8 @@ def main(
         if max_len is None:
             config = with_usual_context(config, target, say)
         check(config, target)
-        command = shlex.join(["redraft", "build", *sys.argv[2:]])
-        build(config, target, model, chosen, output, features, bigrams, calibration, inputs, command, layers)
+        command = shlex.join(["redraft", "build", *as_arguments(options)])
+        build(config, target, model, chosen, folder, features, bigrams, calibration, inputs, command, layers)
     except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
         err.print(f"[red]redraft build:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None
@@ -230,6 +251,20 @@ def main(
     except KeyboardInterrupt:
         say("interrupted, nothing was written")
         raise typer.Exit(130) from None
+
+
+def given_options(context: typer.Context) -> dict[str, str]:
+    """The options that differ from their defaults, by name; "" for flags."""
+    options = {}
+    for param in context.command.params:
+        value = context.params.get(param.name or "")
+        if value is True:
+            options[param.opts[0]] = ""
+        elif value is False and param.secondary_opts:
+            options[param.secondary_opts[0]] = ""
+        elif value not in (None, False, param.default):
+            options[param.opts[0]] = str(value)
+    return options
 
 
 def say(text: str) -> None:

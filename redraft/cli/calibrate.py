@@ -13,10 +13,11 @@ import typer
 from rich.console import Console
 
 from redraft.chat import encode_user_turn
+from redraft.cli.options import ModelOption
 from redraft.compiler.calibration import calibrate
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress
-from redraft.home import PROMPTS
+from redraft.home import DEFAULT_MODEL, PROMPTS, calibration_of
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
 from redraft.prompts import read_prompts, spread
@@ -27,8 +28,11 @@ out = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @interruptible("redraft calibrate", "nothing was written")
 def main(
-    model: Annotated[Path, typer.Option(help="Target: a folder made by redraft fetch.")],
-    output: Annotated[Path, typer.Option(help="The JSON file to write.")],
+    model: ModelOption = Path(DEFAULT_MODEL),
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The JSON file to write; default: the one under REDRAFT_HOME that redraft build takes."),
+    ] = None,
     prompts: Annotated[
         Path,
         typer.Option(
@@ -55,6 +59,7 @@ def main(
         with progress("calibrate", len(texts), "texts", console=out) as shown:
             fingerprint = target_fingerprint(target)
             calibration = calibrate(target, fingerprint, texts, lambda: shown.update(shown.done + 1))
+        output = output or calibration_of(model.name)
         calibration.save(output)
     except (ValueError, OSError) as error:
         out.print(f"redraft calibrate: {error}", markup=False)

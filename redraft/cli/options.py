@@ -1,10 +1,14 @@
-"""Values of options that several commands have."""
+"""Options that several commands have."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from redraft.bundle.backends import BACKENDS, Backend, backend_of
+from redraft.home import DEFAULT_MODEL, HOME
 
 BACKEND_NAMES = f"[{'|'.join(BACKENDS)}]"
 
@@ -15,3 +19,29 @@ def backend_named(name: object) -> Backend:
         return backend_of(name)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model that redraft fetch made: a path, or its name under REDRAFT_HOME."""
+    folder = HOME / "models" / name
+    return folder if folder.is_dir() and not Path(name).is_dir() else Path(name)
+
+
+def fetched_model(name: object) -> Path:
+    """The value of --model."""
+    folder = model_folder(str(name))
+    if not folder.is_dir():
+        source = "default" if name == DEFAULT_MODEL else name
+        raise typer.BadParameter(f"no model at {folder}: `redraft fetch {source}` fetches one")
+    return folder
+
+
+ModelOption = Annotated[
+    Path,
+    typer.Option(
+        "--model",
+        parser=fetched_model,
+        metavar="FOLDER",
+        help="The target: a folder made by redraft fetch, or its name under REDRAFT_HOME/models.",
+    ),
+]

@@ -12,13 +12,15 @@ import typer
 
 from redraft.bundle import budget
 from redraft.bundle.manifest import MANIFEST
-from redraft.cli.ensure import is_built
+from redraft.cli.bundles import as_arguments, complete, needs_build
 from redraft.console.output import err, fail
-from redraft.home import HOME, drafter_of
+from redraft.home import DEFAULT_MODEL, HOME, calibration_of
+from redraft.serving.processes import ServingError
+from redraft.serving.ranks import launch_command
 
 RECORD = "source.json"
 """What a fetched model's folder has."""
-DEFAULT, DEFAULT_NAME = "default", "SmolLM2-135M-Instruct"
+DEFAULT = "default"
 
 
 def prepared(source: str, drafter: Path | None, backend: str, precision: str, tp: int, minutes: float) -> Path:
@@ -30,20 +32,17 @@ def prepared(source: str, drafter: Path | None, backend: str, precision: str, tp
     if (Path(source) / MANIFEST).is_file():
         return Path(source)
     model = _model(source)
-    drafter = drafter or drafter_of(model.name)
-    split = "" if backend == "openvino" else f"-{backend}"
-    split += "" if tp == 1 else f"-tp{tp}"
-    bundle = HOME / "engines" / f"{model.name}-{'redrafter' if drafter else 'ngrams'}-{precision}{split}"
-    drafting = (
-        ["--drafter", drafter, "--beam-width", 4] if drafter else ["--no-drafter", "--construction", "ngram_trie"]
-    )
-    options = ["--backend", backend, "--model", model, "--precision", precision, *(["--tp", tp] if tp > 1 else [])]
-    arguments = [str(argument) for argument in (*options, *drafting, "--output", bundle)]
-    if not is_built(arguments, named=False):
-        _run("build", *arguments)
+    options = {"--model": str(model), "--precision": precision, "--backend": backend}
+    options |= {"--drafter": str(drafter)} if drafter else {}
+    options |= {"--tp": str(tp)} if tp > 1 else {}
+    if precision == "fp8" and not calibration_of(model.name).is_file():
+        _run("calibrate", "--model", model)
+    options = complete(options)
+    if needs_build(options):
+        _run("build", *as_arguments(options))
+    bundle = Path(options["--output"])
     if minutes and budget.main(bundle):
-        ranks = ["mpiexec", "-n", str(tp)] if tp > 1 else []
-        _run("tune", "--bundle", bundle, "--minutes", minutes, launcher=ranks)
+        _run("tune", "--bundle", bundle, "--minutes", minutes, ranks=tp)
     return bundle
 
 
@@ -51,17 +50,20 @@ def _model(source: str) -> Path:
     """The folder of a fetched model: one of these, or else where `redraft fetch` puts a source's."""
     if (Path(source) / RECORD).is_file():
         return Path(source)
-    name = DEFAULT_NAME if source == DEFAULT else Path(source).resolve().name.removesuffix(".gguf")
+    name = DEFAULT_MODEL if source == DEFAULT else Path(source).resolve().name.removesuffix(".gguf")
     folder = HOME / "models" / name
     if source != DEFAULT or not (folder / RECORD).is_file():
         _run("fetch", source, "--output", folder.parent, "--cache", HOME / "cache")
     return folder
 
 
-def _run(command: str, *arguments: object, launcher: list[str] | None = None) -> None:
-    shown = ["redraft", command, *map(str, arguments)]
-    err.print(shlex.join([*(launcher or []), *shown]), markup=False)
-    status = subprocess.call([*(launcher or []), sys.executable, "-m", "redraft.cli", *shown[1:]])
+def _run(command: str, *arguments: object, ranks: int = 1) -> None:
+    words = [command, *map(str, arguments)]
+    err.print(shlex.join(["redraft", *words]), markup=False)
+    try:
+        status = subprocess.call(launch_command([sys.executable, "-m", "redraft.cli", *words], ranks))
+    except ServingError as error:  # MPI is missing
+        fail(f"redraft serve: {error}")
     if status in (130, -signal.SIGINT):
         raise typer.Exit(130)
     if status:

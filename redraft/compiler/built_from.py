@@ -1,13 +1,13 @@
 """What a bundle was built from, compared with what is there now: options, the content of files, and code.
 
-Nothing here imports torch, so that make can ask each time.
+Nothing here imports torch, so that each `redraft serve` and `redraft build` can ask.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -28,9 +28,9 @@ IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", *PICKLED
 NOT_IN_FOLDERS = "checkpoint.safetensors"
 SOURCES = (
     "cli/build.py",
-    *(f"redraft/compiler/{name}.py" for name in ("bundle", "calibration", "draft_model", "methods")),
-    "redraft/compiler/passes/*.py",
-    "redraft/compiler/writers/*.py",
+    *(f"compiler/{name}.py" for name in ("bundle", "calibration", "draft_model", "methods")),
+    "compiler/passes/*.py",
+    "compiler/writers/*.py",
     "model_defs/**/*.py",
     *(f"plugins/**/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
     *(f"bundle/{name}.py" for name in ("backends", "config", "generation", "manifest", "writer")),
@@ -43,12 +43,11 @@ NOT_SOURCES = f"plugins/{HOST_ONLY}/"
 CODE = "the code that builds it has changed"
 
 
-def built_from(arguments: list[str], known: Mapping[str, InputFile] | None = None) -> BuiltFrom:
-    """What `redraft build` with these arguments builds a bundle from, now.
+def built_from(options: Mapping[str, str], known: Mapping[str, InputFile] | None = None) -> BuiltFrom:
+    """What `redraft build` with these options, by name, builds a bundle from, now.
 
     A file with the size and time of modification of its entry in `known` is not read again.
     """
-    options = options_of(arguments)
     known = known or {}
     files: dict[str, InputFile] = {}
     for name in PATHS:
@@ -56,11 +55,11 @@ def built_from(arguments: list[str], known: Mapping[str, InputFile] | None = Non
             for key, file in files_of(name, Path(options[name])):
                 if file.is_file():
                     files[key] = input_file(file, known.get(key))
-    kept = {name: value for name, value in options.items() if name not in (*PATHS, "--output")}
+    kept = {name: value for name, value in options.items() if name not in (*PATHS, "--output", "--replace")}
     return BuiltFrom(options=kept, files=files, sources=sources_digest())
 
 
-def options_of(arguments: list[str]) -> dict[str, str]:
+def options_of(arguments: Sequence[str]) -> dict[str, str]:
     """The options of a command line by name; those without a value have ""."""
     options: dict[str, str] = {}
     name = ""

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.build.commands import invoke
 
 from redraft.bundle.config import BundleConfig
 from redraft.cli import build
@@ -23,6 +22,7 @@ from redraft.console import resources
 from redraft.errors import BundleError
 from redraft.model_defs.drafters.registry import DRAFTERS
 from redraft.model_defs.files import read_tensors
+from tests.cli.commands import invoke
 from tests.engines.tiny import DRAFTING, LIMITS, tiny_drafter, tiny_drafter_of, tiny_target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give one of --drafter FOLDER, --methods FILE and --no-drafter"),
+        (["--drafter", "DRAFTER", "--no-drafter"], "give one of --drafter FOLDER, --methods FILE and --no-drafter"),
         (["--no-drafter", "--precision", "fp16"], "--precision fp16: openvino takes fp32, bf16, int8"),
         ([*RTX, "--form", "plugin"], "--form plugin: tensorrt_rtx takes native"),
         ([*RTX, "--precision", "fp8"], "--precision fp8 needs --calibration, from redraft calibrate"),
@@ -81,7 +81,6 @@ def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
         ([*RANDOM, "stochastic_beam", "--ngram"], "'recursive_rejection' does not go with merged trees"),
         ([*RANDOM, "independent", "--verification", "recursive_rejection"], "these draws repeat"),
         (["--drafter", "DRAFTER", "--bigrams", "SHORT"], "has shape (3,), expected a successor of each of 111"),
-        (["--no-drafter", "--model", "nowhere"], "nowhere"),
         (["--drafter", "GGUF"], "d.gguf is a GGUF file, of which no drafter is read: give the folder that it was"),
     ],
 )

@@ -21,11 +21,13 @@ class Commands:
 
     def __init__(self) -> None:
         self.ran: list[list[str]] = []
+        self.started: list[list[str]] = []
         self.status: dict[str, int] = {}
 
     def __call__(self, command: list[str]) -> int:
         arguments = command[command.index("redraft.cli") + 1 :]
-        self.ran.append([*command[: command.index("-m") - 1], *arguments])
+        self.ran.append(arguments)
+        self.started.append(command)
         return self.status.get(arguments[0], 0)
 
     @property
@@ -37,8 +39,8 @@ class Commands:
 def commands(tmp_path, monkeypatch) -> Commands:
     """An empty home, where nothing is built or tuned yet."""
     runs = Commands()
-    monkeypatch.setattr(prepare, "HOME", tmp_path)
-    monkeypatch.setattr("redraft.home.HOME", tmp_path)
+    for module in ("redraft.home", "redraft.cli.prepare", "redraft.cli.bundles", "redraft.cli.options"):
+        monkeypatch.setattr(f"{module}.HOME", tmp_path)
     monkeypatch.setattr(prepare.subprocess, "call", runs)
     return runs
 
@@ -48,8 +50,10 @@ def options(command: list[str]) -> dict[str, str]:
     return {name: value for name, value in itertools.pairwise(command) if name.startswith("--")}
 
 
-def bundle_of(source: str = "default", drafter: Path | None = None, tp: int = 1, minutes: float = 4.0) -> Path:
-    return prepared(source, drafter, "openvino", "bf16", tp, minutes)
+def bundle_of(
+    source: str = "default", drafter: Path | None = None, tp: int = 1, minutes: float = 4.0, precision: str = "bf16"
+) -> Path:
+    return prepared(source, drafter, "tensorrt" if precision == "fp8" else "openvino", precision, tp, minutes)
 
 
 def fetched(folder_of_all: Path, name: str) -> Path:
@@ -74,7 +78,7 @@ def test_the_default_model_is_fetched_built_with_its_drafter_and_tuned(commands,
 
 def test_what_is_there_is_not_made_again(commands, tmp_path, monkeypatch):
     fetched(tmp_path, "SmolLM2-135M-Instruct")
-    monkeypatch.setattr(prepare, "is_built", lambda *_, named: True)
+    monkeypatch.setattr(prepare, "needs_build", lambda _: False)
     monkeypatch.setattr(prepare.budget, "main", lambda _: 0)
     bundle_of()
     assert not commands.ran
@@ -115,7 +119,12 @@ def test_several_ranks_tune_together(commands):
     bundle = bundle_of(tp=2)
     assert bundle.name.endswith("-bf16-tp2")
     assert options(commands.ran[1])["--tp"] == "2"
-    assert commands.ran[2][:3] == ["mpiexec", "-n", "2"]
+    assert any(word.endswith("/mpiexec.gforker") for word in commands.started[2])
+
+
+def test_a_target_in_fp8_is_calibrated_first(commands):
+    bundle_of(precision="fp8")
+    assert commands.names == ["fetch", "calibrate", "build", "tune"]
 
 
 @pytest.mark.parametrize(("status", "ended"), [(1, 1), (130, 130), (-signal.SIGINT, 130)])

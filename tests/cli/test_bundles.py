@@ -13,12 +13,14 @@ from typing import get_args
 
 import pytest
 
+from redraft import cli
 from redraft.bundle.manifest import Bundle, Manifest
 from redraft.cli import build
-from redraft.cli.ensure import is_built
+from redraft.cli.bundles import as_arguments, complete, needs_build
 from redraft.compiler import built_from
 from redraft.compiler.methods import MethodSettings
-from tests.cli.commands import invoke
+from redraft.errors import BundleError
+from tests.cli.commands import invoke, run_command
 from tests.conftest import ROOT
 from tests.engines.tiny import tiny_drafter, tiny_target
 
@@ -42,9 +44,7 @@ def built(model, tmp_path_factory) -> Path:
     (folder / "methods.toml").write_text(METHODS)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        arguments = command(drafter="drafter")
-        patch.setattr(sys, "argv", ["redraft", "build", *arguments])
-        done = invoke(build.main, *arguments)
+        done = invoke(build.main, *as_arguments(command(drafter="drafter")))
         assert done.exit_code == 0, done.output
         inputs = built_from.built_from(command(methods="methods.toml", output="m"))
     manifest = Manifest.read(folder / "b").model_copy(update={"built_from": inputs})
@@ -61,10 +61,10 @@ def place(built, tmp_path, monkeypatch) -> Path:
     return tmp_path / "copy"
 
 
-def command(**changes: str | None) -> list[str]:
+def command(**changes: str | None) -> dict[str, str]:
     """The options of the bundle `b`, but for the changes."""
-    flags = FLAGS | {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
-    return [word for name, value in flags.items() if value is not None for word in (name, value)]
+    options = FLAGS | {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
+    return complete({name: value for name, value in options.items() if value is not None})
 
 
 def other_weights(file: Path) -> None:
@@ -90,17 +90,18 @@ def everything(folder: Path) -> Iterator[Path]:
 )
 def test_what_is_there_is_not_built_again(place, capsys, change):
     change(place)
-    assert is_built(command(drafter="drafter"), named=False)
-    assert is_built(command(methods="methods.toml", output="m"), named=True)
-    assert capsys.readouterr().out == ""
+    assert not needs_build(command(drafter="drafter"))
+    assert not needs_build(command(methods="methods.toml", output="m"), named=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_paths_and_the_order_of_options_do_not_matter(place):
     (place / "drafter").rename(place / "moved")
     (place / "methods.toml").rename(place / "other.toml")
-    assert is_built([*command(model=None, drafter="moved"), "--model=model"], named=False)
+    moved = command(drafter="moved")
+    assert not needs_build(dict(reversed(moved.items())))
     (place / "moved").rename(place / "drafter")
-    assert is_built(command(methods="other.toml", output="m"), named=False)
+    assert not needs_build(command(methods="other.toml", output="m"))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_paths_and_the_order_of_options_do_not_matter(place):
         (lambda: shutil.rmtree("drafter"), {}, "--drafter config.json is gone"),
         (None, {"beam_width": "3"}, "it has no --beam-width, asked for is --beam-width 3"),
         (None, {"slots": "4"}, "it has --slots 3, asked for is --slots 4"),
-        (None, {"precision": "int8"}, "it has no --precision, asked for is --precision int8"),
+        (None, {"precision": "int8"}, "it has --precision bf16, asked for is --precision int8"),
         (None, {"tp": "2"}, "it has no --tp, asked for is --tp 2"),
         (None, {"drafter": None, "methods": "methods.toml"}, "--methods was not there"),
         (
@@ -127,8 +128,8 @@ def test_what_was_built_from_something_else_is_built_again(place, capsys, change
     if change:
         change()
     arguments = command(**{"drafter": "drafter", **asked})
-    assert not is_built(arguments, named=False)
-    (line,) = capsys.readouterr().out.splitlines()
+    assert needs_build(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{asked.get('output', 'b')} is built again: ")
     assert said in line
 
@@ -151,12 +152,12 @@ def with_manifest(**fields) -> None:
 def test_what_cannot_be_loaded_is_built_again(place, capsys, change, said):
     """In a folder that the user named too: it is the same bundle."""
     change()
-    assert not is_built(command(drafter="drafter"), named=True)
-    assert said in capsys.readouterr().out
+    assert needs_build(command(drafter="drafter"), named=True)
+    assert said in capsys.readouterr().err
 
 
 RUN_TIME = {
-    "redraft/compiler/built_from.py",
+    "compiler/built_from.py",
     *(f"{name}.py" for name in ("__init__", "batch", "errors", "method", "request", "runtime")),
     *(f"scheduling/{name}.py" for name in ("__init__", "prompt_rows", "scheduler", "service_stats", "slots")),
     *(f"{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
@@ -172,8 +173,9 @@ RUN_TIME = {
     "worker/protocol.py",
     *(f"plugins/operators/sampling/{name}.py" for name in ("__init__", "cpu", "cuda")),
     "cli/__init__.py",
-    "redraft/compiler/__init__.py",
+    "compiler/__init__.py",
     "home.py",
+    *(f"cli/{name}.py" for name in ("bundles", "options")),
 }
 """Modules that are imported with those that build, and decide nothing of what a bundle holds."""
 
@@ -192,7 +194,7 @@ print(*(file.relative_to(root) for file in files if file.is_relative_to(root)))
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'build'}"}
     done = subprocess.run([sys.executable, "-c", script], check=True, env=path, capture_output=True, text=True)
     imported, counted = set(done.stdout.split()), set(built_from.source_files())
-    assert "redraft/compiler/writers/shared.py" in imported
+    assert "compiler/writers/shared.py" in imported
     assert imported - counted == RUN_TIME & imported
     assert not counted & RUN_TIME
 
@@ -210,25 +212,25 @@ print(*(file.relative_to(root) for file in files if file.is_relative_to(root)))
 )
 def test_methods_count_by_their_content(place, capsys, change, said):
     change()
-    assert not is_built(command(methods="methods.toml", output="m"), named=False)
-    assert said in capsys.readouterr().out
+    assert needs_build(command(methods="methods.toml", output="m"))
+    assert said in capsys.readouterr().err
 
 
 def test_a_folder_that_the_user_named_is_not_replaced_by_another_bundle(place, monkeypatch):
-    with pytest.raises(SystemExit) as refusal:
-        is_built(command(drafter="drafter", slots="4"), named=True)
+    with pytest.raises(BundleError) as refusal:
+        needs_build(command(drafter="drafter", slots="4"), named=True)
     assert str(refusal.value) == (
-        "b is another bundle than the one asked for: it has --slots 3, asked for is --slots 4. Remove it to build that "
-        "one in its place, choose another folder, or serve it as it is: redraft serve --bundle b"
+        "b is another bundle than the one asked for: it has --slots 3, asked for is --slots 4. Add --replace to build "
+        "that one in its place, choose another --output, or serve it as it is: redraft serve --bundle b"
     )
     monkeypatch.setattr(built_from, "sources_digest", lambda: "newer")
-    assert not is_built(command(drafter="drafter"), named=True), "the same bundle by newer code"
+    assert needs_build(command(drafter="drafter"), named=True), "the same bundle by newer code"
 
 
 def test_other_code_builds_again(place, monkeypatch, capsys):
     monkeypatch.setattr(built_from, "sources_digest", lambda: "newer")
-    assert not is_built(command(drafter="drafter"), named=False)
-    assert capsys.readouterr().out == "b is built again: the code that builds it has changed\n"
+    assert needs_build(command(drafter="drafter"))
+    assert capsys.readouterr().err == "b is built again: the code that builds it has changed\n"
 
 
 def test_the_code_counts_by_content(tmp_path, monkeypatch):
@@ -238,7 +240,7 @@ def test_the_code_counts_by_content(tmp_path, monkeypatch):
         "plugins/b/kernel.cu": True,
         "plugins/operators/sampling/kernel.h": False,
     }
-    for name in ("redraft/compiler/writers/shared.py", *changes):
+    for name in ("compiler/writers/shared.py", *changes):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(built_from, "PACKAGE", tmp_path)
@@ -253,20 +255,20 @@ def test_the_code_counts_by_content(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["", "{}", '{"format_version": 2}'])
 def test_a_damaged_manifest_is_built_again(place, text):
     (place / "b" / "manifest.json").write_text(text)
-    assert not is_built(command(drafter="drafter"), named=False)
+    assert needs_build(command(drafter="drafter"))
 
 
 def test_a_bundle_that_is_not_there_is_built(place, capsys):
-    assert not is_built(command(drafter="drafter", output="c"), named=True)
-    assert capsys.readouterr().out == ""
+    assert needs_build(command(drafter="drafter", output="c"), named=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_bundle_of_before_says_nothing_of_its_making(place, capsys):
     manifest = Manifest.read(place / "b").model_dump_json(exclude={"built_from"})
     (place / "b" / "manifest.json").write_text(manifest)
     assert Bundle.load(place / "b")
-    assert not is_built(command(drafter="drafter"), named=False)
-    assert "does not say what it was built from" in capsys.readouterr().out
+    assert needs_build(command(drafter="drafter"))
+    assert "does not say what it was built from" in capsys.readouterr().err
 
 
 def test_every_option_that_names_a_file_is_known():
@@ -283,6 +285,51 @@ def types_of(annotation: object) -> set[object]:
     return parts(annotation)
 
 
+def test_the_command_says_what_is_there_and_refuses_another(place, monkeypatch, capsys):
+    options = ("--model", "model", "--drafter", "drafter", "--max-len", "64", "--output", "b")
+    monkeypatch.setattr(build, "load_target", None)  # nothing is loaded
+    done = run_command(["build", *options, "--slots", "3"])
+    assert (done.exit_code, done.output) == (0, "redraft build: b is up to date\n")
+    done = run_command(["build", *options, "--slots", "4"])
+    assert done.exit_code == 1
+    assert "b is another bundle than the one asked for: it has --slots 3" in done.output
+    done = run_command(["build", *options, "--slots", "4", "--replace"])
+    assert isinstance(done.exception, TypeError), "it goes on to load the target"
+    monkeypatch.setattr(sys, "argv", ["redraft", "build", *options, "--slots", "3"])
+    monkeypatch.setattr(cli, "application", None)  # nor a module of the command
+    with pytest.raises(SystemExit) as ending:
+        cli.main()
+    assert ending.value.code == 0
+    assert capsys.readouterr().err == "redraft build: b is up to date\n"
+
+
+def test_what_is_left_out_follows_from_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setattr("redraft.cli.bundles.HOME", tmp_path)
+    monkeypatch.setattr("redraft.cli.options.HOME", tmp_path)
+    monkeypatch.setattr("redraft.home.HOME", tmp_path)
+    model = tmp_path / "models" / "SmolLM2-135M-Instruct"
+    model.mkdir(parents=True)
+
+    def folder(**options: str) -> str:
+        return Path(
+            complete({f"--{name.replace('_', '-')}": value for name, value in options.items()})["--output"]
+        ).name
+
+    usual = complete({})
+    assert (usual["--model"], usual["--precision"]) == (str(model), "bf16")
+    assert usual["--drafter"] == str(ROOT / "drafters" / model.name)
+    assert folder() == f"{model.name}-redrafter-bf16"
+    assert folder(drafter="my/eagle3", tp="2", backend="torch") == f"{model.name}-eagle3-bf16-torch-tp2"
+    assert folder(no_drafter="", precision="fp32") == f"{model.name}-ar-fp32"
+    assert folder(construction="ngram_trie") == f"{model.name}-ngrams-bf16"
+    assert folder(model="other") == "other-ngrams-bf16"
+    assert folder(methods="benchmarks/lossless.toml") == f"{model.name}-lossless-bf16"
+    calibration = tmp_path / "calibration" / f"{model.name}.json"
+    calibration.parent.mkdir()
+    calibration.write_text("{}")
+    assert complete({"--precision": "fp8"})["--calibration"] == str(calibration)
+
+
 def test_it_asks_without_torch():
-    asked = "import sys, redraft.cli.ensure; assert not {'torch', 'numpy'} & sys.modules.keys()"
+    asked = "import sys, redraft.cli.bundles; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", asked], check=True, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'build'}"})

@@ -1,0 +1,109 @@
+"""Which bundle `redraft build` would build, and whether it is there already.
+
+A bundle's manifest records what it was built from: the options of `redraft build`, the content of the model's,
+drafters' and other files that they name, and the code that exports and compiles. All of it is compared with what is
+there now. Paths do not matter, nor when a file was written. Nothing here imports torch, so that each `redraft serve`
+and each `redraft build` can ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from redraft.bundle.backends import BACKENDS, OPENVINO
+from redraft.bundle.manifest import MANIFEST, Manifest
+from redraft.cli.options import model_folder
+from redraft.compiler.built_from import CODE, built_from, differences, options_of, why_unusable
+from redraft.console.output import err
+from redraft.decoding.retrieval import NGRAM_TRIE
+from redraft.errors import BundleError
+from redraft.home import DEFAULT_MODEL, HOME, calibration_of, drafter_of
+
+NAMED_DIFFERENCES = 4
+"""Differences that a message names."""
+
+
+def complete(options: dict[str, str]) -> dict[str, str]:
+    """Options of `redraft build` with those that follow from the others: the default model, its drafter or else n-grams
+    from what was served, a calibration that fp8 needs, and a folder under REDRAFT_HOME named after them."""
+    model = model_folder(options.get("--model", DEFAULT_MODEL))
+    backend = BACKENDS.get(options.get("--backend", ""), OPENVINO)
+    precision = options.get("--precision", backend.usual_precision)
+    result = {**options, "--model": str(model), "--backend": backend.name, "--precision": precision}
+    if result.get("--construction") == NGRAM_TRIE:
+        result.setdefault("--no-drafter", "")
+    if not result.keys() & {"--drafter", "--methods", "--no-drafter"}:
+        drafter = drafter_of(model.name)
+        result |= {"--drafter": str(drafter)} if drafter else {"--no-drafter": "", "--construction": NGRAM_TRIE}
+    if precision == "fp8" and "--calibration" not in result and (calibration := calibration_of(model.name)).is_file():
+        result["--calibration"] = str(calibration)
+    split = "" if backend == OPENVINO else f"-{backend}"
+    split += f"-tp{result['--tp']}" if result.get("--tp", "1") != "1" else ""
+    folder = HOME / "engines" / f"{model.name}-{_drafting(result, model.name)}-{precision}{split}"
+    result.setdefault("--output", str(folder))
+    return result
+
+
+def _drafting(options: dict[str, str], model: str) -> str:
+    """What a bundle's drafts come from, in its default name."""
+    if file := options.get("--methods"):
+        return Path(file).stem
+    if drafter := options.get("--drafter"):
+        name = Path(drafter).name
+        return "redrafter" if name == model else name.removeprefix(f"{model}-")
+    return "ngrams" if options.keys() & {"--construction", "--ngram"} else "ar"
+
+
+def as_arguments(options: dict[str, str]) -> list[str]:
+    """The command line of options by name."""
+    return [word for name, value in options.items() for word in ((name, value) if value else (name,))]
+
+
+def why_to_build(options: dict[str, str]) -> tuple[list[str], bool]:
+    """How the bundle in the folder differs from the one that complete options describe, nothing where it is that one;
+    and whether it may be replaced: by newer code, or since it cannot be loaded here."""
+    output = Path(options["--output"])
+    if not (output / MANIFEST).is_file():
+        return ["it is not there"], True
+    try:
+        manifest = Manifest.read(output)
+        was = manifest.built_from
+        if changes := differences(was, built_from(options, was.files if was else None)):
+            return changes, changes == [CODE]
+        return why_unusable(output, manifest), True
+    except BundleError as error:
+        return [str(error)], True
+
+
+def needs_build(options: dict[str, str], named: bool = False) -> bool:
+    """Whether there is something to build; says why a bundle that is there is built again. With `named` the folder is
+    the user's choice: raises BundleError where a bundle of other settings or files is in it."""
+    changes, replaceable = why_to_build(options)
+    output = options["--output"]
+    if not changes or not (Path(output) / MANIFEST).is_file():
+        return bool(changes)
+    more = f" and {len(changes) - NAMED_DIFFERENCES} more" if len(changes) > NAMED_DIFFERENCES else ""
+    why = "; ".join(changes[:NAMED_DIFFERENCES]) + more
+    if named and not replaceable:
+        raise BundleError(
+            f"{output} is another bundle than the one asked for: {why}. Add --replace to build that one in its place, "
+            f"choose another --output, or serve it as it is: redraft serve --bundle {output}"
+        )
+    err.print(f"{output} is built again: {why}", markup=False)
+    return True
+
+
+def say_built(options: dict[str, str]) -> None:
+    """Say that there is nothing to build."""
+    err.print(f"redraft build: {options['--output']} is up to date", markup=False)
+
+
+def nothing_to_build(arguments: Sequence[str]) -> bool:
+    """Whether `redraft build` with these arguments has nothing to do, and say so: known before torch is imported, which
+    takes seconds. What this does not understand, the command refuses itself."""
+    options = complete(options_of(arguments))
+    if "--help" in options or why_to_build(options)[0]:
+        return False
+    say_built(options)
+    return True
