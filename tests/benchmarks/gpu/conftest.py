@@ -36,17 +36,16 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 """
 
 
-def bare_environment(folder: Path, without: tuple[str, ...] = ()) -> dict[str, str]:
-    """Variables for child processes that find only what a CUDA machine has and what is packed, less the packages
-    `without`."""
+def bare_environment(folder: Path) -> dict[str, str]:
+    """Variables for child processes that find only what a CUDA machine has and what is packed."""
     given = closure(GIVEN, set(map(canonicalize_name, NEEDED))) | COMPILER | OURS
-    found = (given | closure(NEEDED, set())) - set(without)
+    found = given | closure(NEEDED, set())
     blocked = [
         module
         for module, distributions in packages_distributions().items()
         if not found & set(map(canonicalize_name, distributions))
     ]
-    assert {"openvino", "tritonclient", "zmq", "onnx_ir", "gguf", *without} <= {*blocked}
+    assert {"openvino", "tritonclient", "zmq", "onnx_ir", "gguf"} <= {*blocked}
     (folder / "sitecustomize.py").write_text(f"BLOCKED = {blocked}\n{BARE}")
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
