@@ -25,7 +25,6 @@ from tests.engines.tiny import (
     random_tree,
     tiny_bundle,
     tiny_drafter,
-    tiny_target,
 )
 
 
@@ -235,10 +234,6 @@ def test_the_number_of_threads_changes_no_bit(fp32_bundle, engine):
     one = load_engine(fp32_bundle, threads=1).execute(batch)[0].copy()
     two = load_engine(fp32_bundle, threads=2).execute(batch)[0]
     np.testing.assert_array_equal(one, two)
-
-
-def test_sizes_of_the_fixture_are_odd():
-    assert tiny_target().config.vocab_size % 16
 
 
 def test_a_worker_does_without_torch():

@@ -30,7 +30,7 @@ LONG = LIMITS.model_copy(update={"max_len": 700})
 """Longer than the rings of layers with a window."""
 TOLERANCE = 1e-4
 """Of the largest logit."""
-BUNDLES = [*(f"openvino, {layers}" for layers in LAYERS), "torch, gemma3", "torch, mixtral", "torch, opt"]
+BUNDLES = [*(f"openvino, {layers}" for layers in LAYERS), "torch, gemma3", "torch, mixtral"]
 FAST = ["openvino, gemma3", "openvino, mixtral"]
 
 

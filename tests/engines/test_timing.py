@@ -1,13 +1,11 @@
 """Clocks around engines pass on every call."""
 
-import numpy as np
 import pytest
 
-from redraft.batch import DraftBatch
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine, ResamplingEngine
 from redraft.engines.timing import EngineClock, TimedDrafter, TimedEngine
 from tests.toy_drafter import DrawingToyEngine
-from tests.toy_engine import TOY, ToyEngine
+from tests.toy_engine import ToyEngine
 
 
 def names(*protocols: type) -> set[str]:
@@ -37,11 +35,3 @@ def test_a_drafter_does_no_more_with_a_clock_than_without():
     drafter = TimedDrafter(ToyEngine(), EngineClock())
     assert not isinstance(drafter, DrawingEngine)
     assert not isinstance(drafter, ResamplingEngine)
-
-
-def test_drafting_is_timed_apart(engine):
-    clock = EngineClock()
-    timed = TimedEngine(engine, clock)
-    timed.drafters[TOY].draft(DraftBatch.of_roots(np.zeros((1, 2), np.float32), np.ones(1, np.int32)))
-    assert clock.draft_s > 0 == clock.target_s
-    assert clock.engine_s == clock.draft_s

@@ -77,7 +77,7 @@ class Walk:
 
 
 def test_every_mask_of_a_walk_is_a_new_matchers():
-    """Over 300 schemas: a matcher that goes back from a draft has wrong masks in some 2% of them."""
+    """Over 200 schemas: a matcher that goes back from a draft has wrong masks in some 2% of them."""
     checked = 0
     for seed, text in enumerate(real_schemas()):
         try:
@@ -86,12 +86,12 @@ def test_every_mask_of_a_walk_is_a_new_matchers():
             continue  # the library refuses the schema
         walk.check(steps=12)
         checked += 1
-        if checked == 300:
+        if checked == 200:
             break
-    assert checked == 300
+    assert checked == 200
 
 
 @pytest.mark.parametrize("guide", [*GUIDES.values(), *BY_LENGTH], ids=lambda guide: guide.text[:30] or guide.kind)
 def test_every_mask_of_other_guides_is_a_new_matchers(guide):
-    for seed in range(20):
+    for seed in range(10):
         Walk(guide, seed).check(steps=12)

@@ -20,9 +20,9 @@ from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.random_draws import RandomDraws
 from redraft.model_defs.target.families.base import Experts
 from redraft.model_defs.target.model import MixtureOfExperts
-from tests.conftest import slow_but
+from tests.conftest import slow, slow_but
 from tests.engines.draws import LEVELS as LEVELS_OF
-from tests.engines.tiny import CONTEXT_DRAFTERS, tiny_drafter, tiny_drafter_of, tiny_of, tiny_target
+from tests.engines.tiny import tiny_drafter, tiny_drafter_of, tiny_of, tiny_target
 
 LEVELS = 3
 CACHE = CacheShape(4, 40, 8)
@@ -39,7 +39,7 @@ def test_a_drafter_is_one_program(initial_state):
     assert [node.op_type for node in fuse(lowered_drafter(initial_state)).graph] == ["Program"]
 
 
-@pytest.mark.parametrize("construction", slow_but(["stochastic_beam"], LEVELS_OF))
+@pytest.mark.parametrize("construction", ["stochastic_beam", slow("independent")])
 def test_a_drafter_that_draws_is_one_program(construction):
     rule = RANDOM_CONSTRUCTIONS[construction].rule
     drawing = RandomDraws(tiny_drafter(tiny_target()), rule, LEVELS_OF[construction], 7)
@@ -49,7 +49,9 @@ def test_a_drafter_that_draws_is_one_program(construction):
     assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
 
 
-@pytest.mark.parametrize("variant", slow_but(["eagle", "eagle3"], [*CONTEXT_DRAFTERS, "medusa"]))
+@pytest.mark.parametrize(
+    "variant", slow_but(["eagle", "eagle3"], ["eagle", "eagle3", "hidden_state", "draft_lm, model", "medusa"])
+)
 def test_a_drafter_of_any_other_kind_is_one_program(variant):
     drafter = tiny_drafter_of(tiny_target(), variant)
     drafter.prepare(90, LEVELS)

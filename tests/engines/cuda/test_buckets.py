@@ -8,14 +8,13 @@ from redraft.bundle.config import LimitsInfo
 from redraft.engines.cuda.buckets import (
     FINE_FROM,
     SEQUENCES_FACTOR,
-    Bucket,
     draft_buckets,
     fitting,
     most_rows,
     step_buckets,
 )
 
-SHAPES = [(1, 1), (2, 40), (9, 40), (16, 32), (17, 5), (32, 16), (64, 32)]
+SHAPES = [(1, 1), (9, 40), (17, 5), (32, 16)]
 CHUNKS = (16, 512)
 
 
@@ -56,18 +55,6 @@ def test_every_step_with_prompts_fits_a_bucket(slots, max_tree, chunk):
                 assert bucket is not None
                 assert all_rows <= FINE_FROM or bucket.rows < 1.5 * all_rows + 1
                 assert bucket.sequences < SEQUENCES_FACTOR * sequences or bucket.rows > FINE_FROM
-
-
-def test_buckets_of_32_slots():
-    steps = step_buckets(limits(32, 16))
-    assert len(steps) == 32
-    assert len(step_buckets(limits(16, 32))) == 27
-    assert steps[0] == Bucket(32, 31 * 16 + 256, 32 * 16)
-    assert fitting(steps, 3, 17, 17) == Bucket(4, 32, 32)
-    assert fitting(steps, 1, 300, 1) == Bucket(1, 384, 16)
-    assert fitting(steps, 1, 100, 100) == Bucket(16, 128, 128), "a scored prompt"
-    assert fitting(steps, 2, 16 + 256, 17) == Bucket(32, 384, 384)
-    assert draft_buckets(limits(5, 9), False) == [Bucket(5, 5), Bucket(4, 4), Bucket(2, 2), Bucket(1, 1)]
 
 
 @pytest.mark.parametrize("reads_context", [False, True])

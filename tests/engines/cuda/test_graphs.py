@@ -86,17 +86,6 @@ def test_results_of_all_graphs_lie_in_the_largest_ones_memory(counts):
         assert not torch.equal(small, before)
 
 
-def test_without_a_graph_nothing_is_padded_or_kept():
-    seen: list[dict] = []
-    cache = calls(seen, graphs=FakeGraphs())
-    kept = [(given := inputs(count), cache.eager(given)[0]) for count in (3, 2)]
-    assert [len(tensors["slots"]) for tensors in seen] == [3, 2]
-    for given, doubled in kept:
-        np.testing.assert_array_equal(doubled, 2 * given["x"])
-    assert not cache.outputs
-    assert not len(cache)
-
-
 class StandIn:
     """torch, whose GPU is the CPU's memory: a graph runs its function again."""
 

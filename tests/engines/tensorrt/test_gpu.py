@@ -24,7 +24,7 @@ from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
-from tests.conftest import slow_but
+from tests.conftest import slow
 from tests.engines.scheduling import CODEC, METHOD, SAMPLINGS
 from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tensorrt.bundles import BACKENDS, LIMITS, bundle_of, recorded_steps
@@ -156,7 +156,7 @@ def gpu(monkeypatch) -> StandIn:
     return stand_in
 
 
-@pytest.mark.parametrize("backend", slow_but(["tensorrt_rtx"], BACKENDS))
+@pytest.mark.parametrize("backend", ["tensorrt_rtx", slow("tensorrt")])
 def test_a_step_waits_for_candidates_and_for_chosen_tokens(backend, gpu, monkeypatch, tmp_path):
     """Once for each, and for nothing else: with all samplings, prompts of one chunk and of several."""
     drafter = tiny_drafter_of(BACKENDS[backend][0](), "eagle")
@@ -180,7 +180,7 @@ def test_a_step_waits_for_candidates_and_for_chosen_tokens(backend, gpu, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("backend", "capturable"), [*((backend, True) for backend in BACKENDS), ("tensorrt_rtx", False)]
+    ("backend", "capturable"), [("tensorrt", True), ("tensorrt_rtx", True), ("tensorrt_rtx", False)]
 )
 def test_all_steps_are_captured_when_a_bundle_is_loaded(backend, capturable, gpu, monkeypatch, tmp_path):
     """Then they are replayed, with each step's own inputs, after its commits. A prefill never is, nor what TensorRT for

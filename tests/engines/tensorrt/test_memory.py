@@ -1,7 +1,4 @@
-"""Memory of both TensorRT backends: what would fit where there is too little, and what shares it.
-
-The slow cases would catch outputs of a backend that take memory for each step.
-"""
+"""Memory of both TensorRT backends: what would fit where there is too little, and what shares it."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ import torch
 
 from redraft.engines import load_engine
 from redraft.errors import BundleError
-from tests.conftest import slow_but
-from tests.engines.tensorrt.bundles import BACKENDS, bundle_of, recorded_steps
-from tests.engines.tiny import chain, make_batch, tiny_drafter_of
+from tests.engines.tensorrt.bundles import bundle_of, recorded_steps
+from tests.engines.tiny import chain, make_batch, tiny_drafter_of, tiny_target
 
 
 def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):
@@ -26,11 +22,10 @@ def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):
         load_engine(bundle)
 
 
-@pytest.mark.parametrize("backend", slow_but(["tensorrt_rtx"], BACKENDS))
-def test_outputs_of_all_extents_are_in_the_largest_ones(backend, monkeypatch, tmp_path):
+def test_outputs_of_all_extents_are_in_the_largest_ones(monkeypatch, tmp_path):
     """So that the logits that are counted, where memory does not suffice, are those of one step."""
-    drafter = tiny_drafter_of(BACKENDS[backend][0](), "eagle")
-    bundle = bundle_of(backend, monkeypatch, tmp_path, trained=drafter)
+    drafter = tiny_drafter_of(tiny_target(), "eagle")
+    bundle = bundle_of("tensorrt_rtx", monkeypatch, tmp_path, trained=drafter)
     with recorded_steps() as steps:
         load_engine(bundle)
     sessions = {id(session) for session, _ in steps}

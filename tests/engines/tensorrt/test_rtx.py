@@ -222,8 +222,8 @@ def test_every_shipped_drafter_is_built_from_a_verified_file(built, smollm2, nam
     check_drafts(network, built.drafters[name], built.target, smollm2, torch.float16, atol=0.05)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_drafters_file_in_bf16(built, smollm2, name, tmp_path):
+@pytest.mark.parametrize("name", ["recurrent", "hidden_state", "draft_lm"])
+def test_a_shipped_drafters_file_in_bf16(built, smollm2, name, tmp_path):
     """Its operators and weights, every result rounded to bf16."""
     drafter = load_drafter(ROOT / SHIPPED[name].drafter, built.target)
     config = BundleConfig(

@@ -6,9 +6,9 @@ import pytest
 
 from tests.conftest import slow_but
 from tests.engines.cuda.graphs import FakeGraphs
-from tests.engines.tiny import CONTEXT_DRAFTERS, tiny_bundle, tiny_drafter_of, tiny_target
+from tests.engines.tiny import tiny_bundle, tiny_drafter_of, tiny_target
 
-KINDS = ["recurrent", "medusa", *CONTEXT_DRAFTERS]
+KINDS = ["recurrent", "hidden_state", "eagle", "eagle3", "draft_lm, model"]
 
 
 @pytest.fixture(scope="session")

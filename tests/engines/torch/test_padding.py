@@ -13,7 +13,7 @@ from redraft.batch import DraftBatch, DraftCandidates
 from redraft.engines import load_engine
 from redraft.engines.cuda.buckets import Bucket
 from redraft.engines.features import on_host
-from tests.conftest import slow_but
+from tests.conftest import slow
 from tests.engines.drafters.drafting import Drafting, arrays_of, draft
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, draft_batch, sampling_of
 from tests.engines.tiny import METHOD, make_batch, random_tree, tiny_bundle, tiny_drafter_of, tiny_lm
@@ -82,7 +82,7 @@ def draft_for(engine, sequences: list[Drafting]) -> DraftCandidates:
     return engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden, roots))
 
 
-@pytest.mark.parametrize("construction", slow_but(["stochastic_beam"], LEVELS))
+@pytest.mark.parametrize("construction", ["stochastic_beam", slow("independent")])
 def test_padding_changes_no_draws(construction, target, tmp_path, monkeypatch):
     plan = {"levels": LEVELS[construction], "support": SUPPORT, "construction": construction, "ngram": False}
     bundle, drawn = tiny_bundle(tmp_path, target, "torch", **plan), []
