@@ -42,11 +42,19 @@ def render(load: Load) -> dict[str, str]:
     return {"cli": command_line()} | request_fields.tables() | rendered
 
 
+USAGE = re.compile(r"\*\*Usage\*\*:\n\n```console\n.*?```\n\n", re.DOTALL)
+REPEATED = re.compile(
+    r"^\*\*(?:Options|Arguments)\*\*:\n\n|^\* `--help`.*\n|\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.MULTILINE
+)
+"""What the program's own help needs and a page does not: the page's headings are its list of commands."""
+
+
 def command_line() -> str:
     """The options of `redraft` and its commands, without the first heading, which is the page's own."""
     command = typer.main.get_command(application(*COMMANDS))
-    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="redraft")
-    return text.split("\n", 1)[1].strip()
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="redraft").split("\n", 1)[1]
+    text = REPEATED.sub("", USAGE.sub("", text)).replace(" range>", ">")
+    return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
 def fill(page: str, rendered: Mapping[str, str]) -> str:
