@@ -18,6 +18,7 @@ from redraft.openai.schemas import ChatBody, CompletionBody
 from redraft.openai.tokens import TokenizeBody, tokenize
 from redraft.openai.translate import chat_job, completion_job
 from redraft.runtime import Runtime
+from redraft.serving.settings import ServeSettings
 from redraft.serving.triton.fields import ENSEMBLE, PREPROCESSING
 from redraft.text import TextCodec
 from redraft.training.conversations import Template
@@ -70,7 +71,7 @@ def runtime_of(bundle) -> Runtime:
 
 @pytest.mark.parametrize("sanitize", [False, True])
 def test_v1_encodes_a_chat_as_transformers(bundle, expected, sanitize):
-    model = ServedModel(bundle, sanitizes=sanitize)
+    model = ServedModel(bundle, ServeSettings(sanitize_control_tokens=sanitize))
     (chat,) = chat_job(ChatBody(messages=MESSAGES), model).requests
     (response,) = responses_job(ResponsesBody(input=MESSAGES), model).requests
     counted = tokenize(TokenizeBody(messages=MESSAGES), model)["tokens"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from redraft.bundle.config import bundle_ranks
 from redraft.llm import Answer
 from redraft.request import GenerateRequest
 from redraft.serving.ranks import launch_command
+from redraft.serving.settings import ServeSettings, handed_on
 from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import DRAIN_S
 
@@ -40,8 +40,9 @@ def worker_of(bundle: Path, threads: int | None = None, source: Path | None = No
             "--socket",
             f"{folder}/worker.sock",
         ]
-        command += [] if threads is None else ["--threads", str(threads)]
-        environment = dict(os.environ) if source is None else {**os.environ, "PYTHONPATH": str(source.resolve())}
+        environment = handed_on(ServeSettings(threads=threads))
+        if source is not None:
+            environment["PYTHONPATH"] = str(source.resolve())
         process = subprocess.Popen(launch_command(command, bundle_ranks(bundle)), env=environment, cwd=source)
         try:
             deadline = time.monotonic() + START_S

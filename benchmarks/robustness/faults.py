@@ -35,9 +35,10 @@ from benchmarks.robustness import service
 from benchmarks.robustness.malformed import Overloaded, grpc_stream
 from redraft.bundle.config import bundle_ranks
 from redraft.serving import launcher
+from redraft.serving.listeners import ANSWER_S
 from redraft.serving.processes import ServingError, is_alive, owned_processes
-from redraft.serving.rundir import RunDir, Settings, State
-from redraft.serving.watched import ANSWER_S
+from redraft.serving.rundir import RunDir, State
+from redraft.serving.settings import ServeSettings
 
 BACK_S, WORKER_BACK_S = 5.0, 2.0
 """A process is back after so long; the worker takes its load time, and so long."""
@@ -94,7 +95,7 @@ class Fault:
 class Streams:
     """Two streams of each protocol, run again and again in a thread."""
 
-    def __init__(self, settings: Settings, tokens: int):
+    def __init__(self, settings: ServeSettings, tokens: int):
         """Returns when each stream has ended once. Raises what ends the thread before that; `stop` what does later."""
         self.counts: Counter[str] = Counter()
         self._settings, self._tokens = settings, tokens
@@ -164,7 +165,7 @@ def get(port: int, path: str, body: dict | None = None) -> bool:
 class Watch:
     """Asks the health of Triton and of `/v1`, and for an answer of each, until it is told to stop."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: ServeSettings):
         short = {"max_tokens": 1}
         self._asked: dict[str, Callable[[], bool]] = {
             "Triton's health": lambda: get(settings.http_port, "/v2/health/ready"),
@@ -225,7 +226,7 @@ class Trial:
 
     def __init__(self, bundle: Path, folder: Path, port: int, tokens: int):
         self.run_dir, self.tokens, self.ranks = RunDir(folder), tokens, bundle_ranks(bundle)
-        self.settings = Settings(
+        self.settings = ServeSettings(
             bundle=bundle,
             http_port=port,
             grpc_port=port + 1,

@@ -13,7 +13,8 @@ import psutil
 from benchmarks.load.clients.base import Client, Generation
 from benchmarks.load.clients.connect import connect
 from redraft.serving.processes import SHARED_MEMORY, owned_processes, shared_memory_prefix
-from redraft.serving.rundir import RunDir, Settings, State
+from redraft.serving.rundir import RunDir, State
+from redraft.serving.settings import ServeSettings
 
 LAUNCHER = "launcher of the ranks"
 PROTOCOLS = ("http", "grpc", "openai")
@@ -78,7 +79,7 @@ def leaked_memory(run_dir: Path, ranks: int, others: set[str]) -> list[str]:
 
 
 @asynccontextmanager
-async def connected(settings: Settings) -> AsyncIterator[Mapping[str, Client]]:
+async def connected(settings: ServeSettings) -> AsyncIterator[Mapping[str, Client]]:
     """A client of each protocol."""
     ports = {"http": settings.http_port, "grpc": settings.grpc_port, "openai": settings.openai_port}
     clients = {name: await connect(name, f"127.0.0.1:{port}", None, None) for name, port in ports.items()}

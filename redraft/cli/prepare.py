@@ -17,23 +17,24 @@ from redraft.console.output import err, fail
 from redraft.home import DEFAULT_MODEL, HOME, calibration_of
 from redraft.serving.processes import ServingError
 from redraft.serving.ranks import launch_command
+from redraft.serving.settings import DEFAULT, ServeSettings
 
 RECORD = "source.json"
 """What a fetched model's folder has."""
-DEFAULT = "default"
 
 
-def prepared(source: str, drafter: Path | None, backend: str, precision: str, tp: int, minutes: float) -> Path:
-    """The tuned bundle of a model, by way of the commands that make it; `source` may be a bundle already.
+def prepared(settings: ServeSettings) -> Path:
+    """The tuned bundle of a model, by way of the commands that make it; `settings.source` may be a bundle already.
 
     Each step is a command of its own, which is printed, and can be killed and run again. Ends the process where one
     fails.
     """
+    source, backend, precision, tp = settings.source, settings.backend, settings.precision, settings.tp
     if (Path(source) / MANIFEST).is_file():
         return Path(source)
     model = _model(source)
     options = {"--model": str(model), "--precision": precision, "--backend": backend}
-    options |= {"--drafter": str(drafter)} if drafter else {}
+    options |= {"--drafter": str(settings.drafter)} if settings.drafter else {}
     options |= {"--tp": str(tp)} if tp > 1 else {}
     if precision == "fp8" and not calibration_of(model.name).is_file():
         _run("calibrate", "--model", model)
@@ -41,8 +42,8 @@ def prepared(source: str, drafter: Path | None, backend: str, precision: str, tp
     if needs_build(options):
         _run("build", *as_arguments(options))
     bundle = Path(options["--output"])
-    if minutes and budget.main(bundle):
-        _run("tune", "--bundle", bundle, "--minutes", minutes, ranks=tp)
+    if settings.tune_minutes and budget.main(bundle):
+        _run("tune", "--bundle", bundle, "--minutes", settings.tune_minutes, ranks=tp)
     return bundle
 
 

@@ -19,6 +19,7 @@ from redraft.openai.structured.forms import FORMS, HERMES, form_of
 from redraft.openai.structured.listing import written_out
 from redraft.openai.structured.thoughts import MARKS, NO_THOUGHTS, THINK, Thinking, marks_of, thinking_after
 from redraft.request import AUTO_REGRESSIVE, InvalidRequest, shown
+from redraft.serving.settings import Defaults, ServeSettings
 from redraft.templates.renderer import TemplateError
 from redraft.text import TextCodec
 
@@ -30,37 +31,16 @@ class ServedModel:
     that is no bundle. It may be used from any thread. Where `bundle` is a link, it may lead to another bundle later;
     requests may then name the `former` ones too, since not all clients change at once."""
 
-    def __init__(
-        self,
-        bundle: Path,
-        name: str | None = None,
-        tool_parser: str | None = None,
-        reasoning_parser: str | None = None,
-        former: frozenset[str] = frozenset(),
-        own_defaults: bool = True,
-        template_options: Mapping[str, Any] | None = None,
-        sanitizes: bool = False,
-    ):
-        """`tool_parser` names the form of its tool calls, one of `FORMS`, and `reasoning_parser` the marks of its
-        thoughts, one of `MARKS` or `none`; None: what the chat template shows. `own_defaults`: whether requests are
-        sampled as its `generation_config.json` says, where they say nothing. `template_options` are the template's,
-        where requests do not say them. `sanitizes`: whether control tokens that messages spell stay text, where
-        requests say nothing."""
+    def __init__(self, bundle: Path, settings: ServeSettings | None = None, former: frozenset[str] = frozenset()):
         self._link, self._former = bundle, former
-        self._options: dict[str, Any] = {
-            "name": name,
-            "tool_parser": tool_parser,
-            "reasoning_parser": reasoning_parser,
-            "own_defaults": own_defaults,
-            "template_options": template_options,
-            "sanitizes": sanitizes,
-        }
-        self._template_options, self._sanitizes = dict(template_options or {}), sanitizes
+        self._settings = settings = settings or ServeSettings()
         self._folder = bundle = bundle.resolve()
         config = BundleConfig.read(bundle)
-        self.name = name or config.name
+        self.name = settings.model_name or config.name
         self.created = int(time.time())
-        self.defaults = GenerationConfig.read(bundle) if own_defaults else GenerationConfig()
+        self.defaults = (
+            GenerationConfig.read(bundle) if settings.generation_config == Defaults.auto else GenerationConfig()
+        )
         self.codec = TextCodec.load(bundle / "tokenizer.json")
         self.max_len = config.limits.max_len
         self.vocab_size = config.target.vocab_size
@@ -74,6 +54,7 @@ class ServedModel:
         except TemplateError as error:
             log.warning("chats are refused, completions are served: %s", error)
         shown_marks = marks_of(self._template.source, self.codec) if self._template else None
+        reasoning_parser, tool_parser = settings.reasoning_parser, settings.tool_parser
         named_marks = None if reasoning_parser in (None, NO_THOUGHTS) else MARKS[reasoning_parser]
         self._marks = None if reasoning_parser == NO_THOUGHTS else named_marks or shown_marks or THINK
         self._thinks = named_marks is not None or shown_marks is not None
@@ -93,7 +74,7 @@ class ServedModel:
 
     def successor(self) -> ServedModel:
         """The model of the bundle to which the link leads now."""
-        return ServedModel(self._link, **self._options, former=self._former | {self.name})
+        return ServedModel(self._link, self._settings, self._former | {self.name})
 
     def check_name(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not this one; None is this one."""
@@ -116,7 +97,7 @@ class ServedModel:
         """The prompt of a conversation, the field `param`. Raises ApiError where the template refuses it."""
         if self._template is None:
             raise not_served(param, "this model has no chat template; /v1/completions continues a text as it is")
-        writing = replace(writing, options={**self._template_options, **writing.options})
+        writing = replace(writing, options={**self._settings.default_chat_template_kwargs, **writing.options})
         if self._sanitized(writing):
             mark = self._control_tokens.mark
             messages, tools = mark(messages), mark(tools)
@@ -150,7 +131,7 @@ class ServedModel:
 
     def _sanitized(self, writing: Writing) -> bool:
         wanted = writing.sanitize_control_tokens
-        return self._template is not None and (self._sanitizes if wanted is None else wanted)
+        return self._template is not None and (self._settings.sanitize_control_tokens if wanted is None else wanted)
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:

@@ -1,14 +1,13 @@
-"""The front end's process: `python -m redraft.openai.server --bundle PATH --socket PATH --port 8003`.
+"""The front end's process: `python -m redraft.openai.server --bundle PATH --socket PATH`.
 
-The keys that it takes, if any, are in the environment variable REDRAFT_API_KEY, between spaces: other users can read
-arguments.
+All else are settings of the service. By hand they are set by variables, such as REDRAFT_OPENAI_PORT. The keys, if any,
+are in REDRAFT_API_KEY in both cases.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import os
 import sys
@@ -22,14 +21,13 @@ from redraft import logs
 from redraft.openai.access import Access, Gate, hosts
 from redraft.openai.app import create_app
 from redraft.openai.connection import Connection
-from redraft.openai.launch import API_KEY_VARIABLE, DRAIN_S, MAX_LOG_BYTES, Defaults
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
 from redraft.openai.service import Service
-from redraft.openai.structured.forms import FORMS
-from redraft.openai.structured.thoughts import MARKS, NO_THOUGHTS
 from redraft.openai.tracing import Tracing, exporting
 from redraft.serving.guard.limits import IDLE_S
+from redraft.serving.listeners import FRONT_END_DRAIN_S, MAX_LOG_BYTES
+from redraft.serving.settings import API_KEY_VARIABLE, received
 from redraft.worker.client import WorkerClient
 
 OBJECTS = 100_000
@@ -58,46 +56,26 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m redraft.openai.server", description=__doc__.split("\n")[0])
     parser.add_argument("--bundle", type=Path, required=True, help="folder of the engine bundle")
     parser.add_argument("--socket", type=Path, required=True, help="the worker's socket")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--address", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--allow-host", action="append", default=[], help="another name that clients may use")
-    parser.add_argument("--model-name", help="the model's name in the API (default: the bundle's)")
-    parser.add_argument("--tool-parser", choices=FORMS, help="the form of its tool calls (default: its template's)")
-    parser.add_argument(
-        "--generation-config", choices=[*Defaults], default=Defaults.auto, help="vllm: not the model's own"
-    )
-    parser.add_argument("--chat-template-kwargs", type=json.loads, default={}, help="options of the chat template")
-    parser.add_argument("--sanitize-control-tokens", action="store_true", help="those that messages spell stay text")
-    parser.add_argument(
-        "--reasoning-parser", choices=[*MARKS, NO_THOUGHTS], help="the marks of its thoughts (default: its template's)"
-    )
-    parser.add_argument("--silence-s", type=float, default=30.0, help="a worker silent for longer is away")
     parser.add_argument("--log", type=Path, help="the file that the output goes to, which this process keeps short")
     options = parser.parse_args(argv)
+    settings = received()
     handlers = [Log(options.log)] if options.log else None
     logs.configure(handlers=handlers)
     try:
-        model = ServedModel(
-            options.bundle,
-            options.model_name,
-            options.tool_parser,
-            options.reasoning_parser,
-            own_defaults=options.generation_config == Defaults.auto,
-            template_options=options.chat_template_kwargs,
-            sanitizes=options.sanitize_control_tokens,
-        )
+        model = ServedModel(options.bundle, settings)
         tracing = Tracing(exporting(), model.name)
     except (OSError, ValueError, RuntimeError) as error:
         log.error("redraft /v1: %s", error)
         return 2
     metrics = Metrics()
-    access = Access(options.address, hosts(options.allow_host), frozenset(os.environ.get(API_KEY_VARIABLE, "").split()))
+    keys = frozenset(os.environ.get(API_KEY_VARIABLE, "").split())
+    access = Access(settings.address, hosts(settings.allow_host), keys)
     gc.set_threshold(OBJECTS)
     with WorkerClient(options.socket) as client:
         uvicorn.run(
-            Gate(create_app(Service(model, client, metrics, options.silence_s, tracing)), access, metrics),
-            host=options.address,
-            port=options.port,
+            Gate(create_app(Service(model, client, metrics, settings.silence_s, tracing)), access, metrics),
+            host=settings.address,
+            port=settings.openai_port,
             workers=1,
             proxy_headers=False,
             http=Connection,
@@ -107,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
             access_log=False,
             server_header=False,
             timeout_keep_alive=int(IDLE_S),
-            timeout_graceful_shutdown=DRAIN_S,
+            timeout_graceful_shutdown=FRONT_END_DRAIN_S,
         )
     return 0
 

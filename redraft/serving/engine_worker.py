@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from pathlib import Path
@@ -13,7 +12,8 @@ from redraft.request import GenerateRequest
 from redraft.serving import ranks
 from redraft.serving.child import Child
 from redraft.serving.processes import ServingError
-from redraft.serving.rundir import RunDir, Settings, SwapOrder, SwapState, point
+from redraft.serving.rundir import RunDir, SwapOrder, SwapState, point
+from redraft.serving.settings import ServeSettings, handed_on
 from redraft.worker.client import WorkerClient, WorkerError
 
 WORKER_PART = "worker-"
@@ -29,29 +29,18 @@ FIRST_TOKENS = 4
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def engine_worker(run_dir: RunDir, settings: Settings, number: int = 0) -> Child:
+def engine_worker(run_dir: RunDir, settings: ServeSettings, number: int = 0) -> Child:
     """The process that serves a bundle at the socket of this number. Raises ServingError where it needs MPI or a
     hostfile that is not there."""
-    command = [*settings.worker_command, "--bundle", str(settings.bundle)]
-    command += ["--socket", str(run_dir.worker_socket(number))]
-    if settings.threads is not None:
-        command += ["--threads", str(settings.threads)]
-    if settings.max_queue is not None:
-        command += ["--max-queue", str(settings.max_queue)]
-    if settings.max_per_client is not None:
-        command += ["--max-per-client", str(settings.max_per_client)]
-    if settings.stream_interval_ms is not None:
-        command += ["--stream-interval-ms", str(settings.stream_interval_ms)]
-    if not settings.prefix_reuse:
-        command.append("--no-prefix-reuse")
-    command += ["--drain-s", str(settings.drain_s)]
+    socket = run_dir.worker_socket(number)
+    command = [*settings.worker_command, "--bundle", str(settings.bundle), "--socket", str(socket)]
     return Child(
         run_dir,
         f"{WORKER_PART}{number}",
         "the engine worker",
         ranks.launch_command(command, bundle_ranks(settings.bundle), settings.hostfile),
         run_dir.worker_log,
-        dict(os.environ),
+        handed_on(settings),
         REPOSITORY,
         MAX_DELAY_S,
     )
@@ -61,7 +50,7 @@ class Swap:
     """A bundle's worker that loads beside the one that serves, and that one while it ends, once they have changed
     places."""
 
-    def __init__(self, run_dir: RunDir, settings: Settings, order: SwapOrder, number: int):
+    def __init__(self, run_dir: RunDir, settings: ServeSettings, order: SwapOrder, number: int):
         self.state = SwapState(order=order)
         self.settings = settings.model_copy(update={"bundle": order.bundle})
         self.untuned: list[str] = []

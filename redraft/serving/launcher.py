@@ -30,12 +30,13 @@ from redraft.serving.processes import (
     remove_shared_memory,
 )
 from redraft.serving.ranks import launch_command
-from redraft.serving.rundir import RunDir, Settings, State, SwapOrder, cannot_write, check_text, tail
+from redraft.serving.rundir import RunDir, State, SwapOrder, cannot_write, check_text, tail
+from redraft.serving.settings import ServeSettings
 from redraft.serving.tritonserver import TritonInstallation, check_shared_memory
 
 STOP_S = 25.0
 """A supervisor takes at most so long to begin to end all, and to end it after its requests have ended or
-`Settings.drain_s` is over."""
+`ServeSettings.drain_s` is over."""
 FREED_S = 3.0
 """What was killed a moment ago is no longer listed, but holds ports and locks until its last thread has ended."""
 DISK_BYTES = 4 * 2**20
@@ -47,7 +48,7 @@ _SWAPPING = {
 }
 
 
-def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]) -> State:
+def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], None]) -> State:
     """Start a service and return when a real request has succeeded. `on_progress` is told each new activity.
 
     Raises ServingError, and KeyboardInterrupt passes through; in both cases nothing is left running.
@@ -76,7 +77,7 @@ def serve(settings: Settings, run_path: Path, on_progress: Callable[[str], None]
 def stop(run_path: Path) -> int:
     """End the service of a run directory, whatever state it is in. Returns how many processes it had.
 
-    Running requests end first, for at most `Settings.drain_s`; called again meanwhile, at once. A supervisor that
+    Running requests end first, for at most `ServeSettings.drain_s`; called again meanwhile, at once. A supervisor that
     hangs is killed.
     Afterwards no process and no shared memory of it is left, also when parts of it had been killed. Raises
     ServingError where the run directory cannot be used.
@@ -261,7 +262,7 @@ def _unusable(run_dir: RunDir, error: OSError) -> ServingError:
     return ServingError(f"cannot use the run directory {run_dir.path}: {error.strerror}; choose another with --run-dir")
 
 
-def _check_bundle(settings: Settings) -> None:
+def _check_bundle(settings: ServeSettings) -> None:
     check_text(settings.bundle, "bundle")
     if settings.hostfile:
         check_text(settings.hostfile, "hostfile")
@@ -270,7 +271,7 @@ def _check_bundle(settings: Settings) -> None:
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
 
 
-def _check(settings: Settings, run_dir: RunDir) -> None:
+def _check(settings: ServeSettings, run_dir: RunDir) -> None:
     _check_bundle(settings)
     TritonInstallation()
     try:
@@ -290,7 +291,7 @@ def _check_free(run_dir: RunDir) -> None:
         time.sleep(_POLL_S)
 
 
-def _check_ports(settings: Settings) -> None:
+def _check_ports(settings: ServeSettings) -> None:
     ports = {"HTTP": settings.http_port, "gRPC": settings.grpc_port, "metrics": settings.metrics_port}
     if settings.openai_port:
         ports["OpenAI"] = settings.openai_port
@@ -309,7 +310,7 @@ def _check_ports(settings: Settings) -> None:
                 time.sleep(_POLL_S)
 
 
-def _write_settings(settings: Settings, run_dir: RunDir) -> None:
+def _write_settings(settings: ServeSettings, run_dir: RunDir) -> None:
     """Leave the settings to the supervisor, in a directory without the last service's logs and state."""
     try:
         written = (run_dir.triton_log, run_dir.guard_log, run_dir.openai_log)

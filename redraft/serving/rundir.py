@@ -9,16 +9,15 @@ import grp
 import os
 import pwd
 import stat
-import sys
 import time
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from pydantic import BaseModel
 
-from redraft.logs import LogFormat
 from redraft.serving.processes import ServingError
-from redraft.worker.protocol import DRAIN_S, STOPPING, SUPERVISOR_PIPE
+from redraft.serving.settings import ServeSettings
+from redraft.worker.protocol import STOPPING, SUPERVISOR_PIPE
 
 _MAX_SOCKET_PATH = 100
 _LOCK_S = 1.0
@@ -26,51 +25,6 @@ _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Phase = Literal["starting", "ready", "degraded", "stopping", "stopped", "failed"]
 SwapPhase = Literal["loading", "draining", "done", "failed"]
-
-
-class Settings(BaseModel):
-    """What `redraft serve` was asked for. Ports are on `address`, which includes 127.0.0.1 for the service itself."""
-
-    bundle: Path
-    address: Literal["127.0.0.1", "0.0.0.0"] = "127.0.0.1"
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    openai_port: int = 8003
-    """The port of the `/v1` front end; 0 leaves it out."""
-    model_name: str | None = None
-    """The model's name there; None: the bundle's."""
-    tool_parser: str | None = None
-    """The form of its tool calls; None: the one that its chat template shows."""
-    generation_config: str = "auto"
-    """Whose sampling requests of `/v1` get where they say nothing: auto, the model's own; vllm: the same of any."""
-    chat_template_kwargs: dict[str, Any] = {}
-    """Options of the chat template where a request does not say them."""
-    sanitize_control_tokens: bool = False
-    """Whether control tokens that messages spell stay text there, where a request does not say it."""
-    reasoning_parser: str | None = None
-    """The marks of its thoughts; None: those that its chat template shows."""
-    allowed_hosts: list[str] = []
-    """Names, beside the machine's own addresses, by which `/v1` may be reached. Web pages of these sites may use
-    Triton's HTTP port too."""
-    decoupled: bool = True
-    threads: int | None = None
-    max_queue: int | None = None
-    stream_interval_ms: int | None = None
-    max_per_client: int | None = None
-    prefix_reuse: bool = True
-    drain_s: float = DRAIN_S
-    """How long running requests have to end when the service is stopped."""
-    hostfile: Path | None = None
-    """Machines of the worker's ranks; None: this one."""
-    start_timeout_s: float = 180.0
-    """A worker that has not answered for so long after its start has failed."""
-    silence_s: float = 30.0
-    """A worker hangs if it answers no question for so long; each question waits half of it."""
-    triton_silence_s: float = 10.0
-    """The same for Triton's models, asked for what they need not ask the worker for."""
-    log_format: LogFormat = LogFormat.text
-    worker_command: list[str] = [sys.executable, "-m", "redraft.worker.server"]
 
 
 class SwapOrder(BaseModel):
@@ -114,8 +68,8 @@ class State(BaseModel):
     untuned: list[str] = []
     """Methods of the bundle that the worker found not to be tuned when it loaded it."""
     swap: SwapState | None = None
-    settings: Settings
-    """As given, with the bundle that is served now."""
+    settings: ServeSettings
+    """What it was started with, and the bundle that is served now."""
 
 
 def check_text(path: Path, kind: str) -> None:

@@ -19,15 +19,14 @@ from typing import Any, NoReturn
 import psutil
 
 from redraft import logs
-from redraft.openai.launch import DRAIN_S, front_end
 from redraft.serving import ranks, tritonserver
 from redraft.serving.child import Child
 from redraft.serving.engine_worker import END_S, Swap, engine_worker
-from redraft.serving.guard.launch import guard
+from redraft.serving.listeners import FRONT_END_DRAIN_S, START_S, Watched, front_end, guard
 from redraft.serving.processes import ServingError, end_processes, is_alive, owned_processes, remove_shared_memory
 from redraft.serving.pulse import Pulse
-from redraft.serving.rundir import Phase, RunDir, Settings, State, cannot_write, hold, point
-from redraft.serving.watched import START_S, Watched
+from redraft.serving.rundir import Phase, RunDir, State, cannot_write, hold, point
+from redraft.serving.settings import ServeSettings
 from redraft.worker.client import WorkerClient, WorkerError
 
 TRITON_START_S, FIRST_REQUEST_S, RESTARTED_REQUEST_S = 60.0, 120.0, 10.0
@@ -47,7 +46,7 @@ class StopRequested(Exception):
 class Supervisor:
     """One service: worker, Triton server, its guard, /v1 front end, and the state file that says how they are."""
 
-    def __init__(self, run_dir: RunDir, settings: Settings):
+    def __init__(self, run_dir: RunDir, settings: ServeSettings):
         self._run_dir, self._settings = run_dir, settings
         self._state = State(settings=settings, supervisor_pid=os.getpid())
         self._client = WorkerClient(run_dir.socket)
@@ -134,7 +133,7 @@ class Supervisor:
         self._worker.end(grace=END_S)
         self._triton.end(grace=tritonserver.EXIT_TIMEOUT_S + 3)
         for listener in self._listeners:
-            listener.child.end(grace=DRAIN_S + 1)
+            listener.child.end(grace=FRONT_END_DRAIN_S + 1)
         end_processes(owned_processes(self._run_dir.path), grace=0)
         remove_shared_memory(self._run_dir.path)
         self._run_dir.remove_sockets()
@@ -370,7 +369,7 @@ def _ask_again(*_: object) -> None:
 def main(path: str) -> int:
     """Run the supervisor of a run directory. Returns the exit status."""
     run_dir = RunDir(Path(path))
-    settings = Settings.model_validate_json(run_dir.settings_file.read_text())
+    settings = ServeSettings.model_validate_json(run_dir.settings_file.read_text())
     os.environ[logs.FORMAT_VARIABLE] = settings.log_format
     logs.configure()
     with run_dir.lock_file.open("w") as lock:

@@ -20,7 +20,8 @@ from pathlib import Path
 from redraft.serving.child import Child
 from redraft.serving.private_memory import private
 from redraft.serving.processes import OWNER_VARIABLE, SHARED_MEMORY, ServingError, check_room, shared_memory_prefix
-from redraft.serving.rundir import RunDir, Settings
+from redraft.serving.rundir import RunDir
+from redraft.serving.settings import ServeSettings
 from redraft.worker.protocol import PROBE
 
 HOME = Path(__file__).resolve().parents[2]
@@ -126,7 +127,7 @@ class TritonInstallation:
             )
 
 
-def prepare(installation: TritonInstallation, run_dir: RunDir, settings: Settings) -> None:
+def prepare(installation: TritonInstallation, run_dir: RunDir, settings: ServeSettings) -> None:
     """Lay out the backend (linked) and the model repository (copied, configuration rendered) in the run directory.
 
     Raises ServingError where what was there cannot be removed: Triton would run it.

@@ -1,8 +1,8 @@
 """The engine worker: one process that owns an engine and serves clients over a local ZeroMQ socket.
 
-`python -m redraft.worker.server --bundle PATH --socket PATH`. One thread does it all: messages are taken between
-steps, and only what is slow to encode (long texts, many words) or to compile (a guide) goes to a helper thread, so that
-no request delays a step.
+`python -m redraft.worker.server --bundle PATH --socket PATH`; a worker that is started by hand takes all else from
+variables such as REDRAFT_THREADS. One thread does it all: messages are taken between steps, and only what is slow to
+encode (long texts, many words) or to compile (a guide) goes to a helper thread, so that no request delays a step.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from redraft.request import EXTRAS, MAX_MESSAGE_BYTES, GenerateRequest, InvalidR
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Overloaded
 from redraft.sequence import FinishReason, Output, Sequence
+from redraft.serving.settings import ServeSettings, received
 from redraft.worker.fair import FairExecutor
 from redraft.worker.protocol import (
-    DRAIN_S,
     INTERNAL,
     INVALID,
     OVERLOADED,
@@ -375,21 +375,19 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m redraft.worker.server", description=__doc__.split("\n")[0])
     parser.add_argument("--bundle", type=Path, required=True, help="folder of the engine bundle")
     parser.add_argument("--socket", type=Path, required=True, help="path of the socket to bind")
-    parser.add_argument("--threads", type=int, help="compute threads (default: the engine's choice)")
-    parser.add_argument("--max-queue", type=int, default=128, help="most requests that wait for a slot")
-    parser.add_argument("--max-per-client", type=int, help="most requests of one client that run and wait")
-    parser.add_argument("--drain-s", type=float, default=DRAIN_S, help="most seconds for requests to end after SIGTERM")
-    parser.add_argument(
-        "--stream-interval-ms", type=int, default=40, help="least time between two pieces of one stream's text"
-    )
-    parser.add_argument("--no-prefix-reuse", action="store_true", help="prefill every prompt from its first token")
     parser.add_argument("--outlive-parent", action="store_true", help="go on when the process that started it is gone")
     options = parser.parse_args(argv)
     logs.configure("redraft worker: %(message)s")
     parent = os.getppid()
+    settings = received()
     try:
-        limits = options.max_queue, options.stream_interval_ms / 1e3
-        runtime = Runtime.load(options.bundle, options.threads, *limits, not options.no_prefix_reuse)
+        runtime = Runtime.load(
+            options.bundle,
+            settings.threads,
+            settings.max_queue,
+            settings.stream_interval_ms / 1e3,
+            settings.prefix_reuse,
+        )
     except (ValueError, OSError, RuntimeError) as error:
         log.error("%s", error)
         rank_process.end_all(2)
@@ -398,29 +396,25 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     if runtime.untuned:
         log.warning("%s", untuned_warning(runtime.untuned, options.bundle))
-    watched = None if options.outlive_parent else parent
-    serve(runtime, options.socket, watched, options.max_per_client, options.drain_s)
+    serve(runtime, options.socket, None if options.outlive_parent else parent, settings)
     return 0
 
 
 def serve(
-    runtime: Runtime,
-    socket_path: Path,
-    parent: int | None = None,
-    max_per_client: int | None = None,
-    drain_s: float = DRAIN_S,
+    runtime: Runtime, socket_path: Path, parent: int | None = None, settings: ServeSettings | None = None
 ) -> None:
     """Serve until SIGTERM or SIGINT, or until `parent` is no longer this process's parent; then free the engine.
 
-    After the first signal requests have `drain_s` seconds to end; a second one ends them at once.
+    After the first signal requests have `settings.drain_s` seconds to end; a second one ends them at once.
     """
+    settings = settings or ServeSettings()
     gc.collect()
     gc.freeze()
-    worker = Worker(runtime, socket_path, max_per_client)
+    worker = Worker(runtime, socket_path, settings.max_per_client)
     signals = (signal.SIGTERM, signal.SIGINT)
 
     def end(*_: object) -> None:
-        worker.drain(drain_s)
+        worker.drain(settings.drain_s)
         for number in signals:
             signal.signal(number, lambda *_: worker.stop())
 

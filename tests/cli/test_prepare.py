@@ -14,6 +14,7 @@ from redraft import home
 from redraft.cli import prepare
 from redraft.cli.prepare import prepared
 from redraft.home import PROMPTS, SHIPPED
+from redraft.serving.settings import ServeSettings
 
 
 class Commands:
@@ -53,7 +54,9 @@ def options(command: list[str]) -> dict[str, str]:
 def bundle_of(
     source: str = "default", drafter: Path | None = None, tp: int = 1, minutes: float = 4.0, precision: str = "bf16"
 ) -> Path:
-    return prepared(source, drafter, "tensorrt" if precision == "fp8" else "openvino", precision, tp, minutes)
+    backend = "tensorrt" if precision == "fp8" else "openvino"
+    settings = {"source": source, "drafter": drafter, "tp": tp, "tune_minutes": minutes, "precision": precision}
+    return prepared(ServeSettings(backend=backend, **settings))
 
 
 def fetched(folder_of_all: Path, name: str) -> Path:

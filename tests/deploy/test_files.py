@@ -12,8 +12,7 @@ from typer.main import get_command
 
 import launch
 from redraft.cli import application
-from redraft.openai.launch import ALLOW_HOST_VARIABLE, API_KEY_VARIABLE
-from redraft.serving.rundir import Settings
+from redraft.serving.settings import API_KEY_VARIABLE, OPTIONS, PREFIX, read
 from redraft.serving.tritonserver import CONTAINER_SERVER, SERVER_VARIABLE
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +21,8 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICE, DEPLOYMENT = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
 PAGE = (ROOT / "docs" / "guides" / "deployment.md").read_text()
-PORTS = {name: Settings.model_fields[f"{name}_port"].default for name in ("http", "grpc", "metrics", "openai")}
+PORTS = {name: OPTIONS[f"{name}_port"].default for name in ("http", "grpc", "metrics", "openai")}
+ALLOW_HOST_VARIABLE = PREFIX + "ALLOW_HOST"
 INSTRUCTIONS = [
     line.split(maxsplit=1)
     for line in DOCKERFILE.replace("\\\n", " ").splitlines()
@@ -128,9 +128,7 @@ def test_the_key_and_the_names_of_v1_reach_the_container(monkeypatch):
     (container,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
     assert container["env"] == [{"name": ALLOW_HOST_VARIABLE, "value": SERVICE["metadata"]["name"]}]
     monkeypatch.setenv(ALLOW_HOST_VARIABLE, "a.example b.example")
-    serve = get_command(application("serve")).get_command(None, "serve")
-    with serve.make_context("serve", ["--bundle", "/b"]) as context:
-        assert context.params["allow_host"] == ["a.example", "b.example"]
+    assert read({}).allow_host == ["a.example", "b.example"]
 
 
 @pytest.mark.parametrize("where", ["dockerfile", "compose", "kubernetes", "page"])

@@ -1,4 +1,4 @@
-"""The examples of docs/developers/add-a-*.md: drafter, construction, verifier and request field, at work."""
+"""The examples of docs/developers/add-*.md: drafter, construction, verifier, request field and option, at work."""
 
 import os
 import re
@@ -165,3 +165,39 @@ def test_the_verifier_is_lossless_through_the_scheduler(example, construction):
     for kind in kinds:
         assert check(case, kind, answers) < THRESHOLD, kind
     assert scheduler.totals.accepted > 0.2 * scheduler.totals.sequence_steps
+
+
+OPTION = """
+import os
+from types import SimpleNamespace
+from typer.testing import CliRunner
+from redraft.cli import application
+from redraft.serving import launcher
+from redraft.serving.settings import handed_on, received
+from redraft.worker import server
+
+def start(settings, *_):
+    os.environ |= handed_on(settings)
+    server.Worker = lambda *_: SimpleNamespace(run=lambda alive: print("worker at", os.nice(0)))
+    server.serve(SimpleNamespace(engine=SimpleNamespace(close=lambda: None)), "socket", None, received())
+    raise launcher.ServingError("enough")
+
+launcher.serve = start
+for arguments in (["--worker-niceness", "20"], []):
+    print(CliRunner().invoke(application("serve"), ["serve", "--bundle", "b", *arguments]).output)
+"""
+
+
+def test_an_option_is_one_field_and_its_use(tmp_path):
+    page = (ROOT / "docs" / "developers" / "add-an-option.md").read_text()
+    (file, field), (user, use) = re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.DOTALL)
+    shutil.copytree(ROOT / "redraft", tmp_path / "redraft")
+    for name, line, before in ((file, field, "    worker_command: "), (user, use, "    gc.collect()\n    gc.freeze()")):
+        text = (tmp_path / name).read_text()
+        assert text.count(before) == 1
+        (tmp_path / name).write_text(text.replace(before, line + before))
+    environment = os.environ | {"REDRAFT_WORKER_NICENESS": "3", "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", OPTION]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "Invalid value for '--worker-niceness'" in done.stdout, done.stderr
+    assert f"worker at {os.nice(0) + 3}" in done.stdout

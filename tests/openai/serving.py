@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.request import GenerateRequest, SamplingConfig
+from redraft.serving.settings import ServeSettings, handed_on
 from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import Chunk
 from tests.conftest import ROOT, wait_until
@@ -82,7 +82,7 @@ class FrontEnd:
     """A worker and the front end before it."""
 
     def __init__(
-        self, folder: Path, bundle: Path, delay: float, arguments: tuple[str, ...], key: str | None, worker: str
+        self, folder: Path, bundle: Path, delay: float, key: str | None, worker: str, settings: Mapping[str, Any]
     ):
         self.worker_script = worker
         self.socket, self.log_file = folder / "worker.sock", folder / "openai.log"
@@ -90,12 +90,12 @@ class FrontEnd:
         self.delay, self.key = delay, key
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "redraft.openai.server", "--bundle", bundle, "--socket", self.socket]
-        command += ["--generation-config", "auto"]  # as the supervisor says it
+        wanted = ServeSettings(openai_port=self.port, **settings)
         with self.log_file.open("w") as log:
             self.process = subprocess.Popen(
-                [*map(str, command), "--port", str(self.port), *arguments],
+                [*map(str, command)],
                 cwd=ROOT,
-                env=os.environ | ({"REDRAFT_API_KEY": key} if key else {}),
+                env=handed_on(wanted) | ({"REDRAFT_API_KEY": key} if key else {}),
                 stdout=log,
                 stderr=log,
             )
@@ -149,13 +149,13 @@ class FrontEnd:
 def front_end(
     folder: Path,
     bundle: Path,
-    *arguments: str,
     delay: float = 0.0,
     key: str | None = None,
     worker: str = "tests/worker/toy_worker.py",
+    **settings: Any,
 ) -> Iterator[FrontEnd]:
-    """The front end with more arguments, ready; stopped at the end."""
-    running = FrontEnd(folder, bundle, delay, arguments, key, worker)
+    """The front end, ready, with these settings; stopped at the end."""
+    running = FrontEnd(folder, bundle, delay, key, worker, settings)
     try:
         wait_until(lambda: running.health() == 200)
         yield running

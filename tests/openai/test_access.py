@@ -69,8 +69,8 @@ def test_no_preflight_succeeds(server):
 
 
 def test_keys_and_a_name(bundle, tmp_path):
-    keys, options = f"{KEY}  {OTHER_KEY}", ("--allow-host", "My.example", "--model-name", "my-name")
-    with front_end(tmp_path, bundle, *options, key=keys) as server:
+    keys = f"{KEY}  {OTHER_KEY}"
+    with front_end(tmp_path, bundle, key=keys, allow_host=["My.example"], model_name="my-name") as server:
         assert server.client().chat.completions.create(model="my-name", **HELLO).model == "my-name"
         with pytest.raises(openai.AuthenticationError) as refused:
             openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()

@@ -19,6 +19,7 @@ from redraft.openai.schemas import ChatBody, CompletionBody
 from redraft.openai.tokens import TokenizeBody, tokenize
 from redraft.openai.translate import chat_job, completion_job, sampling
 from redraft.samplers import EMPTY, PENALIZED, asks_for_nothing
+from redraft.serving.settings import ServeSettings
 from tests.openai.serving import toy_bundle
 
 NEEDED = {
@@ -160,7 +161,7 @@ def test_a_models_own_sampling_is_used_where_the_client_says_nothing(tmp_path):
     others = {"max_new_tokens": 40, "do_sample": True, "eos_token_id": [1, 2], "transformers_version": "5"}
     bundle = toy_bundle(tmp_path)
     (bundle / GENERATION_CONFIG).write_text(json.dumps(own | others))
-    served, plain = ServedModel(bundle), ServedModel(bundle, own_defaults=False)
+    served, plain = ServedModel(bundle), ServedModel(bundle, ServeSettings(generation_config="vllm"))
     for body, needed in NEEDED.items():
         asked = body.model_validate(needed)
         assert sampling(asked, served) == own

@@ -275,7 +275,7 @@ def test_an_effort_of_reasoning_turns_thinking_off(tmp_path):
             error = running.post(path, body | {"reasoning_effort": "lots"}).json()["error"]
             assert error["param"] == "reasoning_effort"
             assert "'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max', got 'lots'" in error["message"]
-    with front_end(tmp_path, bundle, "--chat-template-kwargs", '{"enable_thinking": false}') as running:
+    with front_end(tmp_path, bundle, default_chat_template_kwargs={"enable_thinking": False}) as running:
         for fields, end in (({}, QUIET), ({"reasoning_effort": "low"}, "")):
             counted = running.post("/tokenize", {"messages": HELLO} | fields).json()
             assert counted["tokens"] == encode("<user>Hello<assistant>" + end)
@@ -283,7 +283,7 @@ def test_an_effort_of_reasoning_turns_thinking_off(tmp_path):
 
 def test_options_of_the_template_have_defaults(tmp_path):
     bundle = toy_bundle(tmp_path / "bundle", "{{ messages[0].content }}{{ style }}{{ depth }}")
-    with front_end(tmp_path, bundle, "--chat-template-kwargs", '{"style": "s", "depth": 1}') as running:
+    with front_end(tmp_path, bundle, default_chat_template_kwargs={"style": "s", "depth": 1}) as running:
         for fields, prompt in (({}, "Hellos1"), ({"chat_template_kwargs": {"depth": 2}}, "Hellos2")):
             answer = running.post("/tokenize", {"messages": HELLO} | fields).json()
             assert answer["tokens"] == toy_codec(111).encode(prompt)

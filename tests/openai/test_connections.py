@@ -302,7 +302,7 @@ def test_a_full_queue_is_a_429(slow_server):
 def test_a_worker_that_dies(bundle):
     with (
         tempfile.TemporaryDirectory(prefix="redraft-test-") as folder,
-        front_end(Path(folder), bundle, "--silence-s", "6", delay=0.02) as server,
+        front_end(Path(folder), bundle, silence_s=6, delay=0.02) as server,
     ):
         with httpx.stream("POST", f"{server.url}{CHAT}", json=LONG | {"stream": True}, timeout=60) as answer:
             lines = answer.iter_lines()

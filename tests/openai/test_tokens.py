@@ -48,7 +48,7 @@ def test_control_tokens_of_a_message_stay_text_on_request(server, bundle, tmp_pa
     asked = {"sanitize_control_tokens": True}
     assert server.post("/tokenize", said).json()["tokens"] == plain
     assert server.post("/tokenize", said | asked).json()["tokens"] == kept
-    with front_end(tmp_path, bundle, "--sanitize-control-tokens") as running:
+    with front_end(tmp_path, bundle, sanitize_control_tokens=True) as running:
         assert running.post("/tokenize", said).json()["tokens"] == kept
         assert running.post("/tokenize", said | {"sanitize_control_tokens": False}).json()["tokens"] == plain
         assert running.post("/tokenize", {"prompt": "a<end>b"}).json()["tokens"] == CODEC.encode("a<end>b")

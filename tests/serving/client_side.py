@@ -21,7 +21,8 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import np_to_triton_dtype
 
 from redraft.serving import launcher
-from redraft.serving.rundir import RunDir, Settings, State
+from redraft.serving.rundir import RunDir, State
+from redraft.serving.settings import ServeSettings
 
 MANY_CHUNKS = b"1\r\n \r\n" * 10_000
 SLOW_S = 20
@@ -47,7 +48,7 @@ _given_ports: set[int] = set()
 class Service:
     """A running service as a client sees it."""
 
-    settings: Settings
+    settings: ServeSettings
     run_dir: RunDir
 
     @property
@@ -90,7 +91,7 @@ def start(folder: Path, bundle: Path, **changes: Any) -> Service:
     """Start a service on free ports, without the front end `/v1`; the caller stops it."""
     http, grpc, metrics = free_ports(3)
     ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "openai_port": 0}
-    settings = Settings(bundle=bundle, **(ports | changes))
+    settings = ServeSettings(bundle=bundle, **(ports | changes))
     launcher.serve(settings, folder, lambda activity: None)
     return Service(settings, RunDir(folder))
 

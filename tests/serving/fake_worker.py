@@ -122,7 +122,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--bundle", required=True)
     parser.add_argument("--socket", required=True)
-    args, _ = parser.parse_known_args()
+    args = parser.parse_args()
     config = json.loads((Path(args.bundle) / "config.json").read_text())
     if config.get("broken"):
         raise SystemExit("the bundle is broken: target.onnx does not match its checksum, build it again")

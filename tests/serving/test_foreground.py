@@ -17,7 +17,8 @@ import pytest
 from redraft.serving import launcher
 from redraft.serving.foreground import stay
 from redraft.serving.processes import OWNER_VARIABLE
-from redraft.serving.rundir import RunDir, Settings, State
+from redraft.serving.rundir import RunDir, State
+from redraft.serving.settings import ServeSettings
 from tests.cli.commands import run_command
 from tests.conftest import wait_until
 
@@ -37,7 +38,7 @@ def held_until(condition: Callable[[], object], run_dir: RunDir, phase: str, err
         wait_until(lambda: bool(condition()))
         with run_dir.worker_log.open("a") as log:
             log.write("two\n")
-        run_dir.write_state(State(phase=phase, error=error, settings=Settings(bundle=Path("b"))))
+        run_dir.write_state(State(phase=phase, error=error, settings=ServeSettings(bundle=Path("b"))))
         lock.close()
 
     run_dir.worker_log.write_text("one\n")
@@ -69,7 +70,7 @@ def test_an_interrupt_ends_the_service(run_dir):
 
     process = subprocess.Popen(["sleep", "60"], env=os.environ | {OWNER_VARIABLE: str(run_dir.path)})
     run_dir.worker_log.write_text("one\n")
-    run_dir.write_state(State(phase="ready", settings=Settings(bundle=Path("b"))))
+    run_dir.write_state(State(phase="ready", settings=ServeSettings(bundle=Path("b"))))
     with run_dir.lock_file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert stay(run_dir.path, interrupt) == ""
@@ -102,7 +103,7 @@ cli.main()
 
 @pytest.mark.parametrize(("why", "status"), [("", 0), ("the bundle is gone", 1)])
 def test_the_exit_status_says_whether_it_was_asked_to_end(run_dir, monkeypatch, why, status):
-    settings = Settings(bundle=Path("b"), address="0.0.0.0")
+    settings = ServeSettings(bundle=Path("b"), address="0.0.0.0")
     monkeypatch.setattr(launcher, "serve", lambda given, *_: State(settings=given))
     monkeypatch.setattr("redraft.cli.service.stay", lambda *_: why)
     options = ["--foreground", "--bundle", str(settings.bundle), "--address", "0.0.0.0", "--run-dir", str(run_dir.path)]

@@ -13,7 +13,8 @@ import pytest
 
 from redraft.serving import launcher
 from redraft.serving.processes import OWNER_VARIABLE, ServingError
-from redraft.serving.rundir import RunDir, Settings, State
+from redraft.serving.rundir import RunDir, State
+from redraft.serving.settings import ServeSettings
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_only_a_supervisor_that_is_stopping_gets_the_time_of_its_requests(
     supervisor = subprocess.Popen([sys.executable, "-c", hangs], env=environment, stdout=subprocess.PIPE)
     assert supervisor.stdout
     assert supervisor.stdout.readline()
-    state = State(phase=phase, supervisor_pid=supervisor.pid, settings=Settings(bundle=Path("b"), drain_s=60))
+    state = State(phase=phase, supervisor_pid=supervisor.pid, settings=ServeSettings(bundle=Path("b"), drain_s=60))
     run_dir.write_state(state)
     assert launcher.stop(run_dir.path) == 1
     assert supervisor.wait(60) == status

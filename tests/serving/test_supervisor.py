@@ -11,7 +11,8 @@ import pytest
 from redraft.serving import supervisor as module
 from redraft.serving import tritonserver
 from redraft.serving.engine_worker import Swap
-from redraft.serving.rundir import RunDir, Settings, SwapOrder
+from redraft.serving.rundir import RunDir, SwapOrder
+from redraft.serving.settings import ServeSettings
 from redraft.serving.supervisor import Supervisor
 from redraft.worker.protocol import WorkerStatus
 
@@ -23,7 +24,7 @@ def supervisor(tmp_path, monkeypatch) -> Supervisor:
         monkeypatch.setattr(f"redraft.serving.supervisor.{name}", MagicMock())
     for name in ("Pulse", "WorkerClient", "_expect_another_signal"):
         monkeypatch.setattr(f"redraft.serving.supervisor.{name}", MagicMock())
-    made = Supervisor(RunDir(tmp_path), Settings(bundle=Path("b"), openai_port=0))
+    made = Supervisor(RunDir(tmp_path), ServeSettings(bundle=Path("b"), openai_port=0))
     made._client = MagicMock(status=lambda _: WorkerStatus(ready=False))
     made._worker = MagicMock(up=True, alive=True, age=999.0, pid=0, restarts=0)
     made._triton = MagicMock(up=True, pid=0, restarts=0)

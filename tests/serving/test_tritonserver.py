@@ -13,7 +13,8 @@ import pytest
 
 from redraft.serving import tritonserver
 from redraft.serving.processes import ServingError, owned_processes, shared_memory_prefix
-from redraft.serving.rundir import RunDir, Settings
+from redraft.serving.rundir import RunDir
+from redraft.serving.settings import ServeSettings
 from redraft.serving.tritonserver import TritonInstallation
 
 WHEEL = next(Path(sys.prefix).glob("triton/lib/python3.*/site-packages/pytriton/tritonserver"))
@@ -55,7 +56,7 @@ def test_a_server_in_ngcs_layout(container, tmp_path):
     assert found.stub == container / "backends" / "python" / STUB
     assert found.library_path.split(":")[:2] == [str(container / "lib"), "/usr/local/cuda/compat"]
     run_dir = RunDir(tmp_path / "r")
-    tritonserver.prepare(found, run_dir, Settings(bundle=tmp_path))
+    tritonserver.prepare(found, run_dir, ServeSettings(bundle=tmp_path))
     laid_out = {file.name for file in (run_dir.backends / "python").iterdir()}
     assert laid_out == {file.name for file in (container / "backends" / "python").iterdir()}
     assert STUB in laid_out

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from redraft.serving.child import STOPPED_TICKS, Child
+from redraft.serving.listeners import SILENCE_S, Watched
 from redraft.serving.processes import is_stopped
 from redraft.serving.rundir import RunDir
-from redraft.serving.watched import SILENCE_S, Watched
 from tests.conftest import wait_until
 
 

@@ -13,6 +13,7 @@ from redraft.bundle.budget import BudgetTable
 from redraft.method import MethodPlan
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
+from redraft.serving.settings import ServeSettings
 from redraft.worker.server import serve
 from tests.toy_engine import ToyEngine, only, toy_codec
 
@@ -37,4 +38,4 @@ def toy_runtime(delay: float = 0.0, limits: Limits = LIMITS) -> Runtime:
 
 if __name__ == "__main__":
     step_s, drain_s = (float(sys.argv[place]) if len(sys.argv) > place else 0.0 for place in (2, 3))
-    serve(toy_runtime(step_s), Path(sys.argv[1]), os.getppid(), drain_s=drain_s)
+    serve(toy_runtime(step_s), Path(sys.argv[1]), os.getppid(), ServeSettings(drain_s=drain_s))

@@ -15,7 +15,8 @@ from benchmarks.robustness import faults
 from benchmarks.robustness.faults import Fault, Streams, Trial, Watch, _lies, main
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
-from redraft.serving.rundir import Settings, State
+from redraft.serving.rundir import State
+from redraft.serving.settings import ServeSettings
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_launcher_of_ranks_that_is_stopped_is_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "Watch", lambda _: watch)
     monkeypatch.setattr(faults, "STOPPED_S", 0.1)
     monkeypatch.setattr(Trial, "_grpc_answers", lambda _: True)
-    settings = Settings(bundle=tmp_path)
+    settings = ServeSettings(bundle=tmp_path)
     state = State(phase="ready", worker_pid=victim.pid, rank_pids={0: 0, 1: 0}, settings=settings)
     monkeypatch.setattr(Trial, "state", lambda _: state)
     try:
@@ -87,7 +88,7 @@ def test_streams_that_cannot_begin_say_so(tmp_path):
     """Nobody listens at these ports."""
     ports = {f"{name}_port": 1 for name in ("http", "grpc", "metrics", "openai")}
     with pytest.raises(GenerationError):
-        Streams(Settings(bundle=tmp_path, **ports), 2)
+        Streams(ServeSettings(bundle=tmp_path, **ports), 2)
 
 
 def test_health_may_be_late_but_not_wrong():

@@ -19,7 +19,8 @@ from benchmarks.robustness import malformed as module
 from benchmarks.robustness.http_requests import Raw
 from benchmarks.robustness.malformed import HANG, PROTOCOLS, Neighbour, Tally, main, malformed, send_raw
 from redraft.serving import launcher
-from redraft.serving.rundir import RunDir, Settings, State
+from redraft.serving.rundir import RunDir, State
+from redraft.serving.settings import ServeSettings
 from tests.openai.serving import toy_bundle
 from tests.serving.client_side import free_ports, start
 
@@ -88,7 +89,9 @@ def test_a_stream_that_changes_or_fails_is_seen():
 def test_a_fault_fails_and_a_degraded_service_is_reported(tmp_path: Path, monkeypatch, outcome, status):
     tally = Tally()
     tally.add(4, "grpc", "kind", outcome)
-    states = [State(phase=phase, settings=Settings(bundle=tmp_path, openai_port=1)) for phase in ("ready", "degraded")]
+    states = [
+        State(phase=phase, settings=ServeSettings(bundle=tmp_path, openai_port=1)) for phase in ("ready", "degraded")
+    ]
     monkeypatch.setattr(RunDir, "read_state", lambda _: states.pop(0))
     monkeypatch.setattr(module, "attack", lambda *_: tally)
     for stream in ("http_stream", "grpc_stream"):

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from redraft.grammar.library import compiled, grammar_tokens, library_grammar
-from redraft.openai.launch import ReasoningParser
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import ChatBody
 from redraft.openai.structured.thoughts import MARKS, NO_THOUGHTS, Thinking, ThoughtReader, marks_of, thinking_after
 from redraft.openai.translate import chat_job
 from redraft.request import Guide
+from redraft.serving.settings import ReasoningParser, ServeSettings
 from redraft.text import TextCodec
 from tests.openai.parrot_worker import PARROT_LIMITS, PARROT_TEMPLATE, VOCABULARY
 from tests.openai.serving import MODEL, FrontEnd, front_end, toy_bundle
@@ -145,7 +145,7 @@ def test_a_guide_begins_after_thoughts(marks, special, begun):
 
 def served(tmp_path: Path, template: str, parser: str | None = None) -> ServedModel:
     bundle = toy_bundle(tmp_path, template, VOCABULARY, PARROT_LIMITS.max_len)
-    return ServedModel(bundle, reasoning_parser=parser)
+    return ServedModel(bundle, ServeSettings(reasoning_parser=parser))
 
 
 def test_the_option_settles_the_marks(tmp_path):

@@ -8,12 +8,12 @@ import pytest
 
 from redraft.chat import NEXT_TURN
 from redraft.openai.errors import ApiError
-from redraft.openai.launch import ToolParser
 from redraft.openai.model import ServedModel
 from redraft.openai.structured.forms import FORMS, form_of
 from redraft.openai.structured.tools import AUTO, Function, ToolChoice
 from redraft.openai.structured.use import tool_use
 from redraft.openai.translate import prompt_of
+from redraft.serving.settings import ServeSettings, ToolParser
 from tests.conftest import at_most
 from tests.openai.serving import toy_bundle
 
@@ -24,7 +24,9 @@ USER = {"role": "user", "content": "2+2?"}
 
 
 def model(tmp_path, template: str, tool_parser: str | None = None) -> ServedModel:
-    return ServedModel(toy_bundle(tmp_path, template, vocab_size=257, max_len=1024), tool_parser=tool_parser)
+    return ServedModel(
+        toy_bundle(tmp_path, template, vocab_size=257, max_len=1024), ServeSettings(tool_parser=tool_parser)
+    )
 
 
 @pytest.mark.parametrize(

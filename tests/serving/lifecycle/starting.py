@@ -8,17 +8,18 @@ from pathlib import Path
 
 from redraft.serving import launcher
 from redraft.serving.processes import owned_processes, shared_memory_prefix
-from redraft.serving.rundir import RunDir, Settings
+from redraft.serving.rundir import RunDir
+from redraft.serving.settings import ServeSettings
 from tests.serving.client_side import FAKE_WORKER, Service, free_ports
 
 
-def settings(bundle: Path, **changes) -> Settings:
+def settings(bundle: Path, **changes) -> ServeSettings:
     http, grpc, metrics = free_ports(3)
     ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics, "openai_port": 0}
-    return Settings(bundle=bundle, **({"worker_command": FAKE_WORKER} | ports | changes))
+    return ServeSettings(bundle=bundle, **({"worker_command": FAKE_WORKER} | ports | changes))
 
 
-def serve(folder: Path, wanted: Settings) -> list[str]:
+def serve(folder: Path, wanted: ServeSettings) -> list[str]:
     activities: list[str] = []
     launcher.serve(wanted, folder, activities.append)
     return activities

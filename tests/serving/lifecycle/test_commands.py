@@ -18,7 +18,8 @@ from redraft.cli.service import status
 from redraft.console import progress
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
-from redraft.serving.rundir import RunDir, Settings, State
+from redraft.serving.rundir import RunDir, State
+from redraft.serving.settings import ServeSettings
 from tests.cli.commands import run_command
 from tests.conftest import wait_until
 from tests.serving.client_side import free_ports
@@ -46,7 +47,7 @@ def test_a_status_says_a_word_once(tmp_path, fake_bundle, capsys, monkeypatch):
     """Whatever the run directory is called."""
     run_dir = RunDir(tmp_path / "[/red]")
     run_dir.create()
-    run_dir.write_state(State(detail="loading Triton's models", settings=Settings(bundle=fake_bundle)))
+    run_dir.write_state(State(detail="loading Triton's models", settings=ServeSettings(bundle=fake_bundle)))
     monkeypatch.setattr(launcher, "is_running", lambda _: True)
     with pytest.raises(typer.Exit):
         status(run_dir.path)
@@ -56,7 +57,7 @@ def test_a_status_says_a_word_once(tmp_path, fake_bundle, capsys, monkeypatch):
 def test_a_start_that_takes_long_is_seen_in_a_log(tmp_path, fake_bundle, monkeypatch):
     write, lines = progress.write, []
 
-    def slow(wanted: Settings, folder: Path, on_progress) -> None:
+    def slow(wanted: ServeSettings, folder: Path, on_progress) -> None:
         on_progress("loading a large bundle")
         wait_until(lambda: lines.count("still loading a large bundle") >= 2)
         raise ServingError("enough")
@@ -71,8 +72,8 @@ def test_a_start_that_takes_long_is_seen_in_a_log(tmp_path, fake_bundle, monkeyp
 def test_a_key_of_spaces_is_no_open_door(tmp_path, fake_bundle):
     flags = ["serve", "--bundle", str(fake_bundle), "--run-dir", str(tmp_path)]
     done = run_command(flags, env={"REDRAFT_API_KEY": "  "})
-    assert done.exit_code == 1
-    assert "--api-key holds spaces only" in done.output
+    assert done.exit_code == 2
+    assert "REDRAFT_API_KEY: it holds spaces only" in done.output
 
 
 @pytest.mark.parametrize("damage", ["missing", "{"])

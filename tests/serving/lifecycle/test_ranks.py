@@ -23,7 +23,8 @@ import pytest
 from redraft.request import GenerateRequest
 from redraft.serving import launcher, ranks
 from redraft.serving.processes import ServingError, is_alive, owned_processes
-from redraft.serving.rundir import Settings, State
+from redraft.serving.rundir import State
+from redraft.serving.settings import ServeSettings, handed_on
 from redraft.worker.client import WorkerClient, wait_for_worker
 from tests.conftest import wait_until
 from tests.engines.tiny import random_model, tiny_bundle, tiny_target
@@ -218,7 +219,9 @@ def test_a_stop_lets_a_request_of_all_ranks_end(bundle, tmp_path):
     socket = tmp_path / "w.sock"
     worker = [sys.executable, "-m", "redraft.worker.server", "--bundle", str(bundle), "--socket", str(socket)]
     before = set(Path("/dev/shm").glob("mpich_shm_*"))
-    process = subprocess.Popen(ranks.launch_command([*worker, "--drain-s", "60"], 2), stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        ranks.launch_command(worker, 2), env=handed_on(ServeSettings(drain_s=60)), stdin=subprocess.DEVNULL
+    )
     try:
         most = wait_for_worker(socket, START_S).limits["max_len"] - 16
         with WorkerClient(socket) as client:
@@ -242,7 +245,7 @@ def split(folder: Path, count: object) -> Path:
 
 
 def test_without_mpi(tmp_path, monkeypatch):
-    wanted = Settings(bundle=split(tmp_path / "bundle", 2))
+    wanted = ServeSettings(bundle=split(tmp_path / "bundle", 2))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(ServingError, match=r"2 ranks, .*MPI is missing .*mpiexec.gforker\): pip install .*ranks"):
         launcher.serve(wanted, tmp_path / "run", print)

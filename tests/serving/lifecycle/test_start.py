@@ -21,7 +21,8 @@ import pytest
 
 from redraft.serving import launcher, tritonserver
 from redraft.serving.processes import ServingError
-from redraft.serving.rundir import RunDir, Settings, hold
+from redraft.serving.rundir import RunDir, hold
+from redraft.serving.settings import ServeSettings
 from tests.conftest import wait_until
 from tests.serving.lifecycle.starting import assert_nothing_is_left, serve, settings
 
@@ -38,7 +39,7 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path, fake_bundle):
 
 def test_ports_must_differ(tmp_path, fake_bundle):
     wanted = settings(fake_bundle)
-    wanted.metrics_port = wanted.http_port
+    wanted = wanted.model_copy(update={"metrics_port": wanted.http_port})
     with pytest.raises(ServingError, match=rf"HTTP {wanted.http_port}, .*expected different ones"):
         serve(tmp_path, wanted)
 
@@ -113,7 +114,7 @@ def test_a_model_that_cannot_be_removed_is_not_run(tmp_path):
     (tmp_path / "planted").mkdir()
     run_dir.models.symlink_to(tmp_path / "planted")
     with pytest.raises(ServingError, match=r"cannot remove .*/models: .*--run-dir"):
-        tritonserver.prepare(tritonserver.TritonInstallation(), run_dir, Settings(bundle=tmp_path))
+        tritonserver.prepare(tritonserver.TritonInstallation(), run_dir, ServeSettings(bundle=tmp_path))
 
 
 def test_a_status_does_not_keep_a_supervisor_from_its_run_directory(tmp_path, monkeypatch):
@@ -180,7 +181,7 @@ def test_a_run_directory_too_deep_for_a_socket(tmp_path, fake_bundle):
 
 
 def test_a_path_that_is_not_utf_8_is_refused(tmp_path, fake_bundle):
-    """Settings are written as JSON."""
+    """ServeSettings are written as JSON."""
     odd = tmp_path / os.fsdecode(b"\xff")
     odd.symlink_to(fake_bundle)
     assert settings(odd).bundle.resolve() == fake_bundle, "a link of such a name is fine"
@@ -209,10 +210,10 @@ import sys
 from pathlib import Path
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
-from redraft.serving.rundir import Settings
+from redraft.serving.settings import ServeSettings
 
 try:
-    launcher.serve(Settings.model_validate_json(sys.argv[1]), Path(sys.argv[2]), lambda activity: None)
+    launcher.serve(ServeSettings.model_validate_json(sys.argv[1]), Path(sys.argv[2]), lambda activity: None)
 except ServingError as error:
     sys.exit(str(error))
 """

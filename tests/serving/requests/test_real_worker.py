@@ -27,7 +27,7 @@ SEEDED = {"temperature": 0.8, "top_p": 0.9, "random_seed": 2**63 + 5, "repetitio
 
 @pytest.fixture(scope="module")
 def service(run_folder, fake_bundle):
-    return start(run_folder, fake_bundle, worker_command=TOY_WORKER)
+    return start(run_folder, fake_bundle, worker_command=TOY_WORKER, max_queue=2)
 
 
 def directly(service: Service, prompt: str, max_tokens: int, sampling: SamplingConfig) -> str:

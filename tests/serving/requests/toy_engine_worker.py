@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from redraft.serving.settings import received
 from redraft.worker.server import serve
 from tests.worker.toy_worker import LIMITS, toy_runtime
 
@@ -15,10 +16,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--bundle")
     parser.add_argument("--socket", type=Path)
-    parser.add_argument("--drain-s", type=float)
-    parser.add_argument("--max-queue", type=int, default=LIMITS.max_queue)
-    options = parser.parse_args()
+    options, settings = parser.parse_args(), received()
     if Path(options.bundle, "broken").exists():
         raise SystemExit("the bundle is broken: build it again")
-    runtime = toy_runtime(0.01, replace(LIMITS, max_queue=options.max_queue))
-    serve(runtime, options.socket, os.getppid(), drain_s=options.drain_s)
+    runtime = toy_runtime(0.01, replace(LIMITS, max_queue=settings.max_queue))
+    serve(runtime, options.socket, os.getppid(), settings)

@@ -1,0 +1,299 @@
+"""The settings of a service, once: a field's name, type, bounds, default and help are those of a flag of `redraft
+serve`, of a variable REDRAFT_NAME, and of a key of `--config`. They count in this order. Every process of a service
+gets the whole object."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from redraft.bundle.backends import BACKENDS, OPENVINO, Precision, backend_of
+from redraft.logs import LogFormat
+from redraft.serving.guard.limits import MAX_CALLS, MAX_REQUESTS
+from redraft.worker.protocol import DRAIN_S
+
+PREFIX = "REDRAFT_"
+SETTINGS_VARIABLE = "REDRAFT_SETTINGS"
+"""Environment variable in which the supervisor hands a process its settings, as JSON."""
+API_KEY_VARIABLE = "REDRAFT_API_KEY"
+"""Environment variable with the keys of /v1: the one setting that is handed on outside of SETTINGS_VARIABLE, since that
+is also written to files."""
+DEFAULT = "default"
+"""The model that is served where none is named."""
+DAY_S = 86_400
+
+_Port = Annotated[int, Field(ge=1, le=65535)]
+# None only until `redraft serve` has prepared a bundle from `source`: nobody who gets the settings afterwards asks.
+_Bundle = Path if TYPE_CHECKING else Path | None
+_Limit = Annotated[float, Field(ge=1, le=DAY_S)]
+
+
+class Address(StrEnum):
+    loopback = "127.0.0.1"
+    every = "0.0.0.0"
+
+
+class ToolParser(StrEnum):
+    """The forms of tool calls that `--tool-parser` takes."""
+
+    hermes = "hermes"
+    llama3 = "llama3"
+    mistral = "mistral"
+    qwen3_coder = "qwen3_coder"
+    pythonic = "pythonic"
+    glm45 = "glm45"
+    deepseek_v3 = "deepseek_v3"
+    deepseek_v31 = "deepseek_v31"
+    functiongemma = "functiongemma"
+    gemma4 = "gemma4"
+
+
+class Defaults(StrEnum):
+    """Whose sampling requests get where they say nothing, as `--generation-config` takes it."""
+
+    auto = "auto"
+    vllm = "vllm"
+
+
+class ReasoningParser(StrEnum):
+    """The marks of thoughts that `--reasoning-parser` takes."""
+
+    think = "think"
+    mistral = "mistral"
+    seed_oss = "seed_oss"
+    gemma4 = "gemma4"
+    none = "none"
+
+
+def _words(value: object) -> object:
+    """A list from an environment variable."""
+    return value.split() if isinstance(value, str) else value
+
+
+def _json(value: object) -> object:
+    """An object from a flag, an environment variable or a file's text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError("expected a JSON object") from None
+
+
+def _has_key(value: SecretStr) -> SecretStr:
+    if value.get_secret_value().isspace():  # taken as no key, it would open /v1 to everybody
+        raise ValueError("it holds spaces only: expected a key, or several between spaces")
+    return value
+
+
+class ServeSettings(BaseModel):
+    """What `redraft serve` is asked for. Fields without a description are no options. `exclude` marks secrets, which
+    are printed and written nowhere. `metavar` is what the help shows for a value."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str = Field(
+        DEFAULT,
+        description="A bundle, or a model: a folder, a .gguf file, a hub id, or 'default'. A model is fetched, built "
+        "and tuned first, where that was not done yet.",
+    )
+    bundle: _Bundle = Field(None, description="Engine bundle to serve as it is, instead of SOURCE.")
+    drafter: Path | None = Field(
+        None, description="The model's drafter; default: your own of this model, or the one that ships, or n-grams."
+    )
+    backend: Annotated[str, AfterValidator(lambda name: str(backend_of(name)))] = Field(
+        OPENVINO.name,
+        description="What executes the networks of a model.",
+        json_schema_extra={"metavar": f"[{'|'.join(BACKENDS)}]"},
+    )
+    precision: Precision = Field(Precision.bf16, description="Stored weights of a model.")
+    tp: int = Field(1, ge=1, description="Ranks that execute a model together.")
+    tune_minutes: float = Field(
+        4.0, ge=0, le=100_000, description="Time to tune a model's bundle in, about; 0: it is not tuned."
+    )
+    address: Address = Field(
+        Address.loopback, description="Where the ports are: on this machine only, or on all of its addresses."
+    )
+    http_port: _Port = Field(8000, description="Port of Triton's HTTP.")
+    grpc_port: _Port = Field(8001, description="Port of Triton's gRPC.")
+    metrics_port: _Port = Field(8002, description="Port of Triton's metrics.")
+    openai_port: int = Field(8003, ge=0, le=65535, description="Port of OpenAI's API, /v1; 0: without it.")
+    api_key: Annotated[SecretStr, AfterValidator(_has_key)] | None = Field(
+        None,
+        exclude=True,
+        description="Key that /v1 asks for, or several between spaces, one for each client. Other users can read "
+        "arguments: better set the variable REDRAFT_API_KEY.",
+    )
+    allow_host: Annotated[list[str], BeforeValidator(_words)] = Field(
+        [],
+        description="Another name by which clients may reach /v1, and web pages Triton's HTTP too; '*': any. "
+        "Repeatable.",
+    )
+    model_name: str | None = Field(None, description="The model's name in /v1; default: the bundle's.")
+    tool_parser: ToolParser | None = Field(
+        None, description="The form of the model's tool calls, for /v1; default: the one its chat template shows."
+    )
+    generation_config: Defaults = Field(
+        Defaults.auto,
+        description="How requests of /v1 that do not say it are sampled: auto, as the model's generation_config.json "
+        "says; vllm, at temperature 1.",
+    )
+    default_chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_json)] = Field(
+        {},
+        description="Options of the model's chat template for requests that do not say them, such as "
+        "'{\"enable_thinking\": false}'.",
+        json_schema_extra={"metavar": "JSON"},
+    )
+    sanitize_control_tokens: bool = Field(
+        False,
+        description="Keep control tokens that messages of /v1 spell, such as <|im_start|>, as text. Those of the chat "
+        "template stay tokens.",
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        None,
+        description="The marks of the model's thoughts, for /v1; none: they stay in the text; default: those its chat "
+        "template shows.",
+    )
+    decoupled: bool = Field(True, description="Streaming models, or one response per request.")
+    threads: int | None = Field(
+        None, ge=1, description="Threads of the engine, of each rank; default: all cores, or a rank's share."
+    )
+    max_queue: int = Field(
+        128,
+        ge=1,
+        description="Waiting requests before 'overloaded'. Triton's ports take at most "
+        f"{MAX_REQUESTS} requests over HTTP and {MAX_CALLS} calls over gRPC at a time, streams included.",
+    )
+    max_per_client: int | None = Field(
+        None,
+        ge=1,
+        description="Requests of one client of /v1 that run and wait before 'overloaded': of an address or, where "
+        "there are several keys, of a key.",
+    )
+    stream_interval_ms: int = Field(40, ge=0, le=10_000, description="Least time between two pieces of a stream.")
+    prefix_reuse: bool = Field(
+        True, description="Prefill a prompt that begins like an earlier one only from where they differ."
+    )
+    hostfile: Path | None = Field(
+        None, description="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."
+    )
+    start_timeout_s: _Limit = Field(180.0, description="A worker that is not ready after so many seconds has failed.")
+    silence_s: _Limit = Field(30.0, description="A worker that does not answer for so many seconds is restarted.")
+    triton_silence_s: _Limit = Field(
+        10.0, description="So is a Triton server that does not answer for so many seconds."
+    )
+    drain_s: float = Field(
+        DRAIN_S, ge=0, le=DAY_S, description="Seconds that running requests have to end when it is stopped."
+    )
+    log_format: LogFormat = Field(LogFormat.text, description="Lines of text or, except Triton's, of JSON objects.")
+    worker_command: list[str] = [sys.executable, "-m", "redraft.worker.server"]
+
+
+OPTIONS = {name: field for name, field in ServeSettings.model_fields.items() if field.description}
+"""The fields that users set."""
+
+
+def handed_on(settings: ServeSettings) -> dict[str, str]:
+    """The environment of a process that takes these settings."""
+    return dict(os.environ) | {SETTINGS_VARIABLE: settings.model_dump_json()}
+
+
+def received() -> ServeSettings:
+    """The settings of this process, as the supervisor has handed them on. One that somebody starts by hand takes them
+    from REDRAFT_* variables, and is ended by one that is wrong."""
+    if text := os.environ.get(SETTINGS_VARIABLE):
+        return ServeSettings.model_validate_json(text)
+    try:
+        return read({})
+    except SettingsError as error:
+        sys.exit(str(error))
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be taken: the text names it and where it stands."""
+
+
+def flag(name: str) -> str:
+    """A field's option on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def read(flags: Mapping[str, Any], file: Path | None = None) -> ServeSettings:
+    """The settings in force, from the flags that were given. Raises SettingsError."""
+    layers: dict[str, Mapping[str, Any]] = {
+        "file": _from_file(file) if file else {},
+        "variables": _from_variables(),
+        "flags": flags,
+    }
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for kind, layer in layers.items():
+        if "source" in layer and "bundle" not in layer:
+            values.pop("bundle", None)  # `redraft serve MODEL` is not about the bundle that a file names
+        values |= layer
+        origins |= dict.fromkeys(layer, kind)
+    try:
+        return ServeSettings.model_validate(values)
+    except ValidationError as error:
+        details = error.errors()[0]
+        name = str(details["loc"][0])
+        where = {"file": f"{file}: {name}", "variables": PREFIX + name.upper(), "flags": flag(name)}
+        raise SettingsError(f"{where[origins[name]]}: {_reason(details, OPTIONS[name].exclude)}") from None
+
+
+def toml(settings: ServeSettings) -> str:
+    """The settings in force, without secrets, as a file for `--config`. What is not set is left out."""
+    values = settings.model_dump(mode="json", include=OPTIONS.keys())
+    return "".join(f"{name} = {_toml_value(value)}\n" for name, value in values.items() if value is not None)
+
+
+def _toml_value(value: object) -> str:
+    """TOML of a value, which is JSON but for objects: these are the text of one, since TOML has no null."""
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(text, ensure_ascii=False) if isinstance(value, dict) else text
+
+
+def _from_variables() -> Mapping[str, Any]:
+    # The import takes 0.3 s, for which no process of a service waits.
+    from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+    class Variables(ServeSettings, BaseSettings):
+        model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, enable_decoding=False)
+
+    return {name: value for name, value in EnvSettingsSource(Variables)().items() if name in OPTIONS}
+
+
+def _from_file(file: Path) -> Mapping[str, Any]:
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--config {file}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{file}: {error}") from None
+    for name in values:
+        if name not in OPTIONS:
+            raise SettingsError(f"{file}: {name}: no such setting{_similar(name, OPTIONS)}")
+        if OPTIONS[name].exclude:
+            raise SettingsError(f"{file}: {name}: a secret does not belong into a file: set {PREFIX}{name.upper()}")
+    return values
+
+
+def _similar(name: str, names: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _reason(details: ErrorDetails, is_secret: bool | None) -> str:
+    message = details["msg"].removeprefix("Value error, ")
+    value = "" if is_secret else f", got {str(details['input'])!r:.60}"
+    return f"{message[:1].lower()}{message[1:]}{value}"
