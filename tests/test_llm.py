@@ -15,7 +15,6 @@ import pytest
 
 from redraft import LLM
 from redraft.bundle.budget import BudgetTable
-from redraft.errors import BundleError
 from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, Guide, InvalidRequest
 from redraft.runtime import Runtime
@@ -178,13 +177,9 @@ def test_no_limit_of_tokens_is_what_the_context_has_left(llm):
     [
         ("hello", {"method": "magic"}, "method: expected one of toy, auto_regressive, got 'magic'"),
         ("hello", {"temperature": -1.0}, "temperature.*-1"),
-        ("hello", {"temprature": 1.0}, "temprature: unknown field"),
-        ("hello", {"max_tokens": 0}, "max_tokens"),
         ("hello", {"logit_bias": {999: 1.0}}, "^logit_bias: expected token ids below 111"),
-        ("hello", {"stop_token_ids": [999]}, "^stop_token_ids: expected token ids below 111"),
         ("hello", {"max_tokens": 255}, "expected at most 251 after a prompt of 5 tokens"),
         ("a" * 300, {}, "expected at most 255"),
-        ("a" * 300, {"max_tokens": None}, "expected at most 255"),
         ("", {}, "empty"),
     ],
 )
@@ -233,11 +228,6 @@ def test_llms_of_one_process_do_not_mix(tmp_path):
             answered = threads.map(lambda llm: [answer.token_ids for answer in llm.generate(PROMPTS, **options)], llms)
         assert list(answered) == tokens
         assert tokens[0] == tokens[1]
-
-
-def test_no_bundle_is_said_with_the_remedy(tmp_path):
-    with pytest.raises(BundleError, match="make engines"):
-        LLM(tmp_path / "missing")
 
 
 def test_importing_the_package_loads_nothing_else():

@@ -69,21 +69,3 @@ def test_the_usual_context_is_the_targets_as_far_as_memory_goes(layers, backend,
         assert f"contexts of {expected:,} tokens, {'the' if expected == 9000 else 'of the'} target's" in said[0]
         assert "caches of 16 slots take up to" in said[0]
     assert len(said) <= 1
-
-
-@pytest.mark.parametrize(("original", "said_too"), [(64, True), (9000, False)])
-def test_a_usual_context_that_changes_longropes_factors_says_so(original, said_too):
-    target, said = tiny_of("qwen3", max_position=9000), list[str]()
-    divisors = (1.0,) * (target.config.head_size // 2)
-    rope = dataclasses.replace(
-        target.config.rope,
-        type="longrope",
-        original_max_position=original,
-        attention_factor=1.0,
-        short_divisors=divisors,
-        long_divisors=divisors,
-    )
-    target.config = dataclasses.replace(target.config, rope=rope)
-    limits = LimitsInfo(slots=16, max_len=2048, max_tree=32, prefill_chunk=64)
-    with_usual_context(bundle_config(target, {}, limits, backend="openvino"), target, said.append)
-    assert ["--max-len 64 or less" in text for text in said] == [False, True][: 1 + said_too]

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 
 from redraft.compiler.trtllm import convert
 from redraft.model_defs.drafters.medusa import MedusaDrafter
-from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
 from tests.compiler.trtllm.tiny_trtllm import (
     DRAFTERS,
@@ -177,21 +176,6 @@ def test_tied_targets_with_biases_come_back_too(tmp_path, apple, kv_heads, tp):
     assert not back
 
 
-def test_weights_that_float16_rounds_come_back_rounded(tmp_path, model):
-    """The drafter then belongs to the rounded target."""
-    small = tmp_path / "small"
-    shutil.copytree(model, small)
-    weights = load_file(model / "model.safetensors")
-    weights["model.embed_tokens.weight"] *= 1e-7
-    save_file(weights, small / "model.safetensors")
-    checkpoint = export(small, make_own(tmp_path / "drafter", small), tmp_path / "out", "--dtype", "float16")
-    assert run("from-trtllm", checkpoint, "--output", tmp_path / "back").exit_code == 0
-    back = load_file(tmp_path / "back" / "target" / "model.safetensors")
-    assert all(torch.equal(back[name], weight.half()) for name, weight in weights.items())
-    card = json.loads((tmp_path / "back" / "drafter" / "config.json").read_text())
-    assert card["target_fingerprint"] == target_fingerprint(Target.from_folder(tmp_path / "back" / "target"))
-
-
 def refused_export(tmp_path: Path, model: Path, drafter: Path, *flags: object) -> str:
     """The message; nothing is left behind."""
     (tmp_path / "made").mkdir()
@@ -242,15 +226,6 @@ def test_drafter_of_another_target_is_refused(tmp_path, model):
     drafter = make_own(tmp_path / "drafter", model)
     other = make_target(tmp_path / "other", 12)
     assert "was trained for another target" in refused_export(tmp_path, other, drafter)
-
-
-def test_what_float16_cannot_hold_is_refused(tmp_path, model):
-    drafter = make_apple(tmp_path / "drafter")
-    weights = load_file(drafter / "model.safetensors")
-    weights["rnn_w.weight"][3, 4] = 1e5
-    save_file(weights, drafter / "model.safetensors")
-    message = refused_export(tmp_path, model, drafter, "--dtype", "float16")
-    assert "drafter.rnn_w.weight has values that float16 cannot hold" in message
 
 
 @pytest.mark.parametrize(("error", "status"), [(OSError(28, "No space left on device"), 1), (KeyboardInterrupt(), 130)])

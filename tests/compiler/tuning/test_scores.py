@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,6 @@ from redraft.compiler.tuning.scores import (
     fit_sharpness,
     fit_slope,
     guesses,
-    reliability,
     retrieved,
     visited,
 )
@@ -70,13 +67,6 @@ def test_the_odds_of_ngrams_are_found():
         assert fit_ngram_odds(found, False) == pytest.approx(factor, rel=0.13)
 
 
-def test_few_records_fit_nothing():
-    nodes = nodes_of(1.0, 0.8, 9, 20)
-    assert fit_slope(nodes, BEFORE, TEMPERATURE) is None
-    assert fit_sharpness([node for node, _ in nodes], BEFORE.sharpness, SUPPORT) is None
-    assert fit_ngram_odds([Guess(0.5, None, True)] * 9, True) is None
-
-
 DRAFTED = Drafted(
     np.array([[[4, 7], [0, 0]], [[5, 6], [9, 8]]], np.int32),
     np.log(np.array([[[0.5, 0.25], [1, 1]], [[0.125, 0.05], [0.2, 0.1]]], np.float32)),
@@ -116,11 +106,3 @@ def test_retrieval_guesses_every_token_that_it_knows():
     text = RetrievalText(Retrieval.of([[2, 3], [2, 4]]), [9, 2])
     found = [(round(guess.prior, 4), guess.came) for guess in retrieved(text, [4, 9, 2, 5]) if guess.neural is None]
     assert found == [(0.2, True), (0.2, False), (0.25, True), (0.5, False), (0.125, False)]
-
-
-def test_a_reliability_curve_by_hand():
-    steps = [([math.log(0.15), math.log(0.12), math.log(0.95)], [True, False, True]), ([math.log(0.18)], [False])]
-    assert reliability(steps) == [
-        {"chance": 0.15, "accepted": 0.3333, "nodes": 3},
-        {"chance": 0.95, "accepted": 1.0, "nodes": 1},
-    ]

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from redraft.bundle.config import BundleConfig, ContextInfo, LimitsInfo
+from redraft.bundle.config import ContextInfo, LimitsInfo
 from redraft.bundle.manifest import Bundle
 from redraft.compiler.bundle import check_caches, info_bytes
 from redraft.compiler.passes.tensorrt_attention import tensorrt_form
@@ -20,7 +20,7 @@ from redraft.errors import BundleError
 from redraft.model_defs.drafters.token_info import InfoForm
 from redraft.model_defs.export.target import CacheShape, export_target_plugin
 from tests.engines.tensorrt import stand_in_tensorrt
-from tests.engines.tiny import DRAFTING, METHOD, target_info, tiny_bundle, tiny_drafter_of, tiny_lm, tiny_target
+from tests.engines.tiny import DRAFTING, METHOD, bundle_config, tiny_bundle, tiny_drafter_of, tiny_lm, tiny_target
 
 LIMITS = LimitsInfo(slots=5, max_len=80, max_tree=8, prefill_chunk=16)
 
@@ -148,14 +148,12 @@ def test_every_profile_of_limits_of_one_is_whole():
 def test_a_cache_whose_slots_are_not_aligned_is_refused(draft_rows, remedy):
     heads = {"num_kv_heads": 3, "head_size": 64}
     context = ContextInfo(layers=1, draft_rows=draft_rows, **heads)
-    config = BundleConfig(
-        name="t",
-        backend="tensorrt_rtx",
-        precision="fp16",
-        target=target_info(tiny_lm()).model_copy(update=heads),
-        limits=LIMITS.model_copy(update={"max_len": 81}),
-        methods={METHOD: DRAFTING.model_copy(update={"context": context})},
+    limits, methods = (
+        LIMITS.model_copy(update={"max_len": 81}),
+        {METHOD: DRAFTING.model_copy(update={"context": context})},
     )
+    config = bundle_config(tiny_lm(), methods, limits, "fp16", "tensorrt_rtx")
+    config = config.model_copy(update={"target": config.target.model_copy(update=heads)})
     with pytest.raises(BundleError, match=rf"--max-len 81: .* 34176 bytes, .* a multiple of 256; {remedy}"):
         check_caches(config)
     check_caches(config.model_copy(update={"precision": "fp32"}))
@@ -163,28 +161,13 @@ def test_a_cache_whose_slots_are_not_aligned_is_refused(draft_rows, remedy):
 
 def test_token_info_is_in_the_engines_dtype():
     info = tiny_drafter_of(tiny_target(), "hidden_state").token_info.stored(InfoForm.bf16)
-    config = BundleConfig(
-        name="t",
-        backend="tensorrt_rtx",
-        precision="fp32",
-        target=target_info(tiny_target()),
-        limits=LIMITS,
-        methods={},
-    )
+    config = bundle_config(tiny_target(), {}, LIMITS, "fp32", "tensorrt_rtx")
     assert info_bytes(info, config) == 4 * (38 * 37 + 38 + 111)
     assert info_bytes(info, config.model_copy(update={"precision": "fp16"})) == 2 * (38 * 37 + 38) + 4 * 111
 
 
 def builder(backend: str = "tensorrt", **limits) -> EngineBuilder:
-    config = BundleConfig(
-        name="tiny",
-        backend=backend,
-        precision="bf16",
-        target=target_info(tiny_lm()),
-        limits=LIMITS.model_copy(update=limits),
-        methods={},
-    )
-    return EngineBuilder(config)
+    return EngineBuilder(bundle_config(tiny_lm(), {}, LIMITS.model_copy(update=limits), "bf16", backend))
 
 
 @pytest.fixture
@@ -196,9 +179,7 @@ def network(tmp_path):
 
 
 def test_heads_that_the_plugins_do_not_take_are_refused_before_anything_is_looked_for():
-    config = BundleConfig(
-        name="t", backend="tensorrt", precision="bf16", target=target_info(tiny_target()), limits=LIMITS, methods={}
-    )
+    config = bundle_config(tiny_target(), {}, LIMITS, "bf16", "tensorrt")
     with pytest.raises(BundleError, match=r"heads of size 32, .* take 64, 96, 128, 256; --form native takes any"):
         EngineBuilder(config)
 
@@ -232,9 +213,7 @@ def test_too_little_memory_says_what_would_fit(monkeypatch, network, cache):
 )
 def test_what_would_fit_does(weights, free, message):
     limits = LimitsInfo(slots=16, max_len=13000, max_tree=8, prefill_chunk=16)
-    config = BundleConfig(
-        name="t", backend="tensorrt", precision="bf16", target=target_info(tiny_lm()), limits=limits, methods={}
-    )
+    config = bundle_config(tiny_lm(), {}, limits, "bf16", "tensorrt")
     step = next(more for more in range(1, 99) if not unaligned_caches(config, limits.max_len + more))
     said = what_fits(config, int(weights), int(free))
     assert re.search(message, said), said

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-
 from redraft.engines import load_engine
-from redraft.errors import BundleError
 from tests.engines.tensorrt.bundles import bundle_of, recorded_steps
 from tests.engines.tiny import chain, make_batch, tiny_drafter_of, tiny_target
-
-
-def test_too_little_memory_at_load_says_what_would_fit(monkeypatch, tmp_path):
-    bundle = bundle_of("tensorrt", monkeypatch, tmp_path, drafts=False)
-
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("redraft.engines.tensorrt.engine._allocate_layers", full)
-    with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
-        load_engine(bundle)
 
 
 def test_outputs_of_all_extents_are_in_the_largest_ones(monkeypatch, tmp_path):

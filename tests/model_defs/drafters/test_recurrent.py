@@ -162,8 +162,3 @@ def test_apple_checkpoint(target, tmp_path: Path, exit_dim: int):
     torch.testing.assert_close(
         drafter.logits(state, hidden), apple_logits(apple_step(s1, second)), atol=1e-4, rtol=1e-4
     )
-
-
-def test_fewer_candidates_than_beams_are_refused(target):
-    with pytest.raises(ValueError, match="candidates is 2, expected at least the beam width 3"):
-        BeamSearch(drafter_of(target), 3, 4, 2)

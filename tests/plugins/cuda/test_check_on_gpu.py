@@ -5,12 +5,10 @@ import torch
 
 from redraft.plugins.cuda import check_on_gpu
 from redraft.plugins.cuda.check_on_gpu import (
-    CASES,
     Heads,
     attended_bytes,
     causal,
     check,
-    check_attention,
     later_level,
     make_batch,
     padded,
@@ -75,23 +73,3 @@ def test_rows_of_padding_come_out_as_zeros(monkeypatch):
     monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: noisy_padding(found, attend(found, heads)))
     with pytest.raises(ArithmeticError, match="padding rows"):
         check(batch, HEADS, "cpu")
-
-
-def test_all_that_engines_pass_is_among_the_cases(monkeypatch):
-    batches = []
-    monkeypatch.setattr(check_on_gpu, "check", lambda batch, heads, device: batches.append(batch) or {})
-    monkeypatch.setattr(check_on_gpu, "SHAPES", {"one": check_on_gpu.SHAPES["SmolLM2-135M"]})
-    for small in (True, False):
-        batches.clear()
-        check_attention("cpu", small, ["one"])
-        assert len(batches) == 2 * len(CASES)
-        for dtype in (torch.bfloat16, torch.float32):
-            given = [batch for batch in batches if batch.qkv.dtype == dtype]
-            assert any(batch.starts is not None and (batch.starts > batch.cache_lengths).all() for batch in given)
-            assert any(len(batch.qkv) > batch.row_offsets[-1] for batch in given)
-            assert any(batch.tree_mask.shape[1] == 0 for batch in given)
-            assert any(len(batch.commit_offsets) == 0 for batch in given)
-            assert any(len(batch.commit_src) > 0 for batch in given)
-            assert any(batch.norms for batch in given)
-            assert any(batch.window and (batch.cache_lengths > batch.k_cache.shape[2]).any() for batch in given)
-            assert all((batch.cache_lengths >= 0).all() for batch in given)
