@@ -9,7 +9,6 @@ import pytest
 from redraft import doctor
 from redraft.bundle.budget import BudgetEntry, BudgetFile, BudgetTable
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
-from redraft.chat import template_digest
 
 TARGET = TargetInfo(
     num_layers=3, hidden_size=96, feature_size=96, num_heads=3, num_kv_heads=3, head_size=32, vocab_size=111,
@@ -96,30 +95,10 @@ def test_threads_share_no_core(monkeypatch, threads, quota, physical, wrong):
     assert bool(doctor.cores(threads).remedy) == wrong
 
 
-def test_a_drafter_of_another_template_is_a_problem(bundle):
-    own = METHOD.model_copy(update={"chat_template": template_digest(bundle)})
-    other = METHOD.model_copy(update={"chat_template": "0" * 64})
-    assert not remedies(doctor.templates(bundle, config_of(a=METHOD, b=own)))
-    (found,) = [one for one in doctor.templates(bundle, config_of(b=own, c=other)) if one.remedy]
-    assert found.found.startswith("c ")
-
-
 @pytest.mark.parametrize(("step", "wrong"), [(0.011, False), (0.020, True)])
 def test_a_step_is_held_against_reading_the_weights(bundle, step, wrong):
     (bundle / "target.weights").write_bytes(b"0" * 10_000)
     assert bool(doctor.memory(bundle, config_of(), step, read=1e6).remedy) == wrong
-
-
-@pytest.mark.parametrize(
-    ("tied", "precision", "read"),
-    [(True, "bf16", 30_000), (False, "bf16", 30_000 - 111 * 96 * 2), (True, "int8", 30_000 - 111 * 96 * 2)],
-)
-def test_an_embedding_table_that_is_no_head_is_not_read(bundle, tied, precision, read):
-    (bundle / "target.weights").write_bytes(b"0" * 30_000)
-    config = config_of(precision)
-    target = config.target.model_copy(update={"tie_embeddings": tied})
-    found = doctor.memory(bundle, config.model_copy(update={"target": target}), step=0.02, read=1e6)
-    assert f"takes {read / 1e3:.1f} ms" in found.found
 
 
 class Answers:

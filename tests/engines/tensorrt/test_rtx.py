@@ -6,7 +6,6 @@ refuses, or whose numbers are not the module's.
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,14 +34,13 @@ from redraft.model_defs.drafters.registry import load_drafter
 from redraft.model_defs.drafters.token_info import InfoForm
 from redraft.model_defs.export.drafter import export_drafter_native, export_resampler_native
 from redraft.model_defs.export.networks import cache_names
-from redraft.model_defs.export.target import CacheShape, export_target_native
+from redraft.model_defs.export.target import CacheShape
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import Target
 from tests.cli.commands import invoke
 from tests.engines.drafters.drafting import check, following
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, sampling_of
-from tests.engines.tensorrt.bf16 import in_float32
 from tests.engines.tensorrt.bundles import BEAM_LENGTH
 from tests.engines.tensorrt.native_runner import NativeRunner
 from tests.engines.tiny import (
@@ -77,7 +75,6 @@ SMOLLM2 = TargetInfo(
 SHIPPED = read_methods(ROOT / "build" / "drafters.toml")
 CONTEXT_LAYERS = {"hidden_state": 1, "eagle": 1, "draft_lm": 2}
 """Of the shipped drafters that have a context."""
-BF16_ATOL, TARGET_BF16_ATOL, BF16_LAYERS = 0.2, 1.0, 6
 LIMITS = LimitsInfo(slots=2, max_len=96, max_tree=32, prefill_chunk=16)
 OTHER_LIMITS = LimitsInfo(slots=3, max_len=70, max_tree=6, prefill_chunk=16)
 SMALL = {"beam_width": 2, "beam_length": 2, "candidates": 4}
@@ -189,22 +186,12 @@ def test_engines_are_built_from_the_file_that_onnx_runtime_verifies(built):
     layers = report_of(built.folder / "target.onnx")["layers"]
     assert (layers["ATTENTION_INPUT"], layers["KV_CACHE_UPDATE"]) == (30, 60)
     assert values_of(built.folder / "target.onnx") == Contract().target()
-    check_target(built.folder / "target.onnx", built.target, np.float16, atol=0.15)
+    check_target(built.folder / "target.onnx", built.target, atol=0.15)
 
 
-def test_the_default_targets_file_in_bf16(smollm2, tmp_path):
-    """The operators and weights of its first layers, every result rounded to bf16."""
-    target = Target.from_folder(smollm2)
-    target.layers, target.config = target.layers[:BF16_LAYERS], replace(target.config, num_layers=BF16_LAYERS)
-    network = export_target_native(copy.deepcopy(target).bfloat16(), CacheShape(2, 96, 32))
-    save(in_float32(network), tmp_path / "target.onnx")
-    check_target(tmp_path / "target.onnx", target.float(), np.float32, atol=TARGET_BF16_ATOL)
-
-
-def check_target(network: Path, target: Target, dtype: type, atol: float) -> None:
+def check_target(network: Path, target: Target, atol: float) -> None:
     """ONNX Runtime's logits and hidden states from the file, of trees behind prompts, are the module's."""
-    info = SMOLLM2.model_copy(update={"num_layers": len(target.layers)})
-    runner = NativeRunner(network, info, CacheShape(2, 96, 32), dtype)
+    runner = NativeRunner(network, SMOLLM2, CacheShape(2, 96, 32), np.float16)
     contexts = [[1, 4093, 198], [504, 3575, 282, 4649, 314]]
     runner.run([chain(slot, [], context) for slot, context in enumerate(contexts)])
     step = [Rows(0, contexts[0], [42, 7, 99], [-1, 0, 0]), chain(1, contexts[1], [260])]
@@ -219,38 +206,22 @@ def test_every_shipped_drafter_is_built_from_a_verified_file(built, smollm2, nam
     network, layers = built.folder / f"drafter.{name}.onnx", CONTEXT_LAYERS.get(name, 0)
     assert report_of(network)["layers"].get("KV_CACHE_UPDATE", 0) == 2 * layers
     assert values_of(network) == Contract().drafter(layers)
-    check_drafts(network, built.drafters[name], built.target, smollm2, torch.float16, atol=0.05)
-
-
-@pytest.mark.parametrize("name", ["recurrent", "hidden_state", "draft_lm"])
-def test_a_shipped_drafters_file_in_bf16(built, smollm2, name, tmp_path):
-    """Its operators and weights, every result rounded to bf16."""
-    drafter = load_drafter(ROOT / SHIPPED[name].drafter, built.target)
-    config = BundleConfig(
-        name="rtx", backend="tensorrt_rtx", precision="bf16", target=SMOLLM2, limits=LIMITS, methods={}
-    )
-    method, loop = drafting_loop(drafter, SHIPPED[name].model_copy(update=SMALL).info(), config)
-    rows = LIMITS.max_len + method.context.draft_rows if method.context else 0
-    network = export_drafter_native(loop.to(torch.bfloat16), rows)
-    save(in_float32(network), tmp_path / "drafter.onnx")
-    check_drafts(tmp_path / "drafter.onnx", drafter.float(), built.target, smollm2, torch.bfloat16, atol=BF16_ATOL)
+    check_drafts(network, built.drafters[name], built.target, smollm2, atol=0.05)
 
 
 @torch.no_grad()
-def check_drafts(
-    network: Path, drafter: Drafter, target: Target, folder: Path, dtype: torch.dtype, atol: float
-) -> None:
+def check_drafts(network: Path, drafter: Drafter, target: Target, folder: Path, atol: float) -> None:
     """ONNX Runtime's drafts from the file, after texts and the target's hidden states, are the module's."""
     session = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
     layers = drafter.context_layers
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = torch.tensor([tokenizer.encode(text).ids[:8] for text in TEXTS])
-    hidden = target(tokens, causal_attend(target.config, 8)).features.to(dtype)
+    hidden = target(tokens, causal_attend(target.config, 8)).features.half()
     if drafter.reads_text:
         hidden = F.pad(hidden, (0, 0, 1, -1))
     else:
         hidden, tokens = hidden[:, :-1], tokens[:, 1:]
-    given = hidden.half().numpy() if dtype == torch.float16 else hidden.float().numpy()
+    given = hidden.numpy()
     sequences, done = np.arange(2), np.zeros(2, np.int64)
     cached = {name: np.zeros((2, 3, 128, 64), given.dtype) for name in cache_names(layers)}
     for counts in np.array([[3, 1], [1, 4]]):
