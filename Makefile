@@ -234,14 +234,14 @@ test-all: | $(SETUP) ## all tests
 verify: $(MODEL)/source.json ## speculation changes nothing: all of PROMPTS, fp32
 	$(MAKE) engines PRECISION=fp32
 	$(PY) -m benchmarks.verify.lossless --auto-regressive $(ENGINES)/$(NAME)-ar-fp32 \
-	  --speculative $(ENGINES)/$(NAME)-$(if $(TRAINED),$(or $(OTHER_KIND),redrafter),ngrams)-fp32 --dataset $(PROMPTS)
+	  --speculative $(ENGINES)/$(NAME)-$(if $(TRAINED),$(or $(OTHER_KIND),redrafter),ngrams)-fp32 --prompts $(PROMPTS)
 	$(MAKE) $(ENGINES)/$(NAME)-methods-fp32/manifest.json PRECISION=fp32
-	$(PY) -m benchmarks.verify.lossless --speculative $(ENGINES)/$(NAME)-methods-fp32 --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.verify.lossless --speculative $(ENGINES)/$(NAME)-methods-fp32 --prompts $(PROMPTS) \
 	  --max-tokens 32 --concurrency 8 --output artifacts/reports/lossless-methods.json
 	$(MAKE) $(ENGINES)/$(NAME)-lossless-fp32/manifest.json PRECISION=fp32
-	$(PY) -m benchmarks.verify.lossless --speculative $(ENGINES)/$(NAME)-lossless-fp32 --dataset $(PROMPTS) \
+	$(PY) -m benchmarks.verify.lossless --speculative $(ENGINES)/$(NAME)-lossless-fp32 --prompts $(PROMPTS) \
 	  --settings greedy "temperature 1" --max-tokens 32 --concurrency 8 --output artifacts/reports/lossless-pairs.json
-	$(PY) -m benchmarks.verify.structured --bundle $(ENGINES)/$(NAME)-lossless-fp32 --methods --num-schemas 20 \
+	$(PY) -m benchmarks.verify.structured --bundle $(ENGINES)/$(NAME)-lossless-fp32 --methods all --num-schemas 20 \
 	  --num-prompts 8 --output artifacts/reports/structured_methods.json
 
 lint: | $(SETUP) ## ruff, format check, mypy

@@ -303,7 +303,7 @@ class Method:
         noise = [gumbel_noise(sampler.seed, sampler.position, rows, support) for sampler in samplers]
         sampling = DraftSampling(np.stack(noise), **_filters([sequence.request.sampling for sequence in sequences]))
         draws = self._drafter.draw(_batch(sequences, roots), sampling)
-        return pack_draws(draws, roots, shape.within(np.array(limits), np.array(deepest)))
+        return pack_draws(draws, roots, shape.kept(np.array(limits), np.array(deepest)))
 
 
 def _proposed(source: Source, sequences: list[Sequence], tree: TokenTree) -> TokenTree:

@@ -3,7 +3,7 @@ runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,6 @@ def median_ratio(tops: np.ndarray, bottoms: np.ndarray) -> dict[str, Any]:
     ratios = tops / bottoms
     medians = [np.median(np.repeat(ratios, draw)) for draw in resampled_prompts(len(ratios))]
     return {"ratio": float(np.median(ratios)), "interval": interval(np.array(medians))}
-
-
-def statistic(of: Callable[[np.ndarray], float], counts: np.ndarray, resamples: int) -> np.ndarray:
-    """`of` the summed counts float64 [prompts, C] in every re-sample: float64 [resamples]."""
-    return np.array([of(total) for total in resampled_prompts(len(counts), resamples) @ counts])
 
 
 def over_runs(values: Sequence[float]) -> tuple[float, float | None]:

@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import console
 from benchmarks.load.metrics import Timeline
 
 FULL: dict[str, Any] = {"num_prompts": 200, "seconds": 60.0, "runs": 3}
@@ -122,6 +123,14 @@ def save_report(path: Path, figures: dict[str, Any]) -> None:
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
     }
     write_json(path, measured | figures | measured)
+
+
+def finish(path: Path, figures: dict[str, Any], *tables: Any) -> None:
+    """Print a benchmark's tables, write its report, and say where it is."""
+    for table in tables:
+        table.show(console)
+    save_report(path, figures)
+    console.print(f"written to {path}", markup=False)
 
 
 def save_run(folder: Path, run: Run, timelines: list[Timeline]) -> Path:

@@ -22,7 +22,7 @@ from benchmarks.gpu.machine import PACKAGES, Device, Output, device_of, write_re
 
 def judge(path: Path, repeats: int) -> dict[str, Any]:
     """One bundle: its times, or why there are none. Whatever goes wrong is an answer here."""
-    from benchmarks.speed.step_times import measure, report
+    from benchmarks.speed.step_times import measure, table
     from redraft.bundle.manifest import Bundle
     from redraft.engines import load_engine
 
@@ -39,7 +39,7 @@ def judge(path: Path, repeats: int) -> dict[str, Any]:
         return result | {"loads": True, "runs": False, "error": f"{type(error).__name__}: {error}"}
     finally:
         engine.close()
-    console.print(report(times, bundle))
+    table(times, bundle).show(console)
     return result | {"loads": True, "runs": True, "times": [asdict(entry) for entry in times]}
 
 

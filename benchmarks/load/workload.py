@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from redraft.chat import ChatTemplate, Message
 from redraft.prompts import Prompt
+from redraft.request import GenerateRequest, request
 
 ARRIVALS = ("constant", "poisson")
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -36,6 +38,16 @@ class ChatTokenizer:
     def chat(self, user: str) -> str:
         """One user turn as the text that the model continues with its answer: as it is without a chat template."""
         return self.write([{"role": "user", "content": user}])
+
+    def request(self, user: str, max_tokens: int, **options: Any) -> GenerateRequest:
+        """A request for the answer to one user turn; `options` as of `redraft.request.request`."""
+        return request(self.chat(user), max_tokens, add_special_tokens=self.adds_special_tokens, **options)
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its special tokens to what this writes. A template writes them itself, or the
+        model has none."""
+        return self.template is None
 
     def write(self, messages: Sequence[Message]) -> str:
         """A conversation as the text that the model continues. Without a chat template a single message is that text;

@@ -10,7 +10,6 @@ ends without an error and without its whole text.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import http.client
 import json
@@ -23,11 +22,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
-from rich.console import Console
+import typer
 
+from benchmarks.command import BundleFolder, Report, console, run
 from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
 from benchmarks.load.clients.base import Client, Generation, GenerationError
@@ -51,8 +51,6 @@ STOPPED_S = 5.0
 LONGEST_S = 120.0
 EVERY_S = 0.1
 STREAMS = 6
-
-console = Console()
 
 
 @dataclass
@@ -336,30 +334,28 @@ def table(report: dict[str, Any]) -> Table:
     return shown
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Inflict the faults, print the table, and write JSON after each. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--bundle", type=Path, required=True)
-    add("--port", type=int, default=18_100, help="the first of four ports")
-    add("--process", action="append", help="only this one; repeatable")
-    add("--stream-tokens", type=int, default=64)
-    add("--output", type=Path, default=Path("artifacts/reports/faults.json"))
-    args = parser.parse_args(argv)
+def main(
+    bundle: BundleFolder,
+    port: Annotated[int, typer.Option(help="The first of four ports.")] = 18_100,
+    process: Annotated[list[str] | None, typer.Option(help="Only these; default: all.")] = None,
+    stream_tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 64,
+    output: Report = Path("artifacts/reports/faults.json"),
+) -> int:
+    """Writes JSON after each fault. Returns 1 where something is wrong."""
     faults: list[Fault] = []
 
     def write(left: list[str] | None = None) -> dict[str, Any]:
-        report = {"bundle": args.bundle.name, "load_s": trial.load_s, "faults": [fault.report for fault in faults]}
-        save_report(args.output, report | {"left": left})
+        report = {"bundle": bundle.name, "load_s": trial.load_s, "faults": [fault.report for fault in faults]}
+        save_report(output, report | {"left": left})
         return report
 
     with tempfile.TemporaryDirectory(prefix="redraft-faults-") as folder:
         try:
-            trial = Trial(args.bundle, Path(folder), args.port, args.stream_tokens)
+            trial = Trial(bundle, Path(folder), port, stream_tokens)
         except ServingError as error:
-            raise SystemExit(f"faults: {error}") from None
+            raise typer.BadParameter(str(error)) from None
         try:
-            names = args.process or list(service.processes(trial.state()))
+            names = process or list(service.processes(trial.state()))
             console.print(f"the worker loads in {trial.load_s:.1f} s; processes: {', '.join(names)}", markup=False)
             for name in names:
                 for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -369,10 +365,9 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             left = trial.stop()
     table(write(left)).show(console)
-    console.print(f"left after the stop: {', '.join(left) or 'nothing'}", markup=False)
-    console.print(f"written to {args.output}", markup=False)
+    console.print(f"left after the stop: {', '.join(left) or 'nothing'}\nwritten to {output}", markup=False)
     return int(bool(left) or any(fault.wrong for fault in faults))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

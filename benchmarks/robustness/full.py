@@ -11,7 +11,6 @@ status is 1 where something is not so.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -26,11 +25,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import httpx
-from rich.console import Console
+import typer
 
-from benchmarks.figures.results import write_json
+from benchmarks.command import BundleFolder, Report, console, run
+from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
 from benchmarks.robustness import service
 from benchmarks.robustness.faults import BACK_S, EVERY_S, LONGEST_S, Streams, Trial, Watch
@@ -45,8 +46,6 @@ LARGE = {600_000: 400, 1_500_000: 413}
 FILL_S = 0.01
 STATE_S = 3.0
 """What the state file says may be so old, once it can be written."""
-
-console = Console()
 
 
 @dataclass
@@ -208,41 +207,37 @@ def mount(folder: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Fill, print the table and write JSON. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--bundle", type=Path, required=True)
-    add("--port", type=int, default=18_200, help="the first of four ports")
-    add("--seconds", type=float, default=10.0, help="how long streams run beside each full file system")
-    add("--stream-tokens", type=int, default=64)
-    add("--output", type=Path, default=Path("artifacts/reports/full.json"))
-    args = parser.parse_args(argv)
+def main(
+    bundle: BundleFolder,
+    port: Annotated[int, typer.Option(help="The first of four ports.")] = 18_200,
+    seconds: Annotated[float, typer.Option(help="How long streams run beside each full file system.")] = 10.0,
+    stream_tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 64,
+    output: Report = Path("artifacts/reports/full.json"),
+) -> int:
+    """Returns 1 where something is wrong."""
     if INSIDE not in os.environ:
         enter_namespace()
-    found: list[Case] = []
+    results: list[Case] = []
     with tempfile.TemporaryDirectory(prefix="redraft-full-") as folder:
         for place in (SHARED_MEMORY, Path(folder)):
             mount(place)
         try:
-            trial = Trial(args.bundle, Path(folder), args.port, args.stream_tokens)
+            trial = Trial(bundle, Path(folder), port, stream_tokens)
             try:
-                for case in cases(trial, args.seconds):
-                    found.append(case)
+                for case in cases(trial, seconds):
+                    results.append(case)
                     console.print(f"{case.name}: {'; '.join(case.wrong) or 'well'}", markup=False)
             finally:
                 left = trial.stop()
         except ServingError as error:
-            raise SystemExit(f"full: {error}") from None
+            raise typer.BadParameter(str(error)) from None
         finally:
             subprocess.run(["umount", folder], check=False)
-    table(found).show(console)
     console.print(f"left after the stop: {', '.join(left) or 'nothing'}", markup=False)
-    report = [vars(case) for case in found]
-    write_json(args.output, {"bundle": args.bundle.name, "cases": report, "left": left})
-    console.print(f"written to {args.output}", markup=False)
-    return int(bool(left) or any(case.wrong for case in found))
+    report = {"bundle": bundle.name, "cases": [vars(case) for case in results], "left": left}
+    finish(output, report, table(results))
+    return int(bool(left) or any(case.wrong for case in results))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

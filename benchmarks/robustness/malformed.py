@@ -11,7 +11,6 @@ the service does not answer at the end.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -24,14 +23,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import grpc
 import numpy as np
-from rich.console import Console
+import typer
 from tritonclient.grpc import InferResult
 from tritonclient.grpc import service_pb2 as pb
 
-from benchmarks.figures.results import write_json
+from benchmarks.command import Report, console, run
+from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
 from benchmarks.robustness import grpc_requests, http_requests
 from benchmarks.robustness.grpc_requests import Call
@@ -56,8 +57,6 @@ NOT_ARRIVED = "did not arrive"
 """What the server says of a message for which it has waited long enough."""
 PROMPT = "The history of the steam engine begins"
 _SERVICE = "/inference.GRPCInferenceService/"
-
-console = Console()
 
 
 class Overloaded(Exception):
@@ -208,8 +207,8 @@ def attack(state: State, numbers: Iterator[int], seed: int, clients: int, total:
             return next(numbers, None)
 
     with progress("malformed", total, "requests") as shown, ThreadPoolExecutor(clients) as pool:
-        for one in [pool.submit(work) for _ in range(clients)]:
-            one.result()
+        for future in [pool.submit(work) for _ in range(clients)]:
+            future.result()
     return tally
 
 
@@ -267,67 +266,53 @@ def table(tally: Tally) -> Table:
     return shown
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Attack, print the table and write JSON. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--run-dir", type=Path, default=Path("artifacts/run"), help="of the running service")
-    add("--requests", type=int, default=20_000)
-    add("--first", type=int, default=0, help="number of the first request")
-    add("--seed", type=int, default=0)
-    add("--clients", type=int, default=8, help="requests at a time")
-    add("--stream-tokens", type=int, default=64)
-    add("--output", type=Path, default=Path("artifacts/reports/malformed.json"))
-    args = parser.parse_args(argv)
-    run_dir = RunDir(args.run_dir)
-    before = read_state(run_dir, "malformed")
-    ports, tokens = before.settings, args.stream_tokens
+def main(
+    run_dir: Annotated[Path, typer.Option(help="Of the running service.")] = Path("artifacts/run"),
+    requests: Annotated[int, typer.Option(help="How many.")] = 20_000,
+    first: Annotated[int, typer.Option(help="Number of the first request.")] = 0,
+    seed: Annotated[int, typer.Option(help="From which, with its number, a request follows.")] = 0,
+    clients: Annotated[int, typer.Option(help="Requests at a time.")] = 8,
+    stream_tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 64,
+    output: Report = Path("artifacts/reports/malformed.json"),
+) -> int:
+    """Returns 1 where something is wrong."""
+    before = read_state(RunDir(run_dir))
+    ports = before.settings
     neighbours = [
-        Neighbour("HTTP, greedy", lambda: http_stream(ports.http_port, tokens)),
-        Neighbour("gRPC, sampled", lambda: grpc_stream(ports.grpc_port, tokens)),
+        Neighbour("HTTP, greedy", lambda: http_stream(ports.http_port, stream_tokens)),
+        Neighbour("gRPC, sampled", lambda: grpc_stream(ports.grpc_port, stream_tokens)),
     ]
-    for one in neighbours:
-        one.undisturbed = one.run()
+    for neighbour in neighbours:
+        neighbour.undisturbed = neighbour.run()
     over, started = threading.Event(), time.monotonic()
-    beside = [threading.Thread(target=one.run_until, args=(over,)) for one in neighbours]
+    beside = [threading.Thread(target=neighbour.run_until, args=(over,)) for neighbour in neighbours]
     for thread in beside:
         thread.start()
     try:
-        numbers = iter(range(args.first, args.first + args.requests))
-        tally = attack(before, numbers, args.seed, args.clients, args.requests)
+        tally = attack(before, iter(range(first, first + requests)), seed, clients, requests)
     finally:
         over.set()
         for thread in beside:
             thread.join()
-    seconds, after = time.monotonic() - started, run_dir.read_state() or before
-    answers = all(any(one.once() for _ in range(LAST_TRIES)) for one in neighbours)
+    seconds, after = time.monotonic() - started, RunDir(run_dir).read_state() or before
+    answers = all(any(neighbour.once() for _ in range(LAST_TRIES)) for neighbour in neighbours)
     crashes = {part: count - restarts(before)[part] for part, count in restarts(after).items()}
-    table(tally).show(console)
-    for one in neighbours:
-        shown = f"{one.name}: {one.runs} streams, {one.refused} refused by a full queue, {len(one.changed)} changed"
-        console.print(shown, *one.changed[:1], markup=False)
-    console.print(
-        f"restarts: {crashes}; hangs: {tally.hangs or 'none'}; faults: {tally.faults or 'none'}", markup=False
-    )
-    console.print(f"answers at the end: {answers}")
+    for stream in neighbours:
+        counts = f"{stream.runs} streams, {stream.refused} refused by a full queue, {len(stream.changed)} changed"
+        console.print(f"{stream.name}: {counts}", *stream.changed[:1], markup=False)
+    faults = f"restarts: {crashes}; hangs: {tally.hangs or 'none'}; faults: {tally.faults or 'none'}"
+    console.print(f"{faults}; answers at the end: {answers}", markup=False)
+    keys = ("name", "runs", "refused", "changed")
     report = {
-        "bundle": ports.bundle.name,
-        **{name: getattr(args, name) for name in ("requests", "first", "seed", "clients")},
-        "seconds": seconds,
-        "outcomes": tally.outcomes,
-        "hangs": tally.hangs,
-        "faults": tally.faults,
-        "restarts": crashes,
-        "streams": [
-            {"name": one.name, "runs": one.runs, "refused": one.refused, "changed": one.changed} for one in neighbours
-        ],
+        "bundle": ports.bundle.name, "requests": requests, "first": first, "seed": seed, "clients": clients,
+        "seconds": seconds, "outcomes": tally.outcomes, "hangs": tally.hangs, "faults": tally.faults,
+        "restarts": crashes, "streams": [{key: getattr(one, key) for key in keys} for one in neighbours],
         "answers": answers,
-    }
-    write_json(args.output, report)
-    console.print(f"written to {args.output}")
-    failed = tally.hangs or tally.faults or any(crashes.values()) or any(one.changed for one in neighbours)
+    }  # fmt: skip
+    finish(output, report, table(tally))
+    failed = tally.hangs or tally.faults or any(crashes.values()) or any(stream.changed for stream in neighbours)
     return 0 if answers and not failed else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
+import typer
 
 from benchmarks.load.clients.base import Client, Generation
 from benchmarks.load.clients.connect import connect
@@ -22,11 +23,11 @@ HANG_S = 90.0
 """Neither ended nor closed for so long is a hang: thrice what a body may take."""
 
 
-def read_state(run_dir: RunDir, script: str) -> State:
-    """The state of a service that is ready. Raises SystemExit for any other."""
+def read_state(run_dir: RunDir) -> State:
+    """Return the state of a service that is ready. Raises typer.BadParameter for any other."""
     state = run_dir.read_state()
     if state is None or state.phase != "ready" or not state.settings.openai_port:
-        raise SystemExit(f"{script}: no service with /v1 is ready at {run_dir.path}: start one with `redraft serve`")
+        raise typer.BadParameter(f"no service with /v1 is ready at {run_dir.path}: start one with `redraft serve`")
     return state
 
 

@@ -13,7 +13,6 @@ fail nothing.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import threading
@@ -21,12 +20,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import psutil
-from rich.console import Console
+import typer
 
-from benchmarks.figures.results import save_report
+from benchmarks.command import Report, console, run
+from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
 from benchmarks.load.clients.base import Client, Generation, GenerationError
 from benchmarks.robustness import service
@@ -43,8 +44,6 @@ MOST_GROWTH, MOST_GROWTH_MB = 0.05, 16.0
 """A process may grow by this share in the rest of the time, or by so much."""
 MOST_PIECES = 3
 """A cancelled request has had one to so many pieces of its answer."""
-
-console = Console()
 
 
 @dataclass
@@ -173,61 +172,54 @@ def table(grown: Mapping[str, Growth]) -> Table:
     return shown
 
 
-async def run(args: argparse.Namespace, state: State, slots: int) -> tuple[float, Counts, Memory]:
+async def measure(
+    state: State, slots: int, prompts: int, tokens: int, share: float, seconds: float, cancel: float
+) -> tuple[float, Counts, Memory]:
     """Both passes and the soak: the rate, what became of the requests, and the memory meanwhile."""
-    wanted = list(service.generations(args.prompts, args.tokens))
+    wanted = list(service.generations(prompts, tokens))
     async with service.connected(state.settings) as clients:
         texts = await first_pass(clients, wanted)
-        rate = args.share * await capacity(clients, wanted, slots, min(CAPACITY_S, args.seconds))
-        console.print(f"{rate:.2f} requests per second for {args.seconds:.0f} s")
+        rate = share * await capacity(clients, wanted, slots, min(CAPACITY_S, seconds))
+        console.print(f"{rate:.2f} requests per second for {seconds:.0f} s")
         memory = Memory(state)
         try:
-            return rate, await soak(clients, wanted, texts, rate, args.seconds, args.cancel), memory
+            return rate, await soak(clients, wanted, texts, rate, seconds, cancel), memory
         finally:
             memory.stop()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Soak, print the tables and write JSON. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--run-dir", type=Path, default=Path("artifacts/run"), help="of the running service")
-    add("--seconds", type=float, default=1800.0)
-    add("--share", type=float, default=0.8, help="of the capacity")
-    add("--cancel", type=float, default=0.2, help="share of the requests that are cancelled")
-    add("--prompts", type=int, default=24, help="different requests")
-    add("--tokens", type=int, default=64)
-    add("--output", type=Path, default=Path("artifacts/reports/soak.json"))
-    args = parser.parse_args(argv)
-    run_dir = RunDir(args.run_dir)
-    before = service.read_state(run_dir, "soak")
+def main(
+    run_dir: Annotated[Path, typer.Option(help="Of the running service.")] = Path("artifacts/run"),
+    seconds: Annotated[float, typer.Option(help="How long the load lasts.")] = 1800.0,
+    share: Annotated[float, typer.Option(help="Of the capacity.")] = 0.8,
+    cancel: Annotated[float, typer.Option(help="Share of the requests that are cancelled.")] = 0.2,
+    num_prompts: Annotated[int, typer.Option(help="Different requests.")] = 24,
+    tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
+    output: Report = Path("artifacts/reports/soak.json"),
+) -> int:
+    """Returns 1 where something is wrong."""
+    before = service.read_state(RunDir(run_dir))
     config = BundleConfig.read(before.settings.bundle)
-    rate, counts, memory = asyncio.run(run(args, before, config.limits.slots))
-    after = run_dir.read_state() or before
-    restarted = [part for part in ("worker", "triton", "guard", "openai")
-                 if getattr(after, f"{part}_pid") != getattr(before, f"{part}_pid")]  # fmt: skip
+    slots = config.limits.slots
+    rate, counts, memory = asyncio.run(measure(before, slots, num_prompts, tokens, share, seconds, cancel))
+    after = RunDir(run_dir).read_state() or before
+    parts = [f"{part}_pid" for part in ("worker", "triton", "guard", "openai")]
+    restarted = [part.removesuffix("_pid") for part in parts if getattr(after, part) != getattr(before, part)]
     grown = {name: growth(memory.times, sizes) for name, sizes in memory.sizes.items() if sizes}
-    table(grown).show(console)
     exact = config.precision == "fp32"
     console.print(
         f"{counts.whole} whole, {counts.cancelled} cancelled, {len(counts.errors)} errors, {len(counts.differing)} "
         f"differing{'' if exact else f' (which {config.precision} allows)'}; restarted: {restarted or 'nothing'}",
         *counts.errors[:3], *counts.differing[:1], sep="\n", markup=False,
     )  # fmt: skip
-    report = {
-        "bundle": config.name,
-        "precision": config.precision,
-        **{name: getattr(args, name) for name in ("seconds", "share", "cancel", "prompts", "tokens")},
-        "rate": rate,
-        **vars(counts),
-        "restarted": restarted,
-        "memory": {name: vars(one) | {"flat": one.flat} for name, one in grown.items()},
-    }
-    save_report(args.output, report)
-    console.print(f"written to {args.output}", markup=False)
+    setting = {"seconds": seconds, "share": share, "cancel": cancel, "prompts": num_prompts, "tokens": tokens}
+    report = {"bundle": config.name, "precision": config.precision, **setting, "rate": rate, **vars(counts)}
+    report |= {"restarted": restarted}
+    report |= {"memory": {name: vars(one) | {"flat": one.flat} for name, one in grown.items()}}
+    finish(output, report, table(grown))
     grew = not all(one.flat for one in grown.values())
     return int(bool(counts.errors or restarted or grew or (exact and counts.differing)))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

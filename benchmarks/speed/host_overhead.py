@@ -14,17 +14,18 @@ that n-grams recur: trees have depth, and about three tokens are accepted per st
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-from rich.console import Console
+import typer
 from tokenizers import Tokenizer, decoders, models
 
-from benchmarks.figures.results import save_report
+from benchmarks.command import Report, run
+from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
 from redraft.bundle.budget import BudgetTable
@@ -44,8 +45,6 @@ WIDTH, LENGTH, CANDIDATES = 4, 5, 8
 CHANCES = np.array([0.55, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.01])
 """A null drafter's probabilities of the candidates of any node."""
 HIDDEN, PROMPT, WARM_UP, STREAM_INTERVAL_S = 576, 64, 20, 0.04
-
-console = Console()
 
 
 @dataclass(frozen=True)
@@ -195,39 +194,21 @@ def table(figures: Sequence[Overhead], nodes: int) -> Table:
     return shown
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print the table, and write the figures as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.host_overhead", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument(
-        "--streams", type=_count, nargs="+", default=[1, 8, 32, 64], help="sequences that decode at once"
-    )
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--nodes", type=_count, default=15, help="nodes of a draft tree, root excluded (default: 15)")
-    parser.add_argument("--steps", type=_count, default=200, help="steps of each figure (default: 200)")
-    parser.add_argument("--vocabulary", type=_count, default=49152, help="tokens of the vocabulary (default: 49152)")
-    parser.add_argument("--logits", action="store_true", help="the host chooses from logits, as on a CPU")
-    parser.add_argument("--output", type=Path, default=Path("artifacts/reports/host_overhead.json"))
-    options = parser.parse_args(argv)
-    if options.vocabulary < WORDS:
-        parser.error(f"--vocabulary {options.vocabulary}: expected at least {WORDS}, the tokens that a text has")
-    figures = [
-        measure(method, streams, options.nodes, options.vocabulary, options.logits, options.steps)
-        for streams in options.streams
-        for method in options.methods
-    ]
-    setting = {"nodes": options.nodes, "vocabulary": options.vocabulary, "logits": options.logits}
-    save_report(options.output, setting | {"steps": options.steps, "figures": [asdict(figure) for figure in figures]})
-    table(figures, options.nodes).show(console)
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {number}")
-    return number
+def main(
+    streams: Annotated[list[int], typer.Option(min=1, help="Sequences that decode at once.")] = [1, 8, 32, 64],
+    methods: Annotated[list[str], typer.Option(help="Some of the methods.")] = list(METHODS),
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of a draft tree, root excluded.")] = 15,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each figure.")] = 200,
+    vocabulary: Annotated[int, typer.Option(min=WORDS, help="Tokens of the vocabulary.")] = 49152,
+    logits: Annotated[bool, typer.Option("--logits", help="The host chooses from logits, as on a CPU.")] = False,
+    output: Report = Path("artifacts/reports/host_overhead.json"),
+) -> None:
+    if unknown := {*methods} - {*METHODS}:
+        raise typer.BadParameter(f"--methods {', '.join(unknown)}: expected some of {', '.join(METHODS)}")
+    figures = [measure(method, count, nodes, vocabulary, logits, steps) for count in streams for method in methods]
+    setting = {"nodes": nodes, "vocabulary": vocabulary, "logits": logits, "steps": steps}
+    finish(output, setting | {"figures": [asdict(figure) for figure in figures]}, table(figures, nodes))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

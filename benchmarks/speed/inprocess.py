@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import typer
 
 from redraft.batch import TargetBatch
+from redraft.bundle.budget import BudgetTable
 from redraft.decoding.token_tree import mask_width
 from redraft.engines.features import on_host
 from redraft.llm import LLM, Answer
-from redraft.request import GenerateRequest, request
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest
 
 
 @dataclass
@@ -46,14 +48,29 @@ class Clock:
         return 1 - (self.target_s + self.draft_s) / self.step_s if self.step_s else 0.0
 
 
-def load_llm(
-    parser: argparse.ArgumentParser, bundle: Path, threads: int | None = None, prefix_reuse: bool = False
-) -> LLM:
-    """An LLM for a command; a bundle that cannot be loaded ends it with the reason. Times want no prefix reuse."""
+def load_llm(bundle: Path, threads: int | None = None, prefix_reuse: bool = False) -> LLM:
+    """Load an LLM for a command; times want no prefix reuse. Raises typer.BadParameter for a bundle that cannot be
+    loaded."""
     try:
         return LLM(bundle, threads, prefix_reuse=prefix_reuse)
     except (RuntimeError, ValueError, OSError) as error:
-        parser.error(str(error))
+        raise typer.BadParameter(str(error)) from None
+
+
+def methods_of(llm: LLM, names: Sequence[str] | None) -> list[str]:
+    """Return these methods of a bundle; None or `all`: all of them. Raises typer.BadParameter for others."""
+    methods = list(llm.runtime.plans)
+    if names is None or list(names) == ["all"]:
+        return methods
+    if unknown := set(names) - {*methods, AUTO_REGRESSIVE}:
+        raise typer.BadParameter(f"the bundle has no method {', '.join(sorted(unknown))}; it has {', '.join(methods)}")
+    return list(names)
+
+
+def fix_budget(llm: LLM, nodes: int) -> None:
+    """Let every method draft this many nodes, whatever runs."""
+    budget, plans = BudgetTable.constant(nodes), llm.runtime.plans
+    llm.runtime.with_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans.items()})
 
 
 def timed(llm: LLM, requests: Sequence[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:
@@ -70,10 +87,13 @@ def read_clock(llm: LLM) -> Clock:
     return Clock(0.0, totals.step_s, engine.target_s, engine.draft_s, totals.steps)
 
 
-def require_fit(llm: LLM, texts: Sequence[str], max_tokens: int) -> None:
-    """Raises InvalidRequest for a prompt that the bundle cannot answer with so many tokens."""
-    for text in texts:
-        llm.runtime.sequence(0, request(text, max_tokens))
+def require_fit(llm: LLM, requests: Iterable[GenerateRequest], prompts: Path) -> None:
+    """Raises typer.BadParameter for a request of this file of prompts that the bundle cannot answer."""
+    try:
+        for request in requests:
+            llm.runtime.sequence(0, request)
+    except InvalidRequest as error:
+        raise typer.BadParameter(f"{prompts}: {error}") from None
 
 
 def teacher_force(llm: LLM, token_ids: Sequence[int], first: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:

@@ -5,12 +5,13 @@ python -m benchmarks.speed.kernels --dtype bf16 --context 256 --rows 1 2 4 8 16 
 
 from __future__ import annotations
 
-import argparse
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
+from benchmarks.command import Repeats, console, run
 from redraft.plugins import kernels
 from redraft.plugins.operators.linear.pack import DTYPES, PackedWeight, pack
 from redraft.plugins.operators.tree_attention.reference import rope_table
@@ -103,32 +104,30 @@ def _normal(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
     return rng.standard_normal((n, k), dtype=np.float32) * np.float32(k**-0.5)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default="bf16", choices=DTYPES)
-    parser.add_argument("--context", type=int, default=256, help="tokens in the cache")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--sequences", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--parts", action="store_true", help="print milliseconds per operator")
-    args = parser.parse_args()
-    network = Network(args.dtype, args.context + max(args.rows), args.sequences)
-    print(f"{args.dtype}, {kernels.isa()}, {kernels.threads()} threads, {args.sequences} x context {args.context}")
-    for rows in args.rows:
-        ids = np.zeros(rows * args.sequences, np.int32)
+def main(
+    dtype: Annotated[str, typer.Option(help=f"Of the weights: {', '.join(DTYPES)}.")] = "bf16",
+    context: Annotated[int, typer.Option(help="Tokens in the cache.")] = 256,
+    rows: Annotated[list[int], typer.Option(help="Rows of each sequence.")] = [1, 2, 4, 8, 16, 32, 64],
+    sequences: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    repeats: Repeats = 40,
+    parts: Annotated[bool, typer.Option("--parts", help="Print milliseconds per operator.")] = False,
+) -> None:
+    network = Network(dtype, context + max(rows), sequences)
+    console.print(f"{dtype}, {kernels.isa()}, {kernels.threads()} threads, {sequences} x context {context}")
+    for count in rows:
         with kernels.Recording() as recording:
-            network.forward(ids, batch_inputs(rows, args.sequences, args.context))
+            network.forward(np.zeros(count * sequences, np.int32), batch_inputs(count, sequences, context))
         times = []
-        for _ in range(args.repeats + 3):
+        for _ in range(repeats + 3):
             start = time.perf_counter()
             recording.replay()
             times.append((time.perf_counter() - start) * 1e3)
-        line = f"rows {rows:4d}: median {np.median(times[3:]):6.2f} ms, best {np.min(times[3:]):6.2f} ms"
-        if args.parts:
-            parts = milliseconds_by_part(recording, args.repeats)
-            line += "  " + ", ".join(f"{name} {time:.2f}" for name, time in parts.items())
-        print(line, flush=True)
+        line = f"rows {count:4d}: median {np.median(times[3:]):6.2f} ms, best {np.min(times[3:]):6.2f} ms"
+        if parts:
+            spent = milliseconds_by_part(recording, repeats)
+            line += "  " + ", ".join(f"{name} {ms:.2f}" for name, ms in spent.items())
+        console.print(line)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

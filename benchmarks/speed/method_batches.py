@@ -13,35 +13,82 @@ each batch size.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Console
+import typer
 
-from benchmarks.figures.results import save_report
+from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, console, run
+from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
-from benchmarks.speed.inprocess import Clock, load_llm, require_fit, timed
+from benchmarks.speed.inprocess import Clock, load_llm, methods_of, require_fit, timed
 from redraft.console.progress import tracked
 from redraft.llm import LLM, Answer
 from redraft.prompts import load_prompts, spread
-from redraft.request import AUTO_REGRESSIVE, InvalidRequest, request
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 
-console = Console()
+Batches = Annotated[list[int], typer.Option(help="Requests at a time.")]
+FewPrompts = Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts, spread evenly over the file.")]
+WarmUp = Annotated[int, typer.Option(help="Other prompts, which a method has served that drafts from those.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Turns of each method, of which the best counts.")]
 
 
-def answer_all(
-    llm: LLM, method: str, prompts: Sequence[str], warm_up: Sequence[str], batch: int, options: dict[str, Any]
-) -> tuple[list[Answer], Clock]:
-    """One round: all prompts answered, `batch` at a time, after those to warm up with, and the time that it took. What
-    was served before is forgotten."""
-    llm.runtime.with_plans(llm.runtime.plans)
-    plan = llm.runtime.plans.get(method)
-    served = warm_up if plan and plan.retrieves else warm_up[:batch]
-    llm.run([request(text, method=method, **options) for text in served], batch)
-    return timed(llm, [request(text, method=method, seed=i, **options) for i, text in enumerate(prompts)], batch)
+@dataclass(frozen=True)
+class Workload:
+    """Requests of no method yet: those that count, and others to warm up with."""
+
+    requests: list[GenerateRequest]
+    warm_up: list[GenerateRequest]
+
+    @classmethod
+    def load(
+        cls, bundle: Path, llms: Sequence[LLM], prompts: Path, count: int, warm_up: int, batches: Sequence[int],
+        max_tokens: int, temperature: float,
+    ) -> Workload:  # fmt: skip
+        """Read chats that every LLM can answer. Raises typer.BadParameter."""
+        if max(batches) > (slots := min(llm.runtime.limits.slots for llm in llms)):
+            raise typer.BadParameter(f"--batches {max(batches)}: the bundle has {slots} slots")
+        tokenizer, everything = ChatTokenizer(bundle), load_prompts(prompts)
+        chosen = spread(everything, count)
+        others = spread([prompt for prompt in everything if prompt not in chosen], warm_up)
+        if not others:
+            raise typer.BadParameter(f"--num-prompts {count}: expected fewer than the file's, some are to warm up with")
+        options = {"temperature": temperature}
+        loaded = cls(
+            [tokenizer.request(p.turns[0], max_tokens, seed=i, **options) for i, p in enumerate(chosen)],
+            [tokenizer.request(p.turns[0], max_tokens, **options) for p in others],
+        )
+        for llm in llms:
+            require_fit(llm, [*loaded.requests, *loaded.warm_up], prompts)
+        return loaded
+
+    def answer(self, llm: LLM, method: str, batch: int) -> tuple[list[Answer], Clock]:
+        """One round: all requests, `batch` at a time, after the warm-up. What was served before is forgotten."""
+        llm.runtime.with_plans(llm.runtime.plans)
+        plan = llm.runtime.plans.get(method)
+        requests, warm_up = (
+            [request.model_copy(update={"method": method}) for request in part]
+            for part in (self.requests, self.warm_up)
+        )
+        llm.run(warm_up if plan and plan.retrieves else warm_up[:batch], batch)
+        return timed(llm, requests, batch)
+
+
+def best_rounds(
+    rounds: int, batches: Sequence[int], methods: Sequence[str],
+    answer: Callable[[str, int], tuple[list[Answer], Clock]],
+) -> dict[tuple[str, int], dict[str, Any]]:  # fmt: skip
+    """Let the methods take turns at every batch size. Returns each one's best round."""
+    best: dict[tuple[str, int], dict[str, Any]] = {}
+    turns = [(batch, method) for _ in range(rounds) for batch in batches for method in methods]
+    for batch, method in tracked(turns, "answering", "turns", console):
+        row = {"method": method, "batch": batch, **throughput(*answer(method, batch))}
+        if row["tokens_per_s"] >= best.setdefault((method, batch), row)["tokens_per_s"]:
+            best[method, batch] = row
+    return best
 
 
 def throughput(answers: Sequence[Answer], spent: Clock) -> dict[str, float]:
@@ -79,84 +126,40 @@ def table(results: Sequence[Mapping[str, Any]], best_of: str | None) -> Table:
     return shown
 
 
-def add_workload(parser: argparse.ArgumentParser) -> None:
-    """The flags that say what is answered, and how often."""
-    add = parser.add_argument
-    add("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="requests at a time")
-    add("--dataset", type=Path, default=Path(__file__).parents[1] / "prompts.jsonl")
-    add("--num-prompts", type=int, default=48, help="so many, spread evenly over the file")
-    add("--max-tokens", type=int, default=64)
-    add("--warm-up", type=int, default=32, help="other prompts that a method has served which drafts from those")
-    add("--rounds", type=int, default=2)
-
-
-def load_workload(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, llms: Sequence[LLM]
-) -> tuple[list[str], list[str]]:
-    """The prompts, and those to warm up with, as chats that every LLM can answer; else the command ends with the
-    reason."""
-    if max(args.batches) > (slots := min(llm.runtime.limits.slots for llm in llms)):
-        parser.error(f"--batches {max(args.batches)}: the bundle has {slots} slots")
-    tokenizer = ChatTokenizer(args.bundle)
-    chats = [tokenizer.chat(prompt.turns[0]) for prompt in load_prompts(args.dataset)]
-    prompts = spread(chats, args.num_prompts)
-    warm_up = spread([chat for chat in chats if chat not in prompts], args.warm_up)
-    if not warm_up:
-        parser.error(f"--num-prompts {len(prompts)}: expected fewer than the file's, some are to warm up with")
-    try:
-        for llm in llms:
-            require_fit(llm, [*prompts, *warm_up], args.max_tokens)
-    except InvalidRequest as error:
-        parser.error(f"{args.dataset}: {error}")
-    return prompts, warm_up
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Run every method at every batch size, print the table and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--bundle", type=Path, required=True, help="bundle with the methods")
-    add("--methods", nargs="+", help="some of them; default: all")
-    add("--auto-regressive", type=Path, help="bundle without drafter, of the same precision (default: the same engine)")
-    add("--best-of", metavar="METHOD", help="compare this method with the best at each batch size")
-    add("--temperature", type=float, default=0.0)
-    add_workload(parser)
-    add("--output", type=Path, default=Path("docs/results/method_batches.json"))
-    args = parser.parse_args(argv)
-    llm = load_llm(parser, args.bundle)
-    plain = load_llm(parser, args.auto_regressive) if args.auto_regressive else llm
-    known = [AUTO_REGRESSIVE, *llm.runtime.plans]
-    methods = list(dict.fromkeys([AUTO_REGRESSIVE, *(args.methods or known)]))
-    if unknown := {*methods, args.best_of or AUTO_REGRESSIVE} - set(known):
-        parser.error(f"the bundle has no method {', '.join(sorted(unknown))}; it has {', '.join(known)}")
-    prompts, warm_up = load_workload(parser, args, [llm, plain])
-    options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
-    best: dict[tuple[str, int], dict[str, Any]] = {}
-    turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]
-    for batch, method in tracked(turns, "answering", "turns", console):
-        engine = plain if method == AUTO_REGRESSIVE else llm
-        answers, spent = answer_all(engine, method, prompts, warm_up, batch, options)
-        row = {"method": method, "batch": batch, **throughput(answers, spent)}
-        known_best = best.setdefault((method, batch), row)
-        if row["tokens_per_s"] > known_best["tokens_per_s"]:
-            best[method, batch] = row
-    for one in {llm, plain}:
-        one.close()
-    results = list(best.values())
-    table(results, args.best_of).show(console)
-    save_report(
-        args.output,
-        {
-            "prompts": len(prompts),
-            "auto_regressive": (args.auto_regressive or args.bundle).name,
-            "warm_up": len(warm_up),
-            **options,
-            "rounds": args.rounds,
-            "cells": results,
-        },
+def main(
+    bundle: BundleFolder,
+    methods: Annotated[list[str] | None, typer.Option(help="Some of the bundle's; default: all.")] = None,
+    auto_regressive: Annotated[
+        Path | None, typer.Option(help="Bundle without drafter, of the same precision; default: the same engine.")
+    ] = None,
+    best_of: Annotated[str | None, typer.Option(help="Compare this method with the best at each batch size.")] = None,
+    temperature: Annotated[float, typer.Option(help="Of the requests.")] = 0.0,
+    batches: Batches = [1, 2, 4, 8, 16],
+    prompts: PromptsFile = PROMPTS_FILE,
+    num_prompts: FewPrompts = 48,
+    max_tokens: MaxTokens = 64,
+    warm_up: WarmUp = 32,
+    rounds: Rounds = 2,
+    output: Report = Path("artifacts/reports/method_batches.json"),
+) -> None:
+    llm = load_llm(bundle)
+    plain = load_llm(auto_regressive) if auto_regressive else llm
+    chosen = list(dict.fromkeys([AUTO_REGRESSIVE, *methods_of(llm, methods)]))
+    methods_of(llm, [best_of or AUTO_REGRESSIVE])
+    load = Workload.load(bundle, [llm, plain], prompts, num_prompts, warm_up, batches, max_tokens, temperature)
+    best = best_rounds(
+        rounds,
+        batches,
+        chosen,
+        lambda method, batch: load.answer(plain if method == AUTO_REGRESSIVE else llm, method, batch),
     )
-    console.print(f"written to {args.output}")
+    for loaded in {llm, plain}:
+        loaded.close()
+    results = list(best.values())
+    report = {"prompts": len(load.requests), "auto_regressive": (auto_regressive or bundle).name}
+    report |= {"warm_up": len(load.warm_up), "max_tokens": max_tokens, "temperature": temperature, "rounds": rounds}
+    finish(output, report | {"cells": results}, table(results, best_of))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -18,11 +18,11 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.figures.results import save_report
+from benchmarks.command import ModelFolder, NumPrompts, PromptsFile, Report, run
+from benchmarks.figures.results import finish
+from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
 from redraft.compiler.calibration import Calibration
 from redraft.compiler.passes.quantization import FP8, INT8, quantize_network
@@ -33,8 +33,6 @@ from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
 from redraft.prompts import load_prompts, spread
-
-out = Console(highlight=False)
 
 
 @dataclass
@@ -122,42 +120,39 @@ def compare(target: Target, texts: list[list[int]], calibration: Calibration | N
     return found
 
 
+def table(results: list[Difference]) -> Table:
+    """A row per precision."""
+    columns = ["precision", "weights, MB", "KL, mean", "KL, largest", "same likeliest token", "positions"]
+    shown = Table("Next-token distributions against float32", columns)
+    for entry in results:
+        cells = [f"{entry.kl / entry.positions:.4f}", f"{entry.largest_kl:.3f}"]
+        cells += [f"{entry.same / entry.positions:.1%}", f"{entry.positions}"]
+        shown.rows.append([entry.name, f"{entry.megabytes:.0f}", *cells])
+    return shown
+
+
 def main(
-    model: Annotated[Path, typer.Option(help="Target: a folder made by redraft fetch.")],
-    dataset: Annotated[Path, typer.Option(help="Prompts, others than were calibrated on.")],
+    model: ModelFolder,
+    prompts: PromptsFile,
     calibration: Annotated[Path | None, typer.Option(help="What redraft calibrate wrote; without it no fp8.")] = None,
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="How many prompts; default: all.")] = None,
+    num_prompts: NumPrompts = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Longer prompts are cut to so many tokens.")] = 512,
-    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+    output: Report = Path("artifacts/reports/precision.json"),
 ) -> None:
-    """Compare the target's 8-bit networks with the target in float32, on the first turns of a data set."""
     try:
         target = Target.from_folder(model)
-        known = None
+        ranges = None
         if calibration:
-            known = Calibration.load(calibration)
-            known.check(target, target_fingerprint(target), calibration)
+            ranges = Calibration.load(calibration)
+            ranges.check(target, target_fingerprint(target), calibration)
         tokenizer = ChatTokenizer(model)
-        prompts = spread(load_prompts(dataset), num_prompts)
-        texts = [tokenizer.encode(tokenizer.chat(prompt.turns[0]))[:max_tokens] for prompt in prompts]
+        chosen = spread(load_prompts(prompts), num_prompts)
+        texts = [tokenizer.encode(tokenizer.chat(prompt.turns[0]))[:max_tokens] for prompt in chosen]
     except (ValueError, OSError) as error:
-        out.print(f"precision: {error}", markup=False)
-        raise typer.Exit(1) from None
-    found = compare(target, texts, known)
-    out.print(report(found))
-    if output:
-        save_report(output, {"rows": [asdict(entry) for entry in found]})
-
-
-def report(found: list[Difference]) -> Table:
-    """The comparison as a table."""
-    table = Table("precision", "weights, MB", "KL, mean", "KL, largest", "same likeliest token", "positions")
-    for entry in found:
-        share = f"{100 * entry.same / entry.positions:.1f}%"
-        kl = f"{entry.kl / entry.positions:.4f}", f"{entry.largest_kl:.3f}"
-        table.add_row(entry.name, f"{entry.megabytes:.0f}", *kl, share, f"{entry.positions}")
-    return table
+        raise typer.BadParameter(str(error)) from None
+    results = compare(target, texts, ranges)
+    finish(output, {"rows": [asdict(entry) for entry in results]}, table(results))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -1,7 +1,7 @@
 """Speculative against auto-regressive decoding without a server: one stream, then several at once.
 
     python -m benchmarks.speed.single_stream --auto-regressive AR_BUNDLE --speculative BUNDLE [BUNDLE ...]
-    python -m benchmarks.speed.single_stream --speculative BUNDLE --methods [METHOD ...]
+    python -m benchmarks.speed.single_stream --speculative BUNDLE --methods all
 
 Compares bundles by their first method, or methods of one bundle, some or all. Without a bundle of its own,
 auto-regressive decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so
@@ -12,68 +12,85 @@ from what was served answers --warm-up other prompts of the file, and any other 
 
 from __future__ import annotations
 
-import argparse
-import sys
+from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Console
+import typer
 
-from benchmarks.figures.results import save_report
+from benchmarks.command import (
+    PROMPTS_FILE,
+    MaxTokens,
+    NumPrompts,
+    PromptsFile,
+    Repeats,
+    Report,
+    Threads,
+    console,
+    run,
+)  # fmt: skip
+from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table, number
 from benchmarks.load.comparison import AR, WARM_UP, LLMDecoder, compare, compare_concurrent, report_single
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.acceptance import conditional_acceptance
-from benchmarks.speed.inprocess import load_llm, require_fit
+from benchmarks.speed.inprocess import load_llm, methods_of, require_fit
 from redraft.console.progress import progress
 from redraft.prompts import load_prompts, spread
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, request
-
-console = Console()
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 
 
-def measure(decoders: dict[str, LLMDecoder], args: argparse.Namespace, tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """Everything the command line asks for; what was measured before Ctrl-C. Raises InvalidRequest where a prompt and
-    its answer do not fit a bundle."""
-    everything = load_prompts(args.dataset)
-    prompts = spread(everything, args.num_prompts)
-    texts = [tokenizer.chat(prompt.turns[0]) for prompt in prompts]
-    others = spread([prompt for prompt in everything if prompt not in prompts], args.warm_up)
-    warm_up_texts = [tokenizer.chat(prompt.turns[0]) for prompt in others] or [tokenizer.chat(WARM_UP)]
-    for llm in {id(decoder.llm): decoder.llm for decoder in decoders.values()}.values():
-        require_fit(llm, [*texts, *warm_up_texts], args.max_tokens)
-    report: dict[str, Any] = {
-        "max_tokens": args.max_tokens,
-        "top_p": args.top_p,
-        "repeats": args.repeats,
-        "warm_up": len(others),
-        "single": {},
-        "concurrent": {},
-    }
+@dataclass(frozen=True)
+class Race:
+    """What the contenders are asked."""
 
-    def requests(texts: list[str], temperature: float, count: int) -> list[GenerateRequest]:
-        pick = [(texts * (count // len(texts) + 1))[i] for i in range(count)]
-        filters = {"top_p": args.top_p} if args.top_p and temperature else {}
-        return [
-            request(text, args.max_tokens, temperature=temperature, seed=i, **filters) for i, text in enumerate(pick)
-        ]
+    prompts: Path
+    num_prompts: int | None
+    max_tokens: int
+    temperatures: list[float]
+    top_p: float | None
+    streams: list[int]
+    warm_up: int
+    repeats: int
 
-    try:
-        for temperature in args.temperature:
-            warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
-            rounds = len(decoders) * len(texts) * args.repeats
-            asked = requests(texts, temperature, len(texts))
-            with progress(f"one stream, temperature {temperature:g}", rounds, "answers", console=console) as shown:
-                players = compare(decoders, asked, warm_up, args.repeats, shown.advance)
-            report["single"][f"{temperature:g}"] = report_single(players, prompts)
-            levels = report["concurrent"].setdefault(f"{temperature:g}", [])
-            for level in args.streams:
-                many = requests(texts, temperature, max(2 * level, 8))
-                with progress(f"{level} streams", len(decoders) * args.repeats, "rounds", console=console) as shown:
-                    levels.append(compare_concurrent(decoders, many, warm_up, level, args.repeats, shown.advance))
-    except KeyboardInterrupt:
-        console.print("[yellow]interrupted: what was measured is written")
-    return report
+    def run(self, decoders: dict[str, LLMDecoder], tokenizer: ChatTokenizer) -> dict[str, Any]:
+        """Measure all, or what there is time for before Ctrl-C. Raises typer.BadParameter where a prompt and its answer
+        do not fit a bundle."""
+        everything = load_prompts(self.prompts)
+        chosen = spread(everything, self.num_prompts)
+        others = spread([prompt for prompt in everything if prompt not in chosen], self.warm_up)
+        texts = [prompt.turns[0] for prompt in chosen]
+        warm_up_texts = [prompt.turns[0] for prompt in others] or [WARM_UP]
+
+        def requests(texts: list[str], temperature: float, count: int) -> list[GenerateRequest]:
+            filters = {"top_p": self.top_p} if self.top_p and temperature else {}
+            return [
+                tokenizer.request(text, self.max_tokens, temperature=temperature, seed=index, **filters)
+                for index, text in enumerate(islice(cycle(texts), count))
+            ]
+
+        for llm in {id(decoder.llm): decoder.llm for decoder in decoders.values()}.values():
+            everyone = [*texts, *warm_up_texts]
+            require_fit(llm, requests(everyone, 0, len(everyone)), self.prompts)
+        report: dict[str, Any] = {"max_tokens": self.max_tokens, "top_p": self.top_p, "repeats": self.repeats}
+        report |= {"warm_up": len(others), "single": {}, "concurrent": {}}
+        try:
+            for temperature in self.temperatures:
+                warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
+                rounds = len(decoders) * len(texts) * self.repeats
+                asked = requests(texts, temperature, len(texts))
+                with progress(f"one stream, temperature {temperature:g}", rounds, "answers", console=console) as shown:
+                    players = compare(decoders, asked, warm_up, self.repeats, shown.advance)
+                report["single"][f"{temperature:g}"] = report_single(players, chosen)
+                levels = report["concurrent"].setdefault(f"{temperature:g}", [])
+                for level in self.streams:
+                    many, turns = requests(texts, temperature, max(2 * level, 8)), len(decoders) * self.repeats
+                    with progress(f"{level} streams", turns, "rounds", console=console) as shown:
+                        levels.append(compare_concurrent(decoders, many, warm_up, level, self.repeats, shown.advance))
+        except KeyboardInterrupt:
+            console.print("[yellow]interrupted: what was measured is written")
+        return report
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
@@ -148,63 +165,50 @@ def _pair(entry: dict[str, Any]) -> str:
     return f"{entry['speedup']:.2f}x, {number(entry['acceptance_length'], 2)}"
 
 
-def show(report: dict[str, Any]) -> None:
-    """Print the report."""
-    for table in tables(report):
-        table.show(console)
-
-
-def load_decoders(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, LLMDecoder]:
-    """What is compared, by name, auto-regressive decoding first; what cannot be ends the command with the reason."""
-    bundles = {bundle.name: bundle for bundle in args.speculative}
-    if len(bundles) < len(args.speculative) or AR in bundles:
-        parser.error(f"--speculative: the folders' names must differ, and be other than {AR!r}")
-    if args.methods is not None and len(bundles) > 1:
-        parser.error("--methods: expected one bundle")
-    llms = {name: load_llm(parser, bundle, args.threads) for name, bundle in bundles.items()}
+def load_decoders(
+    speculative: list[Path], methods: list[str] | None, auto_regressive: Path | None, threads: int | None
+) -> dict[str, LLMDecoder]:
+    """Load what is compared, by name, auto-regressive decoding first. Raises typer.BadParameter."""
+    bundles = {bundle.name: bundle for bundle in speculative}
+    if len(bundles) < len(speculative) or AR in bundles:
+        raise typer.BadParameter(f"--speculative: the folders' names must differ, and be other than {AR!r}")
+    if methods and len(bundles) > 1:
+        raise typer.BadParameter("--methods: expected one bundle")
+    llms = {name: load_llm(bundle, threads) for name, bundle in bundles.items()}
     first = next(iter(llms.values()))
-    known = list(first.runtime.plans)
-    if args.methods is not None and not known:
-        parser.error(f"--methods: {next(iter(bundles.values()))} has no drafter: nothing to compare")
-    if unknown := set(args.methods or ()) - set(known):
-        parser.error(f"--methods: expected some of {', '.join(known)}, got {', '.join(sorted(unknown))}")
-    base = load_llm(parser, args.auto_regressive, args.threads) if args.auto_regressive else first
-    if args.methods is None:
-        drafting = {name: LLMDecoder(llm) for name, llm in llms.items()}
+    if methods and not first.runtime.plans:
+        raise typer.BadParameter(f"--methods: {speculative[0]} has no drafter: nothing to compare")
+    base = load_llm(auto_regressive, threads) if auto_regressive else first
+    if methods:
+        drafting = {name: LLMDecoder(first, name) for name in methods_of(first, methods)}
     else:
-        drafting = {name: LLMDecoder(first, name) for name in args.methods or known}
+        drafting = {name: LLMDecoder(llm) for name, llm in llms.items()}
     return {AR: LLMDecoder(base, AUTO_REGRESSIVE)} | drafting
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--auto-regressive", type=Path, help="bundle without drafter")
-    add("--speculative", type=Path, nargs="+", required=True, help="bundles that draft, named by their folders")
-    add("--methods", nargs="*", metavar="METHOD", help="compare these methods of the one bundle, or all")
-    add("--dataset", type=Path, default=Path(__file__).parents[1] / "prompts.jsonl")
-    add("--num-prompts", type=int, help="so many, spread evenly over the file")
-    add("--max-tokens", type=int, default=128)
-    add("--temperature", type=float, nargs="+", default=[0.0, 1.0])
-    add("--top-p", type=float, help="of requests above temperature 0")
-    add("--streams", type=int, nargs="*", default=[2, 4, 8, 16], help="numbers of streams at once")
-    add("--warm-up", type=int, default=32, help="other prompts of the file to warm up with")
-    add("--repeats", type=int, default=3)
-    add("--threads", type=int)
-    add("--output", type=Path, default=Path("artifacts/reports/single_stream.json"))
-    args = parser.parse_args(argv)
-    decoders = load_decoders(parser, args)
-    try:
-        report = measure(decoders, args, ChatTokenizer(args.speculative[0]))
-    except InvalidRequest as error:
-        parser.error(f"{args.dataset}: {error}")
-    report["auto_regressive"] = (args.auto_regressive or args.speculative[0]).name
-    save_report(args.output, report)
-    show(report)
-    console.print(f"written to {args.output}")
-    return 0
+def main(
+    speculative: Annotated[list[Path], typer.Option(help="Bundles that draft, named by their folders.")],
+    auto_regressive: Annotated[Path | None, typer.Option(help="Bundle without drafter.")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="Compare these methods of the one bundle, or `all` of it.")
+    ] = None,
+    prompts: PromptsFile = PROMPTS_FILE,
+    num_prompts: NumPrompts = None,
+    max_tokens: MaxTokens = 128,
+    temperature: Annotated[list[float], typer.Option(help="Of the requests.")] = [0.0, 1.0],
+    top_p: Annotated[float | None, typer.Option(help="Of requests above temperature 0.")] = None,
+    streams: Annotated[list[int], typer.Option(help="Numbers of streams at once; 0: only one stream.")] = [2, 4, 8, 16],
+    warm_up: Annotated[int, typer.Option(help="Other prompts of the file to warm up with.")] = 32,
+    repeats: Repeats = 3,
+    threads: Threads = None,
+    output: Report = Path("artifacts/reports/single_stream.json"),
+) -> None:
+    decoders = load_decoders(speculative, methods, auto_regressive, threads)
+    levels = [level for level in streams if level]
+    race = Race(prompts, num_prompts, max_tokens, temperature, top_p, levels, warm_up, repeats)
+    report = race.run(decoders, ChatTokenizer(speculative[0]))
+    finish(output, report | {"auto_regressive": (auto_regressive or speculative[0]).name}, *tables(report))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -13,10 +13,10 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.figures.results import save_report
+from benchmarks.command import Repeats, Report, Threads, run
+from benchmarks.figures.results import finish
+from benchmarks.figures.tables import Table
 from redraft.batch import DraftBatch, DraftSampling, TargetBatch
 from redraft.bundle.config import MethodConfig
 from redraft.bundle.manifest import Bundle
@@ -34,7 +34,6 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 1900)
 BATCHES = (2, 4, 8)
 CONTEXT = 256
-out = Console(highlight=False)
 
 
 @dataclass(frozen=True)
@@ -48,25 +47,6 @@ class StepTime:
     median_ms: float
     best_ms: float
     method: str | None = None
-
-
-def main(
-    bundle: Annotated[Path, typer.Argument(help="The bundle to measure.")],
-    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Executions of every kind of step.")] = 60,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: all cores.")] = None,
-) -> None:
-    """Measure step times of a bundle on this machine; keep it quiet meanwhile."""
-    try:
-        loaded = Bundle.load(bundle)
-        engine = load_engine(loaded, threads)
-    except BundleError as error:
-        out.print(f"[red]step_times:[/red] {error}")
-        raise typer.Exit(1) from None
-    times = measure(engine, loaded, repeats)
-    out.print(report(times, loaded))
-    if output:
-        save_report(output, {"rows": [asdict(entry) for entry in times]})
 
 
 def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
@@ -111,21 +91,32 @@ def drafting_call(drafter: DraftEngine, method: MethodConfig, roots: DraftBatch)
     return partial(drafter.draw, roots, DraftSampling(noise, ones, np.zeros(count, np.int32), ones))
 
 
-def report(times: list[StepTime], bundle: Bundle) -> Table:
+def table(times: list[StepTime], bundle: Bundle) -> Table:
     """The figures, each also as a multiple of one row over the usual context."""
     base = next(entry.median_ms for entry in times if (entry.sequences, entry.rows, entry.context) == (1, 1, CONTEXT))
-    table = Table(title=f"{bundle.config.name}: {bundle.config.backend}, {bundle.config.precision}")
-    for name in ("step", "median ms", "best ms", "of one row"):
-        table.add_column(name, justify="left" if name == "step" else "right")
+    title = f"{bundle.config.name}: {bundle.config.backend}, {bundle.config.precision}"
+    shown = Table(title, ["step", "median ms", "best ms", "of one row"])
     for entry in times:
-        what = (
-            f"{entry.sequences} x {entry.rows} rows, context {entry.context}"
-            if entry.rows
-            else f"{entry.method}: draft for {entry.sequences}"
-        )
-        table.add_row(what, f"{entry.median_ms:.2f}", f"{entry.best_ms:.2f}", f"{entry.median_ms / base:.2f}")
-    return table
+        step = f"{entry.sequences} x {entry.rows} rows, context {entry.context}"
+        name = step if entry.rows else f"{entry.method}: draft for {entry.sequences}"
+        shown.rows.append([name, f"{entry.median_ms:.2f}", f"{entry.best_ms:.2f}", f"{entry.median_ms / base:.2f}"])
+    return shown
+
+
+def main(
+    bundle: Annotated[Path, typer.Argument(help="The bundle to measure.")],
+    repeats: Repeats = 60,
+    threads: Threads = None,
+    output: Report = Path("artifacts/reports/step_times.json"),
+) -> None:
+    try:
+        loaded = Bundle.load(bundle)
+        engine = load_engine(loaded, threads)
+    except BundleError as error:
+        raise typer.BadParameter(str(error)) from None
+    times = measure(engine, loaded, repeats)
+    finish(output, {"rows": [asdict(entry) for entry in times]}, table(times, loaded))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
-from benchmarks.figures.results import save_report
+from benchmarks.command import ModelFolder, Report, run
+from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table, rates
 from redraft.model_defs.drafters.registry import load_drafter
 from redraft.model_defs.target.model import Target
@@ -41,13 +41,12 @@ def row(found: dict[str, Any]) -> list[str]:
 
 def main(
     drafters: Annotated[list[Path], typer.Argument(help="Folders of drafters.")],
-    model: Annotated[Path, typer.Option(help="Target folder written by redraft fetch.")],
+    model: ModelFolder,
     data: Annotated[list[Path], typer.Option(help="Teacher data written by redraft distill.")],
     held_out: Annotated[int, typer.Option(help="Shards that were kept from training.")] = 2,
     unroll: Annotated[int, typer.Option(help="Tokens that a chain drafts.")] = 5,
-    output: Annotated[Path | None, typer.Option(help="Write the figures to this JSON file.")] = None,
+    output: Report = Path("artifacts/reports/held_out.json"),
 ) -> None:
-    """Judge drafters on held-out conversations."""
     target = Target.from_folder(model).to("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = [judge(drafter, target, data, held_out, unroll) for drafter in drafters]
@@ -56,10 +55,8 @@ def main(
     title, by_depth = f"Chains of {unroll} on held-out conversations", f"conditional acceptance, depths 1-{unroll}"
     table = Table(title, ["drafter", "parameters", "tokens per step", by_depth, "folder"])
     table.rows += map(row, found)
-    table.show(Console())
-    if output:
-        save_report(output, {"rows": found})
+    finish(output, {"rows": found}, table)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

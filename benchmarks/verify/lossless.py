@@ -18,25 +18,22 @@ random number of the token's position came to deciding otherwise.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import patch
 
 import numpy as np
-from rich.console import Console
+import typer
 
-from benchmarks.figures.results import save_report, write_json
+from benchmarks.command import PROMPTS_FILE, MaxTokens, NumPrompts, PromptsFile, Report, console, run
+from benchmarks.figures.results import finish, write_json
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
-from benchmarks.speed.inprocess import load_llm, teacher_force
-from redraft.bundle.budget import BudgetTable
+from benchmarks.speed.inprocess import fix_budget, load_llm, methods_of, teacher_force
 from redraft.bundle.manifest import MANIFEST, file_sha256
 from redraft.console.progress import progress
 from redraft.decoding.noise import coin, race
@@ -44,7 +41,7 @@ from redraft.decoding.sampling import Distribution, Sampler
 from redraft.decoding.verification import VERIFIERS
 from redraft.llm import LLM, Answer
 from redraft.prompts import Prompt, load_prompts, spread
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest, request
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.sequence import Sequence
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -62,7 +59,6 @@ EDGES = [sign * 10.0**power for power in (-6, -5, -4) for sign in (1, -1)]
 """Relative changes of top-p that a near-tie at its edge may be worth."""
 CHUNK = 16
 """Prompts that go through all outputs of a setting before the next."""
-console = Console()
 
 
 @dataclass
@@ -198,11 +194,11 @@ class Verifier:
                 return margin
         return margin_at(self.reference, generation, expected, place, got)
 
-    def far_tokens(self, texts: list[str], answers: list[Answer], margin: float) -> tuple[int, int]:
+    def far_tokens(self, requests: list[GenerateRequest], answers: list[Answer], margin: float) -> tuple[int, int]:
         """How many greedy tokens lie more than `margin` below the reference's best logit, and of how many."""
         far = total = 0
-        for text, answer in zip(texts, answers, strict=True):
-            prompt = self.reference.runtime.sequence(0, request(text, 1)).prompt.tolist()
+        for request, answer in zip(requests, answers, strict=True):
+            prompt = self.reference.runtime.sequence(0, request).prompt.tolist()
             place = 0
             for logits, _ in teacher_force(self.reference, [*prompt, *answer.token_ids[:-1]], len(prompt) - 1):
                 tokens = answer.token_ids[place : place + len(logits)]
@@ -220,23 +216,47 @@ def _token(answer: Answer, place: int, end_ids: frozenset[int]) -> int:
     return answer.token_ids[place] if place < len(answer.token_ids) else min(end_ids, default=0)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, and what counts as a failure."""
+
+    bundles: list[Path]
+    """All of them, the one that drafts first."""
+    prompts: Path
+    num_prompts: int | None
+    max_tokens: int
+    settings: list[str]
+    concurrency: list[int]
+    near_tie: float
+    margin: float | None
+    """Rates of tokens so far below the best are compared too."""
+    output: Path
+    methods: list[str] | None = None
+    tree_budget: int | None = None
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a report depends on: the options and the bundles' contents."""
+        options = {name: str(value) for name, value in vars(self).items() if name != "output"}
+        return options | {"manifests": [file_sha256(bundle / MANIFEST) for bundle in self.bundles]}
+
+
 def verify_setting(
-    verifier: Verifier, setting: str, prompts: list[Prompt], args: argparse.Namespace, advance: Callable[[int], None]
+    verifier: Verifier, setting: str, prompts: list[Prompt], plan: Plan, advance: Callable[[int], None]
 ) -> dict[str, Any]:
-    """One setting over all prompts: a row for each concurrency, the divergences, and the rates where asked for."""
-    tokenizer = ChatTokenizer(args.speculative)
+    """Compare one setting over all prompts: a row for each concurrency, the divergences, and the rates."""
+    tokenizer = ChatTokenizer(plan.bundles[0])
     counted = {"tokens": 0, "steps": 0, "accepted": 0}
     rows: dict[tuple[str, int], dict[str, Any]] = {
         (name, count): {"setting": setting, "method": name, "concurrency": count, **counted}
         for name in verifier.methods(setting)
-        for count in args.concurrency
+        for count in plan.concurrency
     }
     divergences: list[Divergence] = []
     rates: dict[str, dict[str, Any]] = {}
     for start in range(0, len(prompts), CHUNK):
         chunk = prompts[start : start + CHUNK]
-        texts = [tokenizer.chat(prompt.turns[0]) for prompt in chunk]
-        requests = [request(text, args.max_tokens, **SETTINGS[setting]) for text in texts]
+        requests = [tokenizer.request(prompt.turns[0], plan.max_tokens, **SETTINGS[setting]) for prompt in chunk]
         expected = verifier.auto_regressive.run(of_method(AUTO_REGRESSIVE, requests), CHUNK)
         outputs = {"auto-regressive": expected}
         for (method, concurrency), row in rows.items():
@@ -250,15 +270,15 @@ def verify_setting(
             row["tokens"] += sum(len(answer.token_ids) for answer in expected)
             row["steps"] += sum(answer.stats.steps for answer in got)
             row["accepted"] += sum(answer.stats.accepted for answer in got)
-        if args.rate and setting == "greedy":
+        if plan.margin is not None and setting == "greedy":
             for name, answers in outputs.items():
-                far, total = verifier.far_tokens(texts, answers, args.margin)
+                far, total = verifier.far_tokens(requests, answers, plan.margin)
                 rate = rates.setdefault(name, {"output": name, "beyond_margin": 0, "tokens": 0})
                 rate["beyond_margin"] += far
                 rate["tokens"] += total
         advance(len(chunk))
     for key, row in rows.items():
-        ties = [item.margin < args.near_tie for item in divergences if (item.method, item.concurrency) == key]
+        ties = [item.margin < plan.near_tie for item in divergences if (item.method, item.concurrency) == key]
         row |= {"near_ties": sum(ties), "failures": len(ties) - sum(ties)}
         row["acceptance_length"] = 1 + row.pop("accepted") / max(row.pop("steps"), 1)
     return {
@@ -268,34 +288,26 @@ def verify_setting(
     }
 
 
-def inputs_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What a report depends on: the flags and the bundles' contents."""
-    flags = {name: str(value) for name, value in vars(args).items() if name != "output"}
-    bundles = [bundle for bundle in (args.auto_regressive, args.one_rank, args.speculative, args.reference) if bundle]
-    return flags | {"manifests": [file_sha256(bundle / MANIFEST) for bundle in bundles]}
-
-
-def verify(verifier: Verifier, args: argparse.Namespace) -> dict[str, Any]:
-    """All settings over all prompts; the report, written to `args.output` after each setting. A report there that was
-    cut short is gone on with where its inputs are the same."""
-    prompts = spread(load_prompts(args.dataset), args.num_prompts)
-    report: dict[str, Any] = {"prompts": len(prompts), "max_tokens": args.max_tokens, "margin": args.margin}
-    report |= {"inputs": inputs_of(args), "settings": [], "rates": [], "divergences": []}
-    earlier = json.loads(args.output.read_bytes()) if args.output.exists() else {}
+def verify(verifier: Verifier, plan: Plan) -> dict[str, Any]:
+    """Compare all settings over all prompts; the report is written after each setting. One that was cut short is gone
+    on with where its inputs are the same."""
+    prompts = spread(load_prompts(plan.prompts), plan.num_prompts)
+    report: dict[str, Any] = {"prompts": len(prompts), "max_tokens": plan.max_tokens, "margin": plan.margin}
+    report |= {"inputs": plan.inputs, "settings": [], "rates": [], "divergences": []}
+    earlier = json.loads(plan.output.read_bytes()) if plan.output.exists() else {}
     done = {row["setting"] for row in earlier.get("settings", [])}
-    if earlier.get("inputs") == report["inputs"] and done != set(args.settings):
+    if earlier.get("inputs") == report["inputs"] and done != set(plan.settings):
         report = earlier
         console.print(f"going on after {', '.join(done)}")
     else:
         done = set()
-    left = [setting for setting in args.settings if setting not in done]
+    left = [setting for setting in plan.settings if setting not in done]
     with progress("verifying", len(left) * len(prompts), "prompts", console=console) as shown:
         for setting in left:
             shown.update(shown.done, setting)
-            found = verify_setting(verifier, setting, prompts, args, shown.advance)
-            for name, rows in found.items():
+            for name, rows in verify_setting(verifier, setting, prompts, plan, shown.advance).items():
                 report[name] += rows
-            write_json(args.output, report)
+            write_json(plan.output, report)
     return report
 
 
@@ -321,48 +333,52 @@ def tables(report: dict[str, Any]) -> list[Table]:
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Verify; the exit status is 1 if a divergence is no near-tie."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--speculative", type=Path, required=True, help="bundle that drafts")
-    add("--methods", nargs="+", help="some of its methods (default: all)")
-    add("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="SETTING",
-        help=f"some of {'; '.join(SETTINGS)} (default: all)")  # fmt: skip
-    add("--auto-regressive", type=Path, help="bundle without drafter, of the same precision (default: the same engine)")
-    add("--one-rank", type=Path, help="bundle of the same methods and precision for one rank")
-    add("--reference", type=Path, help="fp32 bundle for margins (default: the one that decodes auto-regressively)")
-    add("--dataset", type=Path, default=Path(__file__).parents[1] / "prompts.jsonl")
-    add("--num-prompts", type=int, help="so many, spread evenly over the file")
-    add("--max-tokens", type=int, default=128)
-    add("--concurrency", type=int, nargs="+", default=[1, 8], help="speculative sequences at once")
-    add("--tree-budget", type=int, help="draft this much whatever runs (default: as the bundle is tuned)")
-    add("--near-tie", type=float, default=1e-3)
-    add("--rate", action="store_true", help="compare rates of tokens beyond --margin")
-    add("--margin", type=float, default=0.5)
-    add("--output", type=Path, default=Path("artifacts/reports/lossless.json"))
-    args = parser.parse_args(argv)
-    speculative = load_llm(parser, args.speculative)
-    plans = speculative.runtime.plans
-    if not plans:
-        parser.error(f"--speculative: {args.speculative} has no method")
-    if unknown := set(args.methods or ()) - {*plans, *([AUTO_REGRESSIVE] if args.one_rank else [])}:
-        parser.error(f"--methods: expected some of {', '.join(plans)}, got {', '.join(sorted(unknown))}")
-    if args.tree_budget is not None:
-        budget = BudgetTable.constant(args.tree_budget)
-        speculative.runtime.with_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans.items()})
-    other = args.one_rank or args.auto_regressive
-    auto_regressive = load_llm(parser, other) if other else speculative
-    same = args.reference in (None, other)
-    reference = auto_regressive if same else load_llm(parser, args.reference)
-    report = verify(Verifier(auto_regressive, speculative, reference, args.methods, args.one_rank is not None), args)
-    save_report(args.output, report)
-    for table in tables(report):
-        table.show(console)
+def main(
+    speculative: Annotated[Path, typer.Option(help="Bundle that drafts.")],
+    methods: Annotated[list[str] | None, typer.Option(help="Some of its methods; default: all.")] = None,
+    settings: Annotated[list[str], typer.Option(metavar="SETTING", help="Some of them.")] = list(SETTINGS),
+    auto_regressive: Annotated[
+        Path | None, typer.Option(help="Bundle without drafter, of the same precision; default: the same engine.")
+    ] = None,
+    one_rank: Annotated[Path | None, typer.Option(help="Bundle of the same methods for one rank.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="fp32 bundle for margins; default: the one that decodes auto-regressively.")
+    ] = None,
+    prompts: PromptsFile = PROMPTS_FILE,
+    num_prompts: NumPrompts = None,
+    max_tokens: MaxTokens = 128,
+    concurrency: Annotated[list[int], typer.Option(help="Speculative sequences at once.")] = [1, 8],
+    tree_budget: Annotated[
+        int | None, typer.Option(help="Draft this much whatever runs; default: as the bundle is tuned.")
+    ] = None,
+    near_tie: Annotated[float, typer.Option(help="Margin below which two tokens are a tie.")] = 1e-3,
+    rate: Annotated[bool, typer.Option("--rate", help="Compare rates of tokens beyond --margin.")] = False,
+    margin: Annotated[float, typer.Option(help="How far below the best logit a token is counted.")] = 0.5,
+    output: Report = Path("artifacts/reports/lossless.json"),
+) -> int:
+    """Returns 1 if a divergence is no near-tie."""
+    if unknown := {*settings} - {*SETTINGS}:
+        raise typer.BadParameter(f"--settings {', '.join(unknown)}: expected some of {'; '.join(SETTINGS)}")
+    drafting = load_llm(speculative)
+    if not drafting.runtime.plans:
+        raise typer.BadParameter(f"--speculative: {speculative} has no method")
+    chosen = methods_of(drafting, methods) if methods else None
+    if tree_budget is not None:
+        fix_budget(drafting, tree_budget)
+    other = one_rank or auto_regressive
+    plain = load_llm(other) if other else drafting
+    margins = load_llm(reference) if reference and reference != other else plain
+    bundles = [bundle for bundle in (speculative, auto_regressive, one_rank, reference) if bundle]
+    plan = Plan(
+        bundles, prompts, num_prompts, max_tokens, settings, concurrency, near_tie, margin if rate else None, output,
+        chosen, tree_budget,
+    )  # fmt: skip
+    report = verify(Verifier(plain, drafting, margins, chosen, one_rank is not None), plan)
+    finish(output, report, *tables(report))
     failures = sum(row["failures"] for row in report["settings"])
-    console.print(f"{failures} failures; written to {args.output}")
+    console.print(f"{failures} failures")
     return int(failures > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -2,12 +2,12 @@
 
     python -m benchmarks.verify.structured --bundle BUNDLE
     python -m benchmarks.verify.structured --bundle BUNDLE --schemas schemas.jsonl --num-schemas 200 --num-prompts 80
-    python -m benchmarks.verify.structured --bundle BUNDLE --methods --num-schemas 20 --num-prompts 8
+    python -m benchmarks.verify.structured --bundle BUNDLE --methods all --num-schemas 20 --num-prompts 8
     python -m benchmarks.verify.structured --bundle BUNDLE --speed --num-schemas 0 --num-prompts 20
 
 The default method of a bundle against auto-regressive decoding with the same masks, greedy and seeded: each schema with
-its own prompt, then --num-prompts prompts of a data set with the schema --prompts-schema. --methods takes names of
-methods; without any, it is every method that verifies by a walk.
+its own prompt, then --num-prompts prompts of a data set with the schema --prompts-schema. --methods all is
+every method that verifies by a walk.
 Where two texts part, the target's margin between the two tokens is computed by teacher forcing: below --near-tie it is
 listed, otherwise it is a failure. Answers are made --concurrency at a time, each step with drafts, and the answers to
 one prompt reuse its rows.
@@ -22,45 +22,40 @@ beside --output: the same command goes on where it was cut short.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import patch
 
+import typer
 from jsonschema import Draft202012Validator
-from rich.console import Console
 
+from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, Threads, console, run
 from benchmarks.figures.results import save_report, write_json
 from benchmarks.figures.tables import Table
 from benchmarks.load.workload import ChatTokenizer
-from benchmarks.speed.inprocess import load_llm
+from benchmarks.speed.inprocess import fix_budget, load_llm, methods_of
 from benchmarks.verify.lossless import first_difference, margin_at
-from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import MANIFEST, file_sha256
 from redraft.console.progress import progress
 from redraft.decoding.verification import VERIFIERS
 from redraft.grammar.state import GrammarState
 from redraft.llm import LLM, Answer
 from redraft.prompts import load_prompts, spread
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, InvalidRequest, request
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, InvalidRequest
 
-HERE = Path(__file__).parents[1]
+SCHEMAS = Path(__file__).parents[1] / "schemas.jsonl"
 SETTINGS: dict[str, dict[str, Any]] = {"greedy": {}, "seeded": {"temperature": 1.0, "top_p": 0.95, "seed": 7}}
 ASK = "{prompt}\n\nAnswer with JSON by this JSON schema, and nothing else:\n{schema}"
 EXAMPLE = "Write an example of what the schema describes."
 PLAIN_TOKENS = 128
 """Most tokens of an answer without a grammar."""
-DRAFTERS = ("recurrent", "hidden_state", "eagle", "medusa", "draft_lm")
 GRAMMAR_CALLS = ("mask", "advance", "forced")
-console = Console()
 
 
 @dataclass(frozen=True)
@@ -74,10 +69,12 @@ class Case:
     def request(self, tokenizer: ChatTokenizer, setting: str, max_tokens: int, guided: bool) -> GenerateRequest:
         """The prompt with the schema and its guide, or by itself."""
         if not guided:
-            return request(tokenizer.chat(self.prompt), min(max_tokens, PLAIN_TOKENS), **SETTINGS[setting])
+            return tokenizer.request(self.prompt, min(max_tokens, PLAIN_TOKENS), **SETTINGS[setting])
         schema = json.dumps(self.schema, ensure_ascii=False)
-        text = tokenizer.chat(ASK.format(prompt=self.prompt, schema=schema))
-        return request(text, max_tokens, **SETTINGS[setting], guide=Guide(kind="json_schema", text=schema))
+        guide = Guide(kind="json_schema", text=schema)
+        return tokenizer.request(
+            ASK.format(prompt=self.prompt, schema=schema), max_tokens, **SETTINGS[setting], guide=guide
+        )
 
 
 @dataclass
@@ -98,6 +95,24 @@ class Run:
     decode_ms: float | None
     grammar_ms: float | None
     margin: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked."""
+
+    bundle: Path
+    schemas: Path
+    num_schemas: int | None
+    prompts: Path
+    num_prompts: int
+    prompts_schema: str
+    max_tokens: int
+    near_tie: float
+    concurrency: int
+    tree_budget: int
+    speed: bool
+    output: Path
 
 
 class GrammarClock:
@@ -153,28 +168,26 @@ def usable(
     return found, refused
 
 
-def run_cases(
-    llm: LLM, cases: Sequence[tuple[Case, str]], methods: Sequence[str], args: argparse.Namespace
-) -> list[Run]:
+def run_cases(llm: LLM, cases: Sequence[tuple[Case, str]], methods: Sequence[str], plan: Plan) -> list[Run]:
     """All methods' runs of cases, each in a setting, auto-regressive decoding first; --speed: one at a time, timed,
     and without a guide too."""
-    tokenizer = ChatTokenizer(args.bundle)
+    tokenizer = ChatTokenizer(plan.bundle)
     asked = [
         (case, setting, one.model_copy(update={"method": method}))
         for case, setting in cases
-        for guided in (True, False)[: 1 + args.speed]
-        for one in [case.request(tokenizer, setting, args.max_tokens, guided)]
+        for guided in (True, False)[: 1 + plan.speed]
+        for one in [case.request(tokenizer, setting, plan.max_tokens, guided)]
         for method in (AUTO_REGRESSIVE, *methods)
     ]
     answers, grammar_ms = list[Answer](), list[float | None]()
-    if args.speed:
+    if plan.speed:
         for _, _, one in asked:
             clock = GrammarClock()
             with clock.running():
                 answers += llm.run([one])
             grammar_ms.append(1e3 * clock.seconds)
     else:
-        answers, grammar_ms = llm.run([one for _, _, one in asked], args.concurrency), [None] * len(asked)
+        answers, grammar_ms = llm.run([one for _, _, one in asked], plan.concurrency), [None] * len(asked)
     runs, expected = [], answers[0]
     for (case, setting, one), found, spent in zip(asked, answers, grammar_ms, strict=True):
         stats, guided, margin = found.stats, one.guide is not None, None
@@ -187,7 +200,7 @@ def run_cases(
                 case=case.name, setting=setting, method=one.method or "", guided=guided,
                 finish=found.finish_reason or "", valid=is_valid(found.text, case.schema) if whole else None,
                 tokens=stats.output_tokens, steps=stats.steps, drafted=stats.drafted, accepted=stats.accepted,
-                decode_ms=stats.decode_ms if args.speed else None, grammar_ms=spent, margin=margin,
+                decode_ms=stats.decode_ms if plan.speed else None, grammar_ms=spent, margin=margin,
             )
         )  # fmt: skip
     return runs
@@ -212,40 +225,40 @@ def is_valid(text: str, schema: Any) -> bool:
         return False
 
 
-def verify(llm: LLM, args: argparse.Namespace, methods: Sequence[str]) -> dict[str, Any]:
-    """All cases in all settings; the report, written to `args.output` as it grows, its runs beside it."""
-    cases, refused = usable(llm, load_schemas(args.schemas), ChatTokenizer(args.bundle), args.max_tokens)
-    cases = spread(cases, args.num_schemas)
+def verify(llm: LLM, plan: Plan, methods: Sequence[str]) -> dict[str, Any]:
+    """All cases in all settings; the report, written to `plan.output` as it grows, its runs beside it."""
+    cases, refused = usable(llm, load_schemas(plan.schemas), ChatTokenizer(plan.bundle), plan.max_tokens)
+    cases = spread(cases, plan.num_schemas)
     schemas = len(cases)
-    if args.num_prompts:
-        (schema,) = [case.schema for case in load_schemas(HERE / "schemas.jsonl") if case.name == args.prompts_schema]
-        prompts = spread(load_prompts(args.dataset), args.num_prompts)
+    if plan.num_prompts:
+        (schema,) = [case.schema for case in load_schemas(SCHEMAS) if case.name == plan.prompts_schema]
+        prompts = spread(load_prompts(plan.prompts), plan.num_prompts)
         cases += [Case(f"prompt {prompt.question_id}", prompt.turns[0], schema) for prompt in prompts]
     inputs = {
-        "bundle": args.bundle.name, "manifest": file_sha256(args.bundle / MANIFEST), "schemas": schemas,
-        "prompts": args.num_prompts, "max_tokens": args.max_tokens, "methods": [*methods], "speed": args.speed,
-        "tree_budget": None if args.speed else args.tree_budget,
+        "bundle": plan.bundle.name, "manifest": file_sha256(plan.bundle / MANIFEST), "schemas": schemas,
+        "prompts": plan.num_prompts, "max_tokens": plan.max_tokens, "methods": [*methods], "speed": plan.speed,
+        "tree_budget": None if plan.speed else plan.tree_budget,
     }  # fmt: skip
-    kept, runs = args.output.with_suffix(".runs.json"), list[Run]()
+    kept, runs = plan.output.with_suffix(".runs.json"), list[Run]()
     earlier = json.loads(kept.read_bytes()) if kept.exists() else {}
     if earlier.get("inputs") == json.loads(json.dumps(inputs)):
         runs = [Run(**run) for run in earlier["runs"]]
     done = {(run.case, run.setting) for run in runs}
     left = [(case, setting) for case in cases for setting in SETTINGS if (case.name, setting) not in done]
-    report = summary(inputs, refused, runs, args)
+    report = summary(inputs, refused, runs, plan)
     with progress("verifying", len(left), "answers", console=console) as shown:
-        for start in range(0, len(left), 2 * args.concurrency):
-            part = left[start : start + 2 * args.concurrency]
-            runs += run_cases(llm, part, methods, args)
+        for start in range(0, len(left), 2 * plan.concurrency):
+            part = left[start : start + 2 * plan.concurrency]
+            runs += run_cases(llm, part, methods, plan)
             write_json(kept, {"inputs": inputs, "runs": [asdict(run) for run in runs]})
-            report = summary(inputs, refused, runs, args)
-            save_report(args.output, report)
+            report = summary(inputs, refused, runs, plan)
+            save_report(plan.output, report)
             shown.advance(len(part))
     return report
 
 
 def summary(
-    inputs: dict[str, Any], refused: dict[str, dict[str, Any]], runs: Sequence[Run], args: argparse.Namespace
+    inputs: dict[str, Any], refused: dict[str, dict[str, Any]], runs: Sequence[Run], plan: Plan
 ) -> dict[str, Any]:
     """What the runs show: counts of texts, and speed over auto-regressive decoding with and without grammars."""
     reasons = [one for one in refused.values() if one["schema"]]
@@ -261,14 +274,14 @@ def summary(
         "refusals": refused,
     }
     groups: dict[tuple[str, str, bool], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.method, run.setting, run.guided), []).append(run)
+    for item in runs:
+        groups.setdefault((item.method, item.setting, item.guided), []).append(item)
     for (method, setting, guided), rows in groups.items():
         named = {"method": method, "setting": setting}
         steps = max(sum(run.steps for run in rows), 1)
         per_step = (steps + sum(run.accepted for run in rows)) / steps
         if guided:
-            ties = Counter(run.margin < args.near_tie for run in rows if run.margin is not None)
+            ties = Counter(run.margin < plan.near_tie for run in rows if run.margin is not None)
             counts = {
                 "answers": len(rows),
                 "finished": sum(run.finish == "stop" for run in rows),
@@ -276,7 +289,7 @@ def summary(
             }
             same = {"near_ties": ties[True], "failures": ties[False], "tokens_per_step": per_step}
             report["texts"].append(named | counts | same)
-        if args.speed:
+        if plan.speed:
             base = groups[AUTO_REGRESSIVE, setting, guided]
             rate, base_rate = (
                 1e3 * sum(run.tokens for run in some) / sum(run.decode_ms or 0 for run in some) for some in (rows, base)
@@ -297,18 +310,6 @@ def texts_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def methods_table(report: dict[str, Any]) -> Table:
-    """Tokens per step, greedy and seeded, by construction and drafter, of methods named as in lossless.toml."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for row in report["texts"]:
-        drafter = next((name for name in DRAFTERS if row["method"].startswith(f"{name}_")), "none")
-        construction = row["method"].removeprefix(f"{drafter}_")
-        found.setdefault(construction, {}).setdefault(drafter, []).append(f"{row['tokens_per_step']:.2f}")
-    columns = [*DRAFTERS, "none"]
-    rows = [[name, *(" / ".join(cells.get(column, "-")) for column in columns)] for name, cells in found.items()]
-    return Table("Tokens per step, greedy / seeded", ["construction", *columns], rows)
-
-
 def speed_table(report: dict[str, Any]) -> Table:
     """What drafts are worth with a grammar, and to plain text."""
     names = ["method", "setting", "answers", "tokens/step", "grammar ms/step", "tokens/s", "speed-up"]
@@ -320,43 +321,46 @@ def speed_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Verify; the exit status is 1 if a divergence is no near-tie or a finished answer is not valid."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--bundle", type=Path, required=True)
-    add("--threads", type=int)
-    add("--schemas", type=Path, default=HERE / "schemas.jsonl")
-    add("--num-schemas", type=int, help="so many of those that can be answered, spread evenly (default: all)")
-    add("--methods", nargs="*", help="methods of the bundle (default: its first; no name: all that walk)")
-    add("--dataset", type=Path, default=HERE / "prompts.jsonl")
-    add("--num-prompts", type=int, default=0, help="so many prompts of --dataset too, all with --prompts-schema")
-    add("--prompts-schema", default="tool_search", help="name of a schema of benchmarks/schemas.jsonl")
-    add("--max-tokens", type=int, default=512)
-    add("--near-tie", type=float, default=1e-3)
-    add("--concurrency", type=int, default=8, help="answers at a time")
-    add("--tree-budget", type=int, default=15, help="draft so much whatever runs; with --speed as the bundle is tuned")
-    add("--speed", action="store_true", help="one answer at a time, timed, and plain text too")
-    add("--output", type=Path, default=Path("artifacts/reports/structured.json"))
-    args = parser.parse_args(argv)
-    llm = load_llm(parser, args.bundle, args.threads, prefix_reuse=not args.speed)
+def main(
+    bundle: BundleFolder,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help="Methods of the bundle; `all`: all that walk. Default: its first."),
+    ] = None,
+    schemas: Annotated[Path, typer.Option(help="Schemas: lines, or a folder.", show_default=False)] = SCHEMAS,
+    num_schemas: Annotated[int | None, typer.Option(help="So many that can be answered; default: all.")] = None,
+    prompts: PromptsFile = PROMPTS_FILE,
+    num_prompts: Annotated[int, typer.Option(help="So many prompts too, all with --prompts-schema.")] = 0,
+    prompts_schema: Annotated[str, typer.Option(help="Name of a shipped schema.")] = "tool_search",
+    max_tokens: MaxTokens = 512,
+    near_tie: Annotated[float, typer.Option(help="Margin below which two tokens are a tie.")] = 1e-3,
+    concurrency: Annotated[int, typer.Option(help="Answers at a time.")] = 8,
+    tree_budget: Annotated[
+        int, typer.Option(help="Draft so much whatever runs; with --speed as the bundle is tuned.")
+    ] = 15,
+    speed: Annotated[bool, typer.Option("--speed", help="One answer at a time, timed, and plain text too.")] = False,
+    threads: Threads = None,
+    output: Report = Path("artifacts/reports/structured.json"),
+) -> int:
+    """Returns 1 if a divergence is no near-tie or a finished answer is not valid."""
+    llm = load_llm(bundle, threads, prefix_reuse=not speed)
     walking = [name for name, plan in llm.runtime.plans.items() if VERIFIERS[plan.verification].merges]
-    methods = llm.methods[:1] if args.methods is None else args.methods or walking
-    if unknown := set(methods) - {*llm.methods}:
-        parser.error(f"--methods: expected some of {', '.join(llm.methods)}, got {', '.join(sorted(unknown))}")
-    if not args.speed:
-        budget = BudgetTable.constant(args.tree_budget)
-        plans = llm.runtime.plans.items()
-        llm.runtime.with_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans})
-    report = verify(llm, args, methods)
+    chosen = walking if methods == ["all"] else methods_of(llm, methods or llm.methods[:1])
+    if not speed:
+        fix_budget(llm, tree_budget)
+    plan = Plan(
+        bundle, schemas, num_schemas, prompts, num_prompts, prompts_schema, max_tokens, near_tie, concurrency,
+        tree_budget, speed, output,
+    )  # fmt: skip
+    report = verify(llm, plan, chosen)
     texts_table(report).show(console)
-    if args.speed:
+    if speed:
         speed_table(report).show(console)
     failures = sum(row["failures"] for row in report["texts"])
     console.print(f"{failures} failures, {len(report['invalid'])} finished answers that are not valid")
-    console.print(f"written to {args.output}")
+    console.print(f"written to {output}")
     return int(failures + len(report["invalid"]) > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

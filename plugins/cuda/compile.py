@@ -51,11 +51,7 @@ def headers(source: Path) -> list[Path]:
 def ptx(source: Path, architecture: str = "sm_90") -> str:
     """The source's PTX, which later architectures run too: a wheel's, unless $NVCC names a compiler, or compiled once
     per source text. Raises BuildError."""
-    shipped = [
-        COMPILED / _name(source, capability)
-        for capability in ARCHITECTURES
-        if _number(capability) <= _number(architecture)
-    ]
+    shipped = [COMPILED / _name(source, one) for one in ARCHITECTURES if _number(one) <= _number(architecture)]
     if not os.environ.get("NVCC") and shipped and shipped[-1].exists():
         return shipped[-1].read_text()
 
@@ -103,10 +99,10 @@ def nvdisasm() -> Path | None:
 def nvcc() -> Path:
     """The compiler: $NVCC, pip's, or the one in PATH. Raises BuildError."""
     chosen = os.environ.get("NVCC")
-    paths = _found("nvcc") if not chosen else [Path(chosen)] if shutil.which(chosen) else []
-    if not paths:
+    found = _found("nvcc") if not chosen else [Path(chosen)] if shutil.which(chosen) else []
+    if not found:
         raise BuildError(f"nvcc not found{f' at NVCC={chosen}' if chosen else ''}: {REMEDY}")
-    return paths[0]
+    return found[0]
 
 
 @cache
@@ -143,9 +139,9 @@ def _number(architecture: str) -> int:
 
 def _found(program: str) -> list[Path]:
     """Path of one of CUDA's programs: pip's packages, PATH, CUDA's toolkit."""
-    paths = [path for folder in sys.path for path in sorted(Path(folder).glob(f"nvidia/cu*/bin/{program}"))]
+    found = [path for folder in sys.path for path in sorted(Path(folder).glob(f"nvidia/cu*/bin/{program}"))]
     others = (shutil.which(program), f"/usr/local/cuda/bin/{program}")
-    return paths + [Path(path) for path in others if path and Path(path).exists()]
+    return found + [Path(path) for path in others if path and Path(path).exists()]
 
 
 def _nvcc(arguments: list[str]) -> str:

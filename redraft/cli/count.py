@@ -1,6 +1,6 @@
 """Count which tokens the target uses, and which follow which, in the answers of teacher data.
 
-Writes `token_counts.npy`, int64 [2, V], the counts of every other answer (studies/training/token_frequency.py plots
+Writes `token_counts.npy`, int64 [2, V], the counts of every other answer (studies/training.py plots
 what a hot vocabulary covers), and `bigrams.npy`, each token's most frequent successor, for redraft build --bigrams.
 """
 

@@ -51,8 +51,8 @@ class NgramIndex:
             for length in CHANCES:
                 if length <= len(tail):
                     match = tail[-length:]
-                    successor, times = successors.get(match, (token, 0))
-                    successors[match] = token, times + 1 if successor == token else 1
+                    known, times = successors.get(match, (token, 0))
+                    successors[match] = token, times + 1 if known == token else 1
             tail = (*tail, token)[-LONGEST:]
         self._tail = tail
         self._unread.clear()
@@ -73,27 +73,27 @@ class NgramIndex:
 
     def guess(self, tail: tuple[int, ...]) -> tuple[int, float]:
         """The token that may follow `tail` and the chance that it does; -1 where nothing is known."""
-        if successor := self.seen(tail):
-            return successor
+        if found := self.seen(tail):
+            return found
         return (int(self._table[tail[-1]]) if self._table is not None and tail else -1), TABLE_CHANCE
 
     def seen(self, tail: tuple[int, ...]) -> tuple[int, float] | None:
         """The token that followed the longest known end of `tail`, and the chance that it does again."""
-        if successor := self.match(tail):
-            token, length, times = successor
+        if found := self.match(tail):
+            token, length, times = found
             return token, CHANCES[length][times - 1]
         return None
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:
         """What followed the longest known end of `tail`, that end's length, and how often in a row (4: or more)."""
         self._read()
-        longest = None
+        found = None
         for length in reversed(CHANCES):
-            successor = self._successors.get(tail[-length:]) if length <= len(tail) else None
-            if successor is None:  # what never occurred did not occur after other tokens either
+            known = self._successors.get(tail[-length:]) if length <= len(tail) else None
+            if known is None:  # what never occurred did not occur after other tokens either
                 break
-            longest = successor[0], length, min(successor[1], MOST_TIMES)
-        return longest
+            found = known[0], length, min(known[1], MOST_TIMES)
+        return found
 
 
 def with_odds(chance: float, factor: float) -> float:
@@ -110,7 +110,7 @@ def ngram_chains(roots: np.ndarray, indices: Sequence[NgramIndex], odds: Sequenc
     chains = []
     for root, index, factor in zip(roots.tolist(), indices, odds, strict=True):
         nodes: list[Node] = [(root, -1, 0.0)]
-        nodes += [(token, parent, score) for parent, (token, score) in enumerate(index.draft(length, factor))]
+        nodes += [(token, place, score) for place, (token, score) in enumerate(index.draft(length, factor))]
         chains.append(nodes)
     return TokenTree.from_nodes(chains)
 

@@ -16,7 +16,7 @@ from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width, mask_words
 from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine, LogitRows
-from redraft.engines.features import Features, take_rows
+from redraft.engines.features import Features, take
 from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
@@ -330,7 +330,7 @@ class Scheduler:
             rows += sequence.kept(list(range(start, start + count)))
             ends.append(len(rows))
             start += count
-        kept = take_rows(features, rows)
+        kept = take(features, rows)
         return [kept[start:end] for start, end in pairwise(ends)]
 
     def _take_trees(

@@ -133,10 +133,10 @@ def plan_training(
     for files.
     """
     digest, there = model_digest(model), Plan.read(path)
-    inputs = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or ""}
+    given = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or ""}
     if there and there.model == digest:
         for name, what in (("prompts", "other prompts"), ("chat_template", "another chat template")):
-            if getattr(there, name) not in (None, inputs[name]):
+            if getattr(there, name) not in (None, given[name]):
                 raise ValueError(
                     f"{path} is of {what}: remove or rename {path.parent}, {teacher} and {teacher}-held-out"
                 )
@@ -155,7 +155,7 @@ def plan_training(
     codec = TextCodec.load(model / "tokenizer.json")
     text = list(chain.from_iterable(codec.encode(prompt.turns[0]) for prompt in prompts[:MEASURED_PROMPTS]))
     training_rate = measure_training_rate(target, DRAFTERS[RECURRENT], rows, text)
-    plan = make_plan(digest, hours, teacher_rate, training_rate, loading_s).model_copy(update=inputs)
+    plan = make_plan(digest, hours, teacher_rate, training_rate, loading_s).model_copy(update=given)
     plan.write(path)
     return plan
 

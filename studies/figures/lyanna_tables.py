@@ -5,7 +5,8 @@ from __future__ import annotations
 from benchmarks.figures.tables import Table
 from redraft.request import AUTO_REGRESSIVE
 from studies.figures.contenders import NAMES, Load, contenders, more_than_first, speedup
-from studies.training.training_table import percent
+from studies.replay.acceptance import conditional_cells
+from studies.training import percent
 
 TABLE_1 = {"full": (91, 80, 70), "no_token_info": (90, 73, 64), "no_first_token": (84, 71, 63)}
 """Lyanna, table 1: conditional acceptance of steps 1 to 3, percent."""
@@ -21,10 +22,7 @@ def table1(load: Load) -> Table:
     rows = {label: (results[name], TABLE_1[name]) for name, label in labels.items()}
     rows["the shipped drafter"] = (next(iter(shipped.values())), TABLE_1["full"])
     for label, (row, paper) in rows.items():
-        rates = zip(row["conditional"], row["accepted"], row["offered"], strict=True)
-        cells = [f"{rate:.1%} ({accepted}/{offered})" for rate, accepted, offered in rates]
-        length = f"{row['acceptance_length']:.2f} ±{row['interval']:.2f}"
-        table.rows.append([label, *cells, length, "{}, {}, {}%".format(*paper)])
+        table.rows.append([label, *conditional_cells(row), "{}, {}, {}%".format(*paper)])
     return table
 
 

@@ -13,13 +13,12 @@ from matplotlib.figure import Figure
 from benchmarks.figures import plots
 from benchmarks.load.comparison import AR
 from redraft.request import AUTO_REGRESSIVE
+from studies import training
 from studies.figures.contenders import Load, contenders
 from studies.figures.redrafter_tables import WIDTHS
-from studies.replay import beam_packing, beam_shapes
 from studies.rsd import figure1
 from studies.rsd import report as rsd_report
 from studies.speed import beam_packing_throughput
-from studies.training import learning_curve
 
 SHORT = {
     "best": "default",
@@ -239,6 +238,43 @@ def token_frequency(load: Load) -> Figure:
     return figure
 
 
+def beam_packing(load: Load) -> Figure:
+    """Rows with and without packing, and the compression ratio, over beam width (ReDrafter, figure 6, left)."""
+    results = load("beam_packing")["widths"]
+    figure, (rows, ratio) = plots.new_figure(2)
+    width = [row["width"] for row in results]
+    gray, blue = plots.COLORS[:2]
+    rows.plot(width, [row["unpacked"] for row in results], "o-", color=gray, label="without packing", ms=4)
+    rows.plot(width, [row["packed"] for row in results], "o-", color=blue, label="with packing, mean", ms=4)
+    low, high = ([row[key] for row in results] for key in ("p1", "p99"))
+    rows.fill_between(width, low, high, color=blue, alpha=0.15, linewidth=0, label="1st to 99th percentile")
+    rows.set_title("Draft rows per step", loc="left")
+    ratio.plot(width, [row["compression"] for row in results], "o-", color=blue, ms=4)
+    low, high = ([row["unpacked"] / row[key] for row in results] for key in ("p99", "p1"))
+    ratio.fill_between(width, low, high, color=blue, alpha=0.15, linewidth=0)
+    ratio.set_title("Compression ratio", loc="left")
+    for axis in (rows, ratio):
+        axis.set_xlabel("beam width")
+        axis.set_ylim(bottom=0)
+    rows.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def beam_shapes(load: Load) -> Figure:
+    """Tokens per step by beam width, a line per length, a panel per drafter (ReDrafter, figure 7)."""
+    drafters = load("beam_shapes")["drafters"]
+    figure, axes = plots.new_figure(len(drafters))
+    most = max(row["acceptance_length"] for results in drafters.values() for row in results)
+    for axis, (label, results) in zip(axes, drafters.items(), strict=True):
+        series: dict[str, dict[str, float]] = {}
+        for row in sorted(results, key=lambda row: row["length"]):
+            series.setdefault(f"length {row['length']}", {})[str(row["width"])] = row["acceptance_length"]
+        plots.lines(axis, series, (label, "beam width", "tokens per step"))
+        axis.set_ylim(1, 1.05 * most)
+        axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower right")
+    return figure
+
+
 def rsd_experiment(load: Load, name: str) -> Figure:
     """Block efficiency and tokens/s by draft length or target budget (RSD, figures 4 and 5)."""
     return rsd_report.plot(rsd_report.parts_of(load("rsd/experiments"), name))
@@ -249,8 +285,8 @@ def learning_curves(drafters: Path, path: Path) -> Path:
     logs = {}
     for file in sorted(drafters.glob("*/training.jsonl")):
         kind = json.loads(file.with_name("config.json").read_text())["drafter"]
-        logs[DRAFTERS[kind]] = learning_curve.read_log(file)
-    return learning_curve.plot(logs, 2, path)
+        logs[DRAFTERS[kind]] = training.read_log(file)
+    return training.plot(logs, 2, path)
 
 
 DRAWN: dict[str, Callable[[Load], Figure]] = {
@@ -264,6 +300,8 @@ DRAWN: dict[str, Callable[[Load], Figure]] = {
     "drafting_latency": drafting_latency,
     "step_times": step_times,
     "token_frequency": token_frequency,
+    "beam_packing": beam_packing,
+    "beam_shapes": beam_shapes,
     "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
     "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
 }
@@ -276,9 +314,7 @@ def write(load: Load, drafters: Path, folder: Path) -> list[Path]:
     cells = {(row["method"], row["batch"]): row for row in load("beam_packing_throughput")["cells"]}
     return [
         *written,
-        beam_packing.plot(load("beam_packing")["widths"], folder / "beam_packing.svg"),
         beam_packing_throughput.plot(cells, folder / "beam_packing_throughput.svg"),
-        beam_shapes.plot(load("beam_shapes")["drafters"], folder / "beam_shapes.svg"),
         figure1.plot(folder / "rsd_figure1.svg"),
         learning_curves(drafters, folder / "learning_curve.svg"),
     ]

@@ -1,6 +1,6 @@
 """The target's own greedy answers to prompts, with its hidden states: what drafters are replayed on.
 
-    python -m studies.replay.answers --bundle BUNDLE --dataset mt_bench.jsonl --output artifacts/answers
+    python -m studies.replay.answers --bundle BUNDLE --prompts mt_bench.jsonl --output artifacts/answers
 
 One safetensors shard, as redraft distill writes them. The bundle needs a drafter, or --features when it is built;
 how it decodes does not change the answers.
@@ -8,27 +8,27 @@ how it decodes does not change the answers.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
-from rich.console import Console
+import typer
 from safetensors import safe_open
 from torch import Tensor
 
+from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, NumPrompts, PromptsFile, console, run
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm, teacher_force
 from redraft.console.progress import tracked
 from redraft.llm import LLM
 from redraft.model_defs.files import save_tensors
 from redraft.prompts import load_prompts, spread
-from redraft.request import request
+from redraft.request import GenerateRequest
 
 FILE_NAME = "shard-00000.safetensors"
-console = Console()
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,9 @@ class Answer:
         return self.tokens[self.start :].tolist()
 
 
-def record(llm: LLM, prompts: list[str], max_tokens: int, concurrency: int) -> list[Answer]:
-    """Answers of an LLM's target, one forward of each whole text for its hidden states.
-
-    Raises ValueError where the bundle gives no features.
-    """
-    requests = [request(text, max_tokens, temperature=0.0) for text in prompts]
+def record(llm: LLM, requests: list[GenerateRequest], concurrency: int) -> list[Answer]:
+    """Answer requests, and run each whole text once more for its hidden states. Raises ValueError where the bundle
+    gives no features."""
     answers = []
     generated = llm.run(requests, min(concurrency, llm.runtime.limits.slots))
     for asked, answer in tracked(list(zip(requests, generated, strict=True)), "hidden states", "answers", console):
@@ -100,29 +97,26 @@ def read(folder: Path, count: int | None = None, max_tokens: int | None = None) 
     return spread(answers, count)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Answer the prompts and write the shard."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--bundle", type=Path, required=True, help="bundle that gives features")
-    add("--dataset", type=Path, default=Path("benchmarks/prompts.jsonl"))
-    add("--num-prompts", type=int, help="so many, spread evenly over the file")
-    add("--max-tokens", type=int, default=128)
-    add("--concurrency", type=int, default=8)
-    add("--output", type=Path, default=Path("artifacts/answers"))
-    args = parser.parse_args(argv)
-    llm, tokenizer = load_llm(parser, args.bundle), ChatTokenizer(args.bundle)
-    prompts = [tokenizer.chat(prompt.turns[0]) for prompt in spread(load_prompts(args.dataset), args.num_prompts)]
+def main(
+    bundle: BundleFolder,
+    prompts: PromptsFile = PROMPTS_FILE,
+    num_prompts: NumPrompts = None,
+    max_tokens: MaxTokens = 128,
+    concurrency: Annotated[int, typer.Option(help="Answers at a time.")] = 8,
+    output: Annotated[Path, typer.Option(help="Folder to write.")] = Path("artifacts/answers"),
+) -> None:
+    llm, tokenizer = load_llm(bundle), ChatTokenizer(bundle)
+    chosen = spread(load_prompts(prompts), num_prompts)
+    requests = [tokenizer.request(prompt.turns[0], max_tokens, temperature=0.0) for prompt in chosen]
     try:
-        answers = record(llm, prompts, args.max_tokens, args.concurrency)
+        answers = record(llm, requests, concurrency)
     except ValueError as error:
-        parser.error(str(error))
+        raise typer.BadParameter(str(error)) from None
     finally:
         llm.close()
-    path = write(args.output, answers)
-    tokens = sum(len(answer.text) for answer in answers)
-    console.print(f"{len(answers)} answers, {tokens:,} tokens: {path}")
+    path = write(output, answers)
+    console.print(f"{len(answers)} answers, {sum(len(answer.text) for answer in answers):,} tokens: {path}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

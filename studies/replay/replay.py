@@ -51,20 +51,27 @@ class Outcome:
         """Conditional acceptance rate by depth."""
         return [a / max(o, 1) for a, o in zip(self.accepted_by_depth, self.offered_by_depth, strict=True)]
 
-    def follow(self, tree: TokenTree, text: list[int], depths: int) -> None:
-        """Decode a known answer with the trees at its places but the last; accepted tokens are counted by depth up to
+    @property
+    def figures(self) -> dict[str, float]:
+        """Tokens per step with half the width of their interval, and the number of steps."""
+        steps = len(self.accepted)
+        return {"acceptance_length": self.acceptance_length, "interval": interval(self.accepted), "steps": steps}
+
+    def follow(self, tree: TokenTree, answer: Answer, depths: int) -> None:
+        """Decode a known answer with the trees at its tokens but the last; accepted tokens are counted by depth up to
         `depths`, the deepest that the trees have."""
+        text = answer.text
         for counts in (self.offered_by_depth, self.accepted_by_depth):
             counts.extend([0] * (depths - len(counts)))
-        place = 0
-        while place < len(text) - 1:
-            accepted = len(follow(tree.nodes[place], text[place + 1 :]))
+        index = 0
+        while index < len(text) - 1:
+            accepted = len(follow(tree.nodes[index], text[index + 1 :]))
             self.accepted.append(accepted)
-            self.rows.append(len(tree.nodes[place]))
-            for depth in range(min(depths, len(text) - 1 - place)):
+            self.rows.append(len(tree.nodes[index]))
+            for depth in range(min(depths, len(text) - 1 - index)):
                 self.offered_by_depth[depth] += accepted >= depth
                 self.accepted_by_depth[depth] += accepted > depth
-            place += accepted + 1
+            index += accepted + 1
 
 
 class Replayer:

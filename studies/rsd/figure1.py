@@ -11,16 +11,15 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.command import console, run
 from benchmarks.figures.plots import COLORS, new_figure, save
+from benchmarks.figures.tables import Table
 from redraft.decoding.rejection import Rule, k_seq, multi_round, recursive_rejection
 from redraft.decoding.token_tree import NodeDraws
 
 TARGETS = (0.5, 0.7, 0.9)
 DRAFTS = np.linspace(0.01, 0.99, 99)
-out = Console(highlight=False)
 
 
 def acceptance(rule: Rule, p: float, q: float, replacement: bool) -> float:
@@ -62,15 +61,15 @@ def main(
     output: Annotated[Path, typer.Option(help="Where to write the plot.")] = Path("artifacts/reports/rsd_figure1.png"),
 ) -> None:
     """Draw RSD's figure 1 and print some of its values."""
-    out.print(table())
-    out.print(f"plot: {plot(output)}")
+    table().show(console)
+    console.print(f"plot: {plot(output)}")
 
 
 def table() -> Table:
     """Acceptance rates at a few drafts for every target."""
-    shown = Table("target q", "draft p", *METHODS, title="Acceptance rate of two draft tokens, Bernoulli distributions")
+    shown = Table("Acceptance rate of two draft tokens, Bernoulli distributions", ["target q", "draft p", *METHODS])
     for q, p in product(TARGETS, (0.1, 0.3, 0.5, 0.7, 0.9)):
-        shown.add_row(f"{q}", f"{p}", *(f"{rate(p, q):.3f}" for rate in METHODS.values()))
+        shown.rows.append([f"{q}", f"{p}", *(f"{rate(p, q):.3f}" for rate in METHODS.values())])
     return shown
 
 
@@ -92,4 +91,4 @@ def plot(path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

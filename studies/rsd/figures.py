@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.figures.intervals import interval, ratio, statistic
+from benchmarks.figures.intervals import interval, ratio
 from benchmarks.speed.acceptance import conditional_acceptance
 from redraft.request import AUTO_REGRESSIVE
-from studies.rsd.quality import Measure
 from studies.rsd.shapes import ALGORITHMS, PUBLISHED, RSD_S, Experiment, Shape
 from studies.rsd.store import Row, Store, sums
 
-QUALITY_RESAMPLES = 400
 DEPTHS = 3
-References = Mapping[str, tuple[str, ...]]
-"""Texts that answer a prompt as it should be, by question_id."""
 
 
 @dataclass(frozen=True)
@@ -136,51 +132,11 @@ def first_depths(rows: list[Row]) -> list[float]:
     return [ours / before for ours, before in counts if ours]
 
 
-def quality(store: Store, setting: str, references: References) -> dict[str, Any] | None:
-    """BLEU or ROUGE-2 by task, all shapes of an algorithm together, and the difference from auto-regressive sampling;
-    None without references."""
-    rows = store.rows.get(setting, {})
-    categories = sorted({row.category for row in rows.get(AUTO_REGRESSIVE, []) if row.question_id in references})
-    if not categories:
-        return None
-    base: dict[str, tuple[float, np.ndarray]] = {}
-    methods = []
-    for name in (AUTO_REGRESSIVE, *ALGORITHMS):
-        prefix = name if name == AUTO_REGRESSIVE else name.lower().replace("-", "_") + "_"
-        ours = [row for method, some in rows.items() if method.startswith(prefix) for row in some]
-        ours = [row for row in ours if row.category in categories and row.question_id in references]
-        if not ours:
-            continue
-        tasks = {}
-        for category in categories:
-            measure = Measure.for_category(category)
-            counts = quality_counts([row for row in ours if row.category == category], measure, references)
-            value, samples = measure.of(counts.sum(axis=0)), statistic(measure.of, counts, QUALITY_RESAMPLES)
-            first_value, first_samples = base.setdefault(category, (value, samples))
-            figures: dict[str, Any] = {"value": value, "interval": list(interval(samples))}
-            if name in ALGORITHMS:
-                figures["difference"] = value - first_value
-                figures["difference_interval"] = list(interval(samples - first_samples))
-            tasks[f"{measure.name}, {category}"] = figures
-        methods.append({"method": name.replace("_", "-"), "answers": len(ours), "tasks": tasks})
-    return {"sampling": store.settings[setting]["sampling"], "methods": methods}
-
-
-def quality_counts(rows: list[Row], measure: Measure, references: References) -> np.ndarray:
-    """A measure's counts float64 [prompts, C], summed over each prompt's answers; prompts in the order of their ids."""
-    prompts: dict[str, list[np.ndarray]] = {row.question_id: [] for row in sorted(rows, key=lambda r: r.question_id)}
-    for row in rows:
-        prompts[row.question_id].append(measure.counts(row.text, references[row.question_id]))
-    return np.array([np.sum(counts, axis=0) for counts in prompts.values()])
-
-
-def published(store: Store, experiments: list[Experiment], references: References) -> dict[str, Any]:
+def published(store: Store, experiments: list[Experiment]) -> dict[str, Any]:
     """All figures of a store, as docs/results/rsd/experiments.json has them."""
     parts = [Figures(store, setting, experiment) for setting in store.settings for experiment in experiments]
-    judged = [quality(store, setting, references) for setting in store.settings]
     return {
         **store.setup,
         "prompts": {setting: len(part["prompts"]) for setting, part in store.settings.items()},
         "experiments": [figures.json() for figures in parts if figures.efficiency],
-        "quality": [part for part in judged if part],
     }

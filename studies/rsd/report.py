@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.figures.plots import COLORS, new_figure, save
 from benchmarks.figures.results import save_report
 from benchmarks.figures.tables import Table
-from studies.rsd.figures import DEPTHS, References, published
+from studies.rsd.figures import DEPTHS, published
 from studies.rsd.shapes import ALGORITHMS, RSD_S, Experiment
 from studies.rsd.store import Store
 
@@ -20,16 +20,12 @@ Part = Mapping[str, Any]
 """An experiment at one sampling setting, as `Figures.json` gives it."""
 
 
-def write(
-    store: Store, experiments: list[Experiment], references: References, folder: Path, console: Console
-) -> list[Path]:
+def write(store: Store, experiments: list[Experiment], folder: Path, console: Console) -> list[Path]:
     """Print the tables; write `experiments.json` and a plot per experiment. Returns what was written."""
-    figures = published(store, experiments, references)
+    figures = published(store, experiments)
     for part in figures["experiments"]:
         best_shapes([part]).show(console)
         all_shapes(part).show(console)
-    for part in figures["quality"]:
-        quality(part).show(console)
     written = [store.path, folder / "experiments.json"]
     save_report(written[-1], figures)
     for name in dict.fromkeys(part["experiment"] for part in figures["experiments"]):
@@ -68,23 +64,6 @@ def all_shapes(part: Part) -> Table:
              estimate(shape["block_efficiency"]), *rates, *["-"] * (DEPTHS - len(rates)), estimate(shape["mbsu"]),
              estimate(shape["tokens_per_s"], ".0f"), estimate(shape["speedup"])]
         )  # fmt: skip
-    return table
-
-
-def quality(part: Mapping[str, Any]) -> Table:
-    """BLEU or ROUGE-2 by task, and the difference from auto-regressive sampling."""
-    tasks = list(part["methods"][0]["tasks"])
-    heads = [head for task in tasks for head in (task, "less auto-regressive")]
-    title = f"Quality against references, temperature {part['sampling']['temperature']:g}: all shapes together"
-    table = Table(title, ["", "answers", *heads])
-    for row in part["methods"]:
-        cells = []
-        for task in tasks:
-            found = row["tasks"][task]
-            cells.append(estimate(found, ".1f"))
-            difference = {"value": found.get("difference"), "interval": found.get("difference_interval")}
-            cells.append(estimate(difference, "+.1f") if "difference" in found else "")
-        table.rows.append([row["method"], str(row["answers"]), *cells])
     return table
 
 

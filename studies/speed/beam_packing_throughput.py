@@ -11,27 +11,23 @@ is not auto-regressive decoding's. Methods take turns at greedy requests, and ea
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, run
 from benchmarks.figures.plots import COLORS, new_figure, save
-from benchmarks.figures.results import save_report
+from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
-from benchmarks.speed.inprocess import load_llm
-from benchmarks.speed.method_batches import add_workload, answer_all, load_workload, throughput
-from redraft.console.progress import tracked
+from benchmarks.speed.inprocess import Clock, load_llm
+from benchmarks.speed.method_batches import Batches, FewPrompts, Rounds, WarmUp, Workload, best_rounds
 from redraft.llm import Answer
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from studies.speed.unpacked_beams import BEAM_UNPACKED
 
 PACKED, UNPACKED = "packed_", "unpacked_"
-console = Console()
 
 
 def check(method: str, answers: Sequence[Answer], pair: Sequence[Answer], plain: Sequence[Answer]) -> None:
@@ -110,37 +106,36 @@ def plot(cells: Mapping[tuple[str, int], Mapping[str, Any]], path: Path) -> Path
     return save(figure, path)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run every method at every batch size, compare, print the table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--bundle", type=Path, required=True, help="bundle with the methods of studies/methods/beam_packing.toml")
-    add_workload(parser)
-    add("--output", type=Path, default=Path("docs/results/beam_packing_throughput.json"))
-    args = parser.parse_args(argv)
-    llm = load_llm(parser, args.bundle)
+def main(
+    bundle: BundleFolder,
+    batches: Batches = [1, 2, 4, 8, 16],
+    prompts: PromptsFile = PROMPTS_FILE,
+    num_prompts: FewPrompts = 48,
+    max_tokens: MaxTokens = 64,
+    warm_up: WarmUp = 32,
+    rounds: Rounds = 2,
+    output: Report = Path("artifacts/reports/beam_packing_throughput.json"),
+) -> None:
+    llm = load_llm(bundle)
     plans = dict(llm.runtime.plans)
     packed = sorted(plans, key=lambda method: width_of(method).zfill(9))
     methods = [AUTO_REGRESSIVE, *(name for method in packed for name in (method, method.replace(PACKED, UNPACKED, 1)))]
-    prompts, warm_up = load_workload(parser, args, [llm])
-    options = {"max_tokens": args.max_tokens, "temperature": 0.0}
+    load = Workload.load(bundle, [llm], prompts, num_prompts, warm_up, batches, max_tokens, 0.0)
     first: dict[str, list[Answer]] = {}
-    cells: dict[tuple[str, int], dict[str, Any]] = {}
-    turns = [(batch, method) for _ in range(args.rounds) for batch in args.batches for method in methods]
-    for batch, method in tracked(turns, "answering", "turns", console):
+
+    def answer(method: str, batch: int) -> tuple[list[Answer], Clock]:
         llm.runtime.plans = plans_of(method, plans)
-        answers, spent = answer_all(llm, pair_of(method), prompts, warm_up, batch, options)
+        answers, spent = load.answer(llm, pair_of(method), batch)
         first.setdefault(method, answers)
         check(method, answers, first[pair_of(method)], first[AUTO_REGRESSIVE])
-        row = {"method": method, "batch": batch, **throughput(answers, spent)}
-        if row["tokens_per_s"] > cells.setdefault((method, batch), row)["tokens_per_s"]:
-            cells[method, batch] = row
+        return answers, spent
+
+    cells = best_rounds(rounds, batches, methods, answer)
     llm.close()
-    table(cells).show(console)
-    setting = {"prompts": len(prompts), "rounds": args.rounds, **options}
-    save_report(args.output, {**setting, "same_tokens_and_steps": True, "cells": list(cells.values())})
-    console.print(f"written to {args.output}")
+    setting = {"prompts": len(load.requests), "rounds": rounds, "max_tokens": max_tokens, "temperature": 0.0}
+    report = {**setting, "same_tokens_and_steps": True, "cells": list(cells.values())}
+    finish(output, report, table(cells))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

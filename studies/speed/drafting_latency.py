@@ -4,14 +4,12 @@
     python -m studies.speed.drafting_latency untrained --model MODEL --output artifacts/drafters/untrained
     redraft build --model MODEL --methods artifacts/drafters/untrained/methods.toml --output BUNDLE
     python -m studies.speed.drafting_latency drafters --bundle BUNDLE
-    python -m studies.speed.drafting_latency rejection --bundle BUNDLE --dataset PROMPTS
 
 `heads` times the CPU operators that turn hidden states into drafted tokens: the LM head, softmax and sampling. Token by
 token, each level's nodes go through the head; in one pass, the chain does so once, and each level adds what its nodes'
 tokens say. `drafters` times the whole drafting networks of a bundle's methods; weights do not matter, so `untrained`
 writes drafters and the methods that compare them: with the hot head, with the full one, and with hardly any. What the
-first two take beyond the last is head, softmax and sampling; the rest is the layers. `rejection` times the host's
-verification of drafts that were drawn at random, with several sequences at once.
+first two take beyond the last is head, softmax and sampling; the rest is the layers.
 """
 
 from __future__ import annotations
@@ -20,22 +18,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 
-from benchmarks.figures.results import save_report
+from benchmarks.command import BundleFolder, ModelFolder, Repeats, Report, Script, console, run
+from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
-from benchmarks.load.workload import ChatTokenizer
 from redraft.batch import DraftBatch
 from redraft.bundle.manifest import Bundle
-from redraft.decoding.verification import Verdict
 from redraft.engines import load_engine
 from redraft.errors import BundleError
-from redraft.llm import LLM
 from redraft.model_defs.drafters.eagle import EagleDrafter
 from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
 from redraft.model_defs.drafters.registry import DRAFTERS
@@ -43,8 +37,6 @@ from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
 from redraft.plugins import kernels
 from redraft.plugins.operators.linear.pack import DTYPES, pack
-from redraft.prompts import load_prompts, spread
-from redraft.request import GenerateRequest, request
 
 LEVELS = 5
 HOT, INFO = 12288, 8192
@@ -52,7 +44,6 @@ CACHE_BYTES = 256 << 20
 METHODS = "methods.toml"
 HEAD, SAMPLING, FUSED, ALL = "LM head", "softmax and sampling", "both in one operator", "all"
 SHOWN = (HEAD, SAMPLING, FUSED, ALL)
-console = Console()
 app = typer.Typer(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -126,15 +117,15 @@ def milliseconds(head: Head, way: Callable[[Head], list[str]], repeats: int) -> 
     return {part: float(np.median(values)) for part, values in samples.items()}
 
 
-@app.command()
+@app.command(cls=Script)
 def heads(
     hidden: Annotated[int, typer.Option(help="Hidden size.")] = 576,
     columns: Annotated[list[int], typer.Option(help="Tokens of the head.")] = [HOT, 49152],
     widths: Annotated[list[int], typer.Option(help="Nodes of a level.")] = [1, 4],
     k: Annotated[int, typer.Option(help="Children of a node.")] = 8,
     dtype: Annotated[str, typer.Option(help=f"Weights: {', '.join(DTYPES)}; drafters of bf16 bundles: w8a8.")] = "w8a8",
-    repeats: Annotated[int, typer.Option(help="Drafts of each kind.")] = 30,
-    output: Annotated[Path, typer.Option(help="JSON.")] = Path("docs/results/drafting_heads.json"),
+    repeats: Repeats = 30,
+    output: Report = Path("artifacts/reports/drafting_heads.json"),
 ) -> None:
     """Time LM head, softmax and sampling of drafts of 5 levels at batch 1, token by token and in one pass."""
     results = []
@@ -144,9 +135,8 @@ def heads(
             for name, way in WAYS.items():
                 times = milliseconds(head, way, repeats)
                 results.append({"columns": count, "width": width, "way": name, "milliseconds": times})
-    heads_table(results).show(console)
-    save_report(output, {"levels": LEVELS, "hidden": hidden, "dtype": dtype, "k": k, "drafts": results})
-    console.print(f"written to {output}")
+    report = {"levels": LEVELS, "hidden": hidden, "dtype": dtype, "k": k, "drafts": results}
+    finish(output, report, heads_table(results))
 
 
 def heads_table(results: Sequence[dict[str, Any]]) -> Table:
@@ -165,9 +155,9 @@ BARE = "_bare"
 VARIANTS = {"lyanna": HiddenStateDrafter.name, "eagle": EagleDrafter.name}
 
 
-@app.command()
+@app.command(cls=Script)
 def untrained(
-    model: Annotated[Path, typer.Option(help="Target: a folder made by redraft fetch.")],
+    model: ModelFolder,
     output: Annotated[Path, typer.Option(help="Folder for drafters and methods.toml.")],
 ) -> None:
     """Write untrained hidden-state and EAGLE-style drafters with each of HEADS, and their methods."""
@@ -195,13 +185,13 @@ def place_to_draft(reads_context: bool, features: int, context: int, pairs: int)
     )
 
 
-@app.command()
+@app.command(cls=Script)
 def drafters(
-    bundle: Annotated[Path, typer.Option(help="Bundle with the methods.")],
+    bundle: BundleFolder,
     context: Annotated[int, typer.Option(help="Pairs that a drafter with a context has ingested.")] = 256,
     pairs: Annotated[int, typer.Option(help="Pairs that it ingests with the draft.")] = 2,
-    repeats: Annotated[int, typer.Option(help="Drafts of each method.")] = 30,
-    output: Annotated[Path, typer.Option(help="JSON.")] = Path("docs/results/drafting_latency.json"),
+    repeats: Repeats = 30,
+    output: Report = Path("artifacts/reports/drafting_latency.json"),
 ) -> None:
     """Time one draft call of each method of a bundle at batch 1; the methods take turns."""
     try:
@@ -229,81 +219,9 @@ def drafters(
         parts = [] if layers is None or name.endswith(BARE) else [f"{layers:.2f}", f"{value - layers:.2f}"]
         best = f"{min(samples[name][2:]):.2f}"
         shown.rows.append([name, config.methods[name].drafter or "", f"{value:.2f}", best, *(parts or ["", ""])])
-    shown.show(console)
-    save_report(output, {"precision": config.precision, "context": context, "pairs": pairs, "milliseconds": times})
-    console.print(f"written to {output}")
-
-
-def verification(llm: LLM, requests: Sequence[GenerateRequest], concurrency: int) -> dict[str, float]:
-    """Figures of the steps in which so many requests decode and no prompt is read: their number, their milliseconds and
-    those of the verification on the host, its share, nodes visited for each request, and microseconds for each node."""
-    scheduler = llm.runtime.scheduler
-    step, verify = scheduler.step, scheduler._verify
-    steps, spent, visited = list[float](), list[float](), list[int]()
-
-    def timed_step() -> list[Any]:
-        before, prompt_tokens, started = len(spent), scheduler.totals.prompt_tokens, time.perf_counter()
-        outputs = step()
-        if len(spent) > before:
-            steps.append(time.perf_counter() - started)
-            if scheduler.totals.prompt_tokens > prompt_tokens:
-                del steps[before:], spent[before:], visited[before:]
-        return outputs
-
-    def timed_verify(sequences: list[Any], *given: Any) -> list[Verdict]:
-        started = time.perf_counter()
-        verdicts = verify(sequences, *given)
-        if len(sequences) == concurrency:
-            spent.append(time.perf_counter() - started)
-            visited.append(sum(len(verdict.path) for verdict in verdicts))
-        return verdicts
-
-    llm.run(requests[:concurrency], concurrency)
-    with patch.object(scheduler, "_verify", timed_verify), patch.object(scheduler, "step", timed_step):
-        llm.run(requests, concurrency)
-    return {
-        "steps": len(steps),
-        "step_ms": 1e3 * sum(steps) / len(steps),
-        "verification_ms": 1e3 * sum(spent) / len(steps),
-        "share": sum(spent) / sum(steps),
-        "nodes": sum(visited) / len(steps) / concurrency,
-        "node_us": 1e6 * sum(spent) / sum(visited),
-    }
-
-
-@app.command()
-def rejection(
-    bundle: Annotated[Path, typer.Option(help="With the method.")],
-    dataset: Annotated[Path, typer.Option(help="Prompts, as the load test takes them.")],
-    method: Annotated[str, typer.Option(help="That verifies by rejection.")] = "rsd_s",
-    temperature: Annotated[float, typer.Option(help="Of the requests.")] = 1.0,
-    sequences: Annotated[list[int], typer.Option(help="At once.")] = [1, 4, 16],
-    num_prompts: Annotated[int, typer.Option(help="Requests for each number of sequences.")] = 48,
-    max_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 64,
-    output: Annotated[Path, typer.Option(help="JSON.")] = Path("docs/results/rejection.json"),
-) -> None:
-    """Time the host's verification of a method's drafts, beside the steps that it is part of."""
-    try:
-        llm, precision = LLM(bundle, prefix_reuse=False), Bundle.load(bundle).config.precision
-    except BundleError as error:
-        raise typer.BadParameter(str(error)) from None
-    tokenizer = ChatTokenizer(bundle)
-    texts = [tokenizer.chat(prompt.turns[0]) for prompt in spread(load_prompts(dataset), num_prompts)]
-    requests = [
-        request(text, max_tokens, method=method, temperature=temperature, seed=seed) for seed, text in enumerate(texts)
-    ]
-    times = {count: verification(llm, requests, count) for count in sequences}
-    columns = ["sequences", "steps", "a step, ms", "verification, ms", "share", "nodes of each", "a node, us"]
-    shown = Table(f"Verification of {method}", columns)
-    for count, row in times.items():
-        took = f"{row['step_ms']:.1f}", f"{row['verification_ms']:.2f}", f"{row['share']:.1%}"
-        shown.rows.append([str(count), str(row["steps"]), *took, f"{row['nodes']:.2f}", f"{row['node_us']:.0f}"])
-    shown.show(console)
-    setting = {"precision": precision, "method": method, "temperature": temperature, "dataset": dataset.name}
-    setting |= {"num_prompts": num_prompts, "max_tokens": max_tokens}
-    save_report(output, {**setting, "sequences": times})
-    console.print(f"written to {output}")
+    report = {"precision": config.precision, "context": context, "pairs": pairs, "milliseconds": times}
+    finish(output, report, shown)
 
 
 if __name__ == "__main__":
-    app()
+    run(app)

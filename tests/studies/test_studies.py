@@ -9,17 +9,13 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
-from typer.testing import CliRunner
 
-from benchmarks.speed import method_batches
-from benchmarks.verify import held_out
+from benchmarks.command import execute
 from redraft.bundle.budget import BudgetTable
 from redraft.compiler.methods import read_methods
 from redraft.llm import LLM, Answer
@@ -35,12 +31,13 @@ from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE, SequenceStats, request
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
+from studies import training
 from studies.cache import prefix_reuse
-from studies.replay import ablation, answers, beam_packing, beam_shapes
+from studies.replay import acceptance, answers
 from studies.replay.replay import Replayer
 from studies.rsd import experiments, figure1
+from studies.rsd.shapes import EXPERIMENTS, shapes_of
 from studies.speed import beam_packing_throughput, drafting_latency
-from studies.training import learning_curve, token_frequency, training_table
 from tests.conftest import ROOT
 from tests.toy_engine import ToyEngine, toy_codec
 
@@ -98,8 +95,8 @@ def drafter_of(target: Target, name: str, seed: int = 1, **settings: int) -> Dra
 def test_the_makefile_names_what_there_is():
     command = ["make", "--dry-run", "-f", "studies/Makefile", "all", "ENGINES=nowhere", "TEACHER=docs", "SPEC_BENCH=s"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    modules = set(re.findall(r"-m (\S+)", done.stdout))
-    assert {"studies.rsd.experiments", "studies.replay.ablation", "benchmarks.speed.single_stream"} < modules
+    modules = set(re.findall(r"-m (\S+)", done.stdout)) - {"redraft.cli"}
+    assert {"studies.rsd.experiments", "studies.replay.acceptance", "benchmarks.speed.single_stream"} < modules
     assert [name for name in modules if not ROOT.joinpath(*name.split(".")).with_suffix(".py").exists()] == []
     files = set(re.findall(r"(?:studies|benchmarks|build)/\S+\.(?:py|toml|jsonl)", done.stdout))
     assert [file for file in files if not (ROOT / file).exists()] == []
@@ -113,12 +110,13 @@ def test_the_methods_are_read(file, monkeypatch):
 
 def test_answers_are_recorded_with_the_hidden_states_of_their_text():
     llm = toy_llm(tree="best_first")
-    recorded = answers.record(llm, PROMPTS, 40, concurrency=2)
-    plain = llm.run([request(text, 40, method=AUTO_REGRESSIVE, temperature=0.0) for text in PROMPTS])
+    requests = [request(text, 40, temperature=0.0) for text in PROMPTS]
+    recorded = answers.record(llm, requests, concurrency=2)
+    plain = llm.run([one.model_copy(update={"method": AUTO_REGRESSIVE}) for one in requests])
     assert [answer.text for answer in recorded] == [answer.token_ids for answer in plain]
     for answer in recorded:
         tokens = answer.tokens.tolist()
-        states = [llm.runtime.engine.path_state(tokens[: place + 1]) for place in range(len(tokens))]
+        states = [llm.runtime.engine.path_state(tokens[: index + 1]) for index in range(len(tokens))]
         torch.testing.assert_close(answer.hidden, torch.tensor([[s >> 16, s & 0xFFFF] for s in states]).float())
 
 
@@ -158,33 +156,33 @@ def chain_at(drafter: HiddenStateDrafter, answer: answers.Answer, place: int, le
     return drafter.raw_logits(drafter.chain(first[None, None], levels, attend)[:, 0, 0])
 
 
-def test_drafters_are_replayed_over_recorded_answers(target, greedy, tmp_path, monkeypatch, capsys):
+def test_drafters_are_replayed_over_recorded_answers(target, greedy, tmp_path, monkeypatch):
     answers.write(tmp_path / "answers", greedy)
     monkeypatch.setattr(Target, "from_folder", lambda folder: target)
     for seed, (name, settings) in enumerate({"recurrent": {"exit_dim": 30}, "hidden_state": {"info_rank": 5}}.items()):
         for copy in "ab":
             drafter_of(target, name, seed, **settings).save(tmp_path / f"{name}-{copy}")
-    given = ["--model", "m", "--answers", str(tmp_path / "answers"), "--output", str(tmp_path / "r.json")]
-    recurrent, chains = ([str(tmp_path / f"{name}-{copy}") for copy in "ab"] for name in ("recurrent", "hidden_state"))
-    beam_packing.main([*given, "--drafter", recurrent[0], "--widths", "2", "7", "--length", "3"])
-    (_, row) = json.loads((tmp_path / "r.json").read_text())["widths"]
+    recurrent, chains = ([tmp_path / f"{name}-{copy}" for copy in "ab"] for name in ("recurrent", "hidden_state"))
+
+    def replayed(command, drafters, options):
+        files = ["--model", "m", "--answers", tmp_path / "answers", "--output", tmp_path / "r.json"]
+        assert execute(acceptance.app, [command, *files, "--drafters", *drafters, *options.split()]) == 0
+        return json.loads((tmp_path / "r.json").read_text())
+
+    (_, row) = replayed("packing", recurrent[:1], "--widths 2 7 --length 3")["widths"]
     assert row["p1"] <= row["packed"] <= row["p99"] < row["unpacked"] == 21
-    beam_shapes.main([*given, "--drafters", *recurrent, "--widths", "1", "4", "--lengths", "1", "3"])
-    for rows in json.loads((tmp_path / "r.json").read_text())["drafters"].values():
+    for rows in replayed("shapes", recurrent, "--widths 1 4 --lengths 1 3")["drafters"].values():
         assert [row["rows_per_step"] for row in rows if row["length"] == 1] == [2, 5]
-    ablation.main([*given, "--drafters", *chains, "--nodes", "9"])
-    for row in json.loads((tmp_path / "r.json").read_text())["drafters"].values():
+    for row in replayed("ablation", chains, "--nodes 9")["drafters"].values():
         assert row["acceptance_length"] == pytest.approx(1 + sum(row["accepted"]) / row["steps"])
-    assert "Lyanna, table 1" in capsys.readouterr().out
 
 
-def test_packed_and_unpacked_beams_accept_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(method_batches, "load_prompts", lambda path: [Prompt("1", "all", (text,)) for text in PROMPTS])
-    monkeypatch.setattr(method_batches, "ChatTokenizer", lambda bundle: SimpleNamespace(chat=str))
-    llm = toy_llm(width=5, packed_5="beam")
-    monkeypatch.setattr(beam_packing_throughput, "load_llm", lambda parser, bundle: llm)
-    arguments = ["--bundle", "b", "--num-prompts", "2", "--max-tokens", "20", "--batches", "1", "3", "--rounds", "1"]
-    beam_packing_throughput.main([*arguments, "--output", str(tmp_path / "r.json")])
+def test_packed_and_unpacked_beams_accept_the_same(tmp_path, monkeypatch, tokenizer_folder):
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"turns": [text]}) for text in PROMPTS))
+    monkeypatch.setattr(beam_packing_throughput, "load_llm", lambda _: toy_llm(width=5, packed_5="beam"))
+    options = "--num-prompts 2 --max-tokens 20 --batches 1 3 --rounds 1"
+    files = ["--bundle", tokenizer_folder, "--prompts", tmp_path / "prompts.jsonl", "--output", tmp_path / "r.json"]
+    assert execute(beam_packing_throughput.main, [*files, *options.split()]) == 0
     cells = json.loads((tmp_path / "r.json").read_text())["cells"]
     packed, unpacked = ([row for row in cells if row["method"] == f"{way}_5"] for way in ("packed", "unpacked"))
     for narrow, wide in zip(packed, unpacked, strict=True):
@@ -199,8 +197,7 @@ def test_drafting_is_timed(target, tmp_path, monkeypatch):
     heads = ["--hidden", "32", "--columns", "111", "--widths", "3", "--k", "2", "--repeats", "1"]
     for arguments in (["heads", *heads, "--output", tmp_path / "r.json"],
                       ["untrained", "--model", "m", "--output", tmp_path / "untrained"]):  # fmt: skip
-        result = CliRunner().invoke(drafting_latency.app, [*map(str, arguments)])
-        assert result.exit_code == 0, result.output
+        assert execute(drafting_latency.app, arguments) == 0
     assert [row["way"] for row in json.loads((tmp_path / "r.json").read_text())["drafts"]] == [*drafting_latency.WAYS]
     assert len(read_methods(tmp_path / "untrained" / "methods.toml")) == 6
 
@@ -217,26 +214,27 @@ class Echo:
         return [Answer(list(range(wanted.max_tokens)), wanted.text, "length", stats=stats) for wanted in requests]
 
 
-def test_rsds_experiments(tmp_path, monkeypatch):
-    rows = [{"category": "translation", "turns": [f"{n}"], "reference": ["ein Text"]} for n in range(6)]
+def test_rsds_experiments(tmp_path, monkeypatch, tokenizer_folder):
+    rows = [{"category": "translation", "turns": [f"{n}"]} for n in range(6)]
+    rows += [{"category": "summarization", "turns": [f"{n}"]} for n in range(6)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    llm, known = Echo(), SimpleNamespace(config=SimpleNamespace(methods={"sd_2": None}))
+    llm = Echo()
     monkeypatch.setattr(experiments, "parameters", lambda model, drafter: (1000, 100))
     monkeypatch.setattr(experiments, "load_llm", lambda *_, **__: llm)
-    monkeypatch.setattr(experiments, "ChatTokenizer", lambda folder: SimpleNamespace(chat=str))
-    monkeypatch.setattr(experiments.Bundle, "load", lambda folder: known)
-    flags = ["--dataset", str(tmp_path / "prompts.jsonl"), "--bundle", "b", "--tasks", "translation", "--algorithms"]
-    flags += ["SD", "--num-prompts", "3", "--max-tokens", "7", "--cells", "2", "--output", str(tmp_path / "out")]
-    assert experiments.main(flags) == 0
-    assert llm.methods == ([AUTO_REGRESSIVE] * 12 + ["sd_2"] * 3) * 2
-    assert experiments.main([*flags, "--timing", "--timing-prompts", "1"]) == 0
-    parts = json.loads((tmp_path / "out" / "experiments.json").read_text())["experiments"]
-    assert all(shape["speedup"]["value"] > 0 for part in parts for shape in part["shapes"])
+    monkeypatch.setattr(experiments, "build_bundle", lambda *_: tokenizer_folder)
+    options = "--experiments exp1 --temperature 0.3 --num-prompts 3 --max-tokens 7"
+    files = ["--prompts", tmp_path / "prompts.jsonl", "--output", tmp_path / "out"]
+    assert execute(experiments.main, [*files, *options.split()]) == 0
+    shapes = shapes_of([EXPERIMENTS["exp1"]])
+    assert llm.methods == [AUTO_REGRESSIVE] * 12 + [shape.method for shape in shapes for _ in range(3)]
+    assert execute(experiments.main, [*files, *options.split(), "--timing"]) == 0
+    (part,) = json.loads((tmp_path / "out" / "experiments.json").read_text())["experiments"]
+    assert all(shape["speedup"]["value"] > 0 for shape in part["shapes"])
     # RSD's figure 1, by hand: .6 at once, and of the other .4 a tenth.
     assert figure1.METHODS["Multi-round"](0.9, 0.5) == pytest.approx(0.64)
 
 
-def test_training_runs_and_drafters_are_judged(target, tmp_path, monkeypatch, capsys):
+def test_training_runs_are_compared(tmp_path):
     runs = []
     for name, offset in (("sparse", 0.1), ("dense", 0.04)):
         runs.append(tmp_path / name)
@@ -247,34 +245,19 @@ def test_training_runs_and_drafters_are_judged(target, tmp_path, monkeypatch, ca
             for n in (1, 2)
         ]  # fmt: skip
         (runs[-1] / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    training_table.main([*map(str, runs), "--output", str(tmp_path / "r.json")])
-    assert json.loads((tmp_path / "r.json").read_text())["runs"]["dense"]["200"] == pytest.approx(0.74 / 3)
-    learning_curve.main(runs, tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    output = tmp_path / "r.json"
+    assert execute(training.app, ["table", *runs, "--output", output]) == 0
+    assert json.loads(output.read_text())["runs"]["dense"]["200"] == pytest.approx(0.74 / 3)
+    assert execute(training.app, ["curve", *runs, "--output", tmp_path / "curve.png"]) == 0
     np.save(tmp_path / "counts.npy", np.ones((2, 5000), int))
-    token_frequency.main(tmp_path / "counts.npy", tmp_path / "r.json")
-    assert json.loads((tmp_path / "r.json").read_text())["covered"]["1024"] == 0.2048
-
-    (tmp_path / "data").mkdir()
-    for shard in range(2):
-        tensors = {
-            "tokens": torch.randint(VOCAB, (400,), dtype=torch.int32),
-            "hidden": torch.randn(400, HIDDEN).to(torch.bfloat16),
-            "offsets": torch.tensor([0, 400]),
-            "answer_starts": torch.tensor([2]),
-        }
-        save_file(tensors, tmp_path / "data" / f"shard-0000{shard}.safetensors")
-    drafter_of(target, "recurrent").save(tmp_path / "drafter")
-    monkeypatch.setattr(Target, "from_folder", lambda folder: target)
-    held_out.main([tmp_path / "drafter"], tmp_path, [tmp_path / "data"], 1, 3, tmp_path / "r.json")
-    (row,) = json.loads((tmp_path / "r.json").read_text())["rows"]
-    assert row["chain_acceptance_length"] >= 1
+    assert execute(training.app, ["frequency", tmp_path / "counts.npy", "--output", output]) == 0
+    assert json.loads(output.read_text())["covered"]["1024"] == 0.2048
 
 
 class Chats:
     """A chat template and a tokenizer without a folder."""
 
-    encode, decode = toy_codec().encode, toy_codec().decode
+    encode, decode, adds_special_tokens = toy_codec().encode, toy_codec().decode, True
 
     def __init__(self, bundle: Path) -> None:
         pass
@@ -287,15 +270,11 @@ def test_prefix_reuse_is_measured(tmp_path, monkeypatch):
     words = [Prompt("1", "all", ("The quick brown fox jumps over the lazy dog; 0123456789 !?",))]
     monkeypatch.setattr(prefix_reuse, "PART", 15)
     monkeypatch.setattr(prefix_reuse, "ChatTokenizer", Chats)
-    monkeypatch.setattr(prefix_reuse, "LLM", lambda *_, **__: toy_llm(True, tree="best_first"))
-    monkeypatch.setattr(prefix_reuse, "load_llm", lambda *_: toy_llm(tree="best_first"))
+    monkeypatch.setattr(
+        prefix_reuse, "load_llm", lambda *_, prefix_reuse=False: toy_llm(prefix_reuse, tree="best_first")
+    )
     monkeypatch.setattr(prefix_reuse, "load_prompts", lambda path: words)
-    sizes = "--chats 2 --history 70 --turn 9 --system 60 --turns 3 --prompts 4 --prompt 33 --max-tokens 5"
-    prefix_reuse.main(["--bundle", "b", *sizes.split(), "--output", str(tmp_path / "r.json")])
+    sizes = "--chats 2 --history 70 --turn 9 --system 60 --turns 3 --num-prompts 4 --prompt 33 --max-tokens 5"
+    assert execute(prefix_reuse.main, ["--bundle", "b", *sizes.split(), "--output", tmp_path / "r.json"]) == 0
     report = json.loads((tmp_path / "r.json").read_text())
     assert [turn["cached"] > 15 for turn in report["next turn"]["requests"]] == [True, True]
-    prefix_reuse.main(
-        ["--bundle", "b", *sizes.split(), "--other", AUTO_REGRESSIVE, "--output", str(tmp_path / "r.json")]
-    )
-    (other,) = json.loads((tmp_path / "r.json").read_text())["other methods"].values()
-    assert other["medians"]["cached"] > 15

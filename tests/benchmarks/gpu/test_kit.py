@@ -54,7 +54,7 @@ def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, mon
             script = importlib.import_module(words[1])
             monkeypatch.setattr(script, "load_llm", lambda *_, **__: raise_parsed())
             with pytest.raises(Parsed):
-                script.main(words[2:])
+                execute(script.main, words[2:])
         else:
             continue
         tried += 1

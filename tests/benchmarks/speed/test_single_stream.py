@@ -1,10 +1,10 @@
 """Single-stream and concurrent comparisons on the toy engine, and their figures."""
 
-import argparse
 import json
 
 import pytest
 
+from benchmarks.command import execute
 from benchmarks.load import comparison
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed import single_stream
@@ -30,16 +30,14 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, capsys):
     dataset = tmp_path / "prompts.jsonl"
     rows = [{"category": kind, "turns": [text]} for kind, text in (("a", "hello"), ("a", "abab"), ("b", "to be"))]
     dataset.write_text("\n".join(map(json.dumps, rows)))
-    args = argparse.Namespace(
-        dataset=dataset, num_prompts=None, max_tokens=20, temperature=[0.0, 1.0], top_p=0.9, streams=[2], repeats=2,
-        warm_up=1,
-    )  # fmt: skip
+    race = single_stream.Race(dataset, None, 20, [0.0, 1.0], 0.9, [2], warm_up=1, repeats=2)
     plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
     both = llm({TOY: plan, "ngram": NGRAM_ALONE})
     methods = {comparison.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
     decoders = {name: comparison.LLMDecoder(both, method) for name, method in methods.items()}
-    report = single_stream.measure(decoders, args, ChatTokenizer(tokenizer_folder))
-    single_stream.show(report)
+    report = race.run(decoders, ChatTokenizer(tokenizer_folder))
+    for table in single_stream.tables(report):
+        table.show(single_stream.console)
     cold = report["single"]["0"]
     spec, ar = cold["contenders"]["speculative"], cold["contenders"]["auto-regressive"]
     assert spec["identical_answers"] == cold["prompts"] == 3
@@ -66,12 +64,14 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, capsys):
 
 def test_what_cannot_be_compared_is_refused(tokenizer_folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "prompts.jsonl").write_text('{"turns": ["hello"]}')
-    given = ["--speculative", str(tokenizer_folder), "--dataset", str(tmp_path / "prompts.jsonl")]
+    given = ["--speculative", str(tokenizer_folder), "--prompts", str(tmp_path / "prompts.jsonl")]
     plans = {TOY: MethodPlan("best_first", budget=BudgetTable.constant(8))}
-    for offered, options, reason in (({}, ["--methods"], "has no drafter"), (plans, ["--max-tokens", "300"], "300")):
+    for offered, options, reason in (
+        ({}, ["--methods", "all"], "has no drafter"),
+        (plans, ["--max-tokens", "300"], "300"),
+    ):
         monkeypatch.setattr(single_stream, "load_llm", lambda *_, offered=offered: llm(offered))
-        with pytest.raises(SystemExit):
-            single_stream.main([*given, *options])
+        assert execute(single_stream.main, [*given, *options]) == 2
         assert reason in capsys.readouterr().err
 
 

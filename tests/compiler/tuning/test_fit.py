@@ -10,7 +10,7 @@ import pytest
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
 from redraft.bundle.budget import BudgetEntry, BudgetTable, Scores
 from redraft.compiler.tuning.acceptance import Acceptance
-from redraft.compiler.tuning.measure import Bench, TreeShape
+from redraft.compiler.tuning.measure import Bench, Shape
 from redraft.compiler.tuning.scores import reliability
 from redraft.decoding.token_tree import TokenTree
 from redraft.method import MethodPlan
@@ -20,7 +20,7 @@ from redraft.scheduling.scheduler import Limits
 from tests.decoding.shared_noise import CODEC, SLOTS, VOCAB, AgreeingEngine
 from tests.toy_engine import TOY, only
 
-SHAPE, NODES = TreeShape("best_first", False), 8
+SHAPE, NODES = Shape("best_first", False), 8
 PROMPTS = [CODEC.encode(text) for text in ("hello", "world", "again", "and", "more", "texts", "follow")]
 LIMITS = Limits(slots=SLOTS, max_len=80, max_tree=NODES + 1, prefill_chunk=16)
 
@@ -53,7 +53,7 @@ def bench():
     return Bench(runtime, TOY, PROMPTS, 48)
 
 
-def excess(bench: Bench, temperature: float, shape: TreeShape = SHAPE) -> float:
+def excess(bench: Bench, temperature: float, shape: Shape = SHAPE) -> float:
     """Accepted nodes over those that the scores promise."""
     found = Acceptance()
     bench.acceptance(shape, temperature, NODES, found, PROMPTS)
@@ -80,7 +80,7 @@ def test_fitted_odds_make_scores_of_retrieval_shares_of_accepted_nodes(own_first
     plan = MethodPlan("ngram_trie", ngram=own_first, budget=BudgetTable.constant(NODES))
     runtime = Runtime(engine, CODEC, LIMITS, VOCAB, frozenset(), only(plan))
     bench = Bench(runtime, TOY, PROMPTS, 48, served=[list(range(9))], scores=(Scores(ngram_odds=4.0),))
-    shape = TreeShape("ngram_trie", own_first)
+    shape = Shape("ngram_trie", own_first)
     assert excess(bench, 1.0, shape) < 0.8, "scores that trust repetition too much"
     bench.fit(shape, 1.0, NODES)
     assert [one.temperature for one in bench.scores] == [0.0, 1.0]

@@ -1,13 +1,11 @@
-"""Runs inside the process, and the checks and measurements built on them, on the toy engine."""
+"""Speculative against auto-regressive output, on the toy engine."""
 
-import argparse
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks.speed.inprocess import teacher_force, timed
-from benchmarks.verify import lossless as verify_lossless
+from benchmarks.verify import lossless
 from redraft.bundle.budget import BudgetTable
 from redraft.decoding.noise import race
 from redraft.decoding.sampling import Distribution, Sampler
@@ -29,61 +27,21 @@ def llm(budget=None, end_ids=(0,), **engine):
     return LLM(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids), only(plan), prefix_reuse=False))
 
 
-def test_answers_come_in_order_with_statistics():
-    requests = [request(f"prompt {i}", 4 + i, temperature=0.0) for i in range(7)]
-    alone, together = llm(8).run(requests), llm(8).run(requests, concurrency=4)
-    for place, (left, right) in enumerate(zip(alone, together, strict=True)):
-        assert left.token_ids == right.token_ids
-        assert len(left.token_ids) <= 4 + place
-        assert left.stats.steps + left.stats.accepted >= len(left.token_ids) - 1
-        assert left.seconds > 0
-
-
-def test_clock_splits_the_time():
-    runs = llm(8)
-    _, clock = timed(runs, [request("hello", 20, temperature=0.0)])
-    assert 0 < clock.target_s + clock.draft_s < clock.step_s < clock.wall_s
-    assert 0 < clock.drafting_share < 1
-    assert 0 < clock.host_overhead < 1
-
-
-def test_teacher_forcing_gives_the_logits_of_generation():
-    runs = llm(end_ids=())
-    text = "a" * 40
-    prompt = runs.runtime.sequence(0, request(text, 1)).prompt.tolist()
-    answer = runs.run([request(text, 40, temperature=0.0)])[0].token_ids
-    chunks = [logits for logits, _ in teacher_force(runs, [*prompt, *answer[:-1]], len(prompt) - 1)]
-    assert len(chunks) > 1
-    assert np.concatenate(chunks).argmax(axis=1).tolist() == answer
-    with pytest.raises(ValueError, match="context of 256"):
-        list(teacher_force(runs, [1] * 257, 0))
-
-
 @pytest.fixture
 def verify(tokenizer_folder, tmp_path):
     def call(auto_regressive, speculative, chosen=None, same_methods=False, **options):
-        dataset = tmp_path / "prompts.jsonl"
-        dataset.write_text("\n".join(json.dumps({"prompt": text}) for text in ("hello", "to be or not", "abab")))
-        fixed = {"dataset": dataset, "num_prompts": 3, "auto_regressive": tokenizer_folder, "max_tokens": 24}
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in ("hello", "to be or not", "abab")))
         (tokenizer_folder / "manifest.json").write_text("{}")
-        fixed |= {
-            "one_rank": None,
-            "speculative": tokenizer_folder,
-            "reference": tokenizer_folder,
+        plan = {
+            "bundles": [tokenizer_folder], "prompts": prompts, "num_prompts": 3, "max_tokens": 24,
+            "settings": list(lossless.SETTINGS), "concurrency": [1, 3], "near_tie": 1e-3, "margin": 0.5,
             "output": tmp_path / "report.json",
-        }
-        fixed |= {
-            "settings": list(verify_lossless.SETTINGS),
-            "concurrency": [1, 3],
-            "near_tie": 1e-3,
-            "rate": True,
-            "margin": 0.5,
-        }
-        args = argparse.Namespace(**{**fixed, **options})
-        verifier = verify_lossless.Verifier(auto_regressive, speculative, auto_regressive, chosen, same_methods)
-        report = verify_lossless.verify(verifier, args)
-        for table in verify_lossless.tables(report):
-            table.show(verify_lossless.console)
+        }  # fmt: skip
+        verifier = lossless.Verifier(auto_regressive, speculative, auto_regressive, chosen, same_methods)
+        report = lossless.verify(verifier, lossless.Plan(**plan | options))
+        for table in lossless.tables(report):
+            table.show(lossless.console)
         return report
 
     return call
@@ -103,7 +61,7 @@ def test_every_method_is_compared_where_it_promises_the_same_tokens(verify):
     plans = {TOY: both.runtime.plans[TOY], "alone": MethodPlan(None, "greedy", ngram=True), "rsd": RSD}
     both.runtime.plans = plans
     both.runtime.with_plans({name: plan for name, plan in plans.items() if name != "rsd"})
-    verifier = verify_lossless.Verifier(both, both, both)
+    verifier = lossless.Verifier(both, both, both)
     assert verifier.methods("greedy, penalties") == [TOY, "alone", "rsd"]
     assert verifier.methods("temperature 1") == [TOY, "alone"]
     report = verify(both, both, chosen=[TOY, "alone"])
@@ -115,7 +73,7 @@ def test_a_method_is_compared_with_itself_on_one_rank(verify):
     both = llm(8)
     plans = {TOY: both.runtime.plans[TOY], "rsd": RSD}
     both.runtime.plans = plans
-    assert verify_lossless.Verifier(both, both, both, same_methods=True).methods("temperature 1") == [
+    assert lossless.Verifier(both, both, both, same_methods=True).methods("temperature 1") == [
         AUTO_REGRESSIVE,
         TOY,
         "rsd",
@@ -138,7 +96,7 @@ def test_the_distance_from_a_token_is_that_of_its_arrival():
     for ids, weights in ((None, [2.0, 1.0, 0.0, 4.0]), (np.array([0, 1, 3]), [2.0, 1.0, 4.0])):
         distribution = Distribution(ids, np.array(weights, np.float32), 7.0)
         winner = sampler.draw(distribution)
-        distances = [verify_lossless.distance_from(token, sampler, distribution) for token in range(4)]
+        distances = [lossless.distance_from(token, sampler, distribution) for token in range(4)]
         times = noise / [2.0, 1.0, 1.0, 4.0]
         expected = [1 - times[winner] / times[token] if token != 2 else 1.0 for token in range(4)]
         np.testing.assert_allclose(distances, expected, atol=1e-6)
@@ -149,7 +107,7 @@ def test_a_token_at_the_edge_of_top_p_is_a_near_tie(monkeypatch):
     runs = llm()
     logits = np.full(111, -np.inf, np.float32)
     logits[:3] = np.log([0.5, 0.25, 0.25])
-    monkeypatch.setattr(verify_lossless, "teacher_force", lambda *_: [(logits[None], None)])
+    monkeypatch.setattr(lossless, "teacher_force", lambda *_: [(logits[None], None)])
     near = 0
     for seed in range(40):
         generation = request("hello", 4, temperature=1.0, top_p=0.75, seed=seed)
@@ -157,7 +115,7 @@ def test_a_token_at_the_edge_of_top_p_is_a_near_tie(monkeypatch):
         if Sampler(generation.sampling.model_copy(update={"top_p": 0.76}), [1]).choose(logits) == 2:
             near += 1
             assert sampler.choose(logits) != 2
-            assert verify_lossless.margin_at(runs, generation, [sampler.choose(logits)], 0, 2) <= 1e-6
+            assert lossless.margin_at(runs, generation, [sampler.choose(logits)], 0, 2) <= 1e-6
     assert near > 3
 
 
@@ -170,12 +128,12 @@ def rejecting(**engine):
 def test_what_rejection_decides_has_the_margin_of_its_own_random_numbers(verify):
     runs, generation = rejecting(), request("hello", 24, method=TOY, temperature=1.0, seed=3)
     expected = runs.run([generation])[0].token_ids
-    margins = [verify_lossless.rejection_margin(runs, generation, expected, place, 7) for place in range(1, 24)]
+    margins = [lossless.rejection_margin(runs, generation, expected, place, 7) for place in range(1, 24)]
     known = [margin for margin in margins if margin is not None]
     assert len(known) > 12
     assert all(0 <= margin < 1 for margin in known)
     assert len(set(known)) > len(known) / 2
-    assert verify_lossless.rejection_margin(runs, generation, [*expected[:8], -1], 8, 7) == np.inf
+    assert lossless.rejection_margin(runs, generation, [*expected[:8], -1], 8, 7) == np.inf
     report = verify(rejecting(), rejecting(seed=1), same_methods=True, settings=["temperature 1"], concurrency=[1])
     assert sum(row["failures"] for row in report["settings"]) > 0
 
@@ -187,7 +145,7 @@ def test_a_tiny_margin_is_a_near_tie(verify):
 
 
 def test_a_verification_goes_on_where_it_was_cut_short(verify, monkeypatch, capsys):
-    whole, one = verify(llm(), llm(8)), verify_lossless.verify_setting
+    whole, one = verify(llm(), llm(8)), lossless.verify_setting
     calls = []
 
     def cut(verifier, setting, *rest):
@@ -196,16 +154,10 @@ def test_a_verification_goes_on_where_it_was_cut_short(verify, monkeypatch, caps
             raise KeyboardInterrupt
         return one(verifier, setting, *rest)
 
-    monkeypatch.setattr(verify_lossless, "verify_setting", cut)
+    monkeypatch.setattr(lossless, "verify_setting", cut)
     with pytest.raises(KeyboardInterrupt):
         verify(llm(), llm(8))
     assert verify(llm(), llm(8)) == whole
-    assert calls == [*list(verify_lossless.SETTINGS)[:3], *list(verify_lossless.SETTINGS)[2:]]
+    assert calls == [*list(lossless.SETTINGS)[:3], *list(lossless.SETTINGS)[2:]]
     verify(llm(), llm(8), max_tokens=23)
-    assert calls[-6:] == list(verify_lossless.SETTINGS)
-
-
-def test_first_difference():
-    assert verify_lossless.first_difference([1, 2], [1, 2]) is None
-    assert verify_lossless.first_difference([1, 2], [1, 3]) == 1
-    assert verify_lossless.first_difference([1, 2], [1, 2, 3]) == 2
+    assert calls[-6:] == list(lossless.SETTINGS)
