@@ -22,7 +22,6 @@ from redraft.console.template_options import TemplateOptions
 from redraft.home import HOME
 from redraft.request import INT32_MAX, InvalidRequest, request
 from redraft.serving import launcher
-from redraft.serving.foreground import stay
 from redraft.serving.processes import ServingError, owned_processes
 from redraft.serving.rundir import RunDir, State
 from redraft.serving.settings import API_KEY_VARIABLE, ServeSettings, toml
@@ -79,7 +78,7 @@ def serve(
         out.print(f"  page     http://{host}:{settings.openai_port}/")
     out.print(f"  logs     {RunDir(run_dir).path}", markup=False)
     _warn_of_budgets(state.untuned, state.settings.bundle)
-    if foreground and (reason := stay(run_dir, lambda text: out.print(text, end="", markup=False))):
+    if foreground and (reason := launcher.stay(run_dir, lambda text: out.print(text, end="", markup=False))):
         fail(f"redraft serve: {reason}")
 
 

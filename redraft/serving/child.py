@@ -1,4 +1,4 @@
-"""A process of the supervisor that is started again, with growing delays, when it dies."""
+"""The parts of a service: processes that the supervisor starts, asks whether they answer, and starts again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ import os
 import resource
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
 import psutil
 
 from redraft.bound import bound
-from redraft.serving.processes import OWNER_VARIABLE, PART_VARIABLE, end_processes, is_stopped, owned_processes
+from redraft.serving.processes import (
+    OWNER_VARIABLE,
+    PART_VARIABLE,
+    ServingError,
+    end_processes,
+    is_alive,
+    is_stopped,
+    owned_processes,
+)
+from redraft.serving.pulse import Pulse
 from redraft.serving.rundir import RunDir, tail
 
 FIRST_DELAY_S = 0.2
@@ -24,6 +33,7 @@ STEADY_S = 5.0
 STOPPED_TICKS = 10
 """What a signal has stopped is hung when so many ticks of the supervisor in a row have found it so. These do not count
 time in which the supervisor was stopped with it."""
+POLL_S = 0.1
 THREADS_END_S = 5.0
 """A killed process counts as ended when its first thread has, and holds its ports until its last one has."""
 
@@ -193,3 +203,87 @@ class Child:
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(THREADS_END_S)
+
+
+class Part:
+    """A part of the service: a child, and the question whether it answers. `watch` takes it from state to state:
+
+        down ──after a delay──► starting ──it answers──► up ──it died, hangs or was stopped──► down
+                                   └──not within `start_s`──► killed, which makes it down
+
+    The delay grows with each start in a row (`Child`). A part hangs where it has not answered for `silence_s`.
+    """
+
+    start_s = 60.0
+    silence_s = 15.0
+    start_remedy = ""
+    """What a user can do about a start that took too long."""
+
+    def __init__(self, child: Child, answers: Callable[[], bool], period: float):
+        self.child = child
+        self.pulse = Pulse(answers, period)
+
+    @property
+    def up(self) -> bool:
+        return self.child.up
+
+    def start(self) -> None:
+        """Start the child. Raises ServingError where the machine has no room for it."""
+        self.child.start()
+        self.pulse.reset()
+
+    def wait(self) -> None:
+        """Wait until it is up for the first time. Raises ServingError, with the end of its log, where it fails."""
+        child, begun = self.child, self.child.age  # it may have been started long before somebody waits
+        while not self.pulse.answered:
+            if not child.alive:
+                raise ServingError(child.death)
+            if child.age - begun > self.start_s:
+                late = f"{child.name} was not ready within {self.start_s:.0f} s{self.start_remedy}"
+                raise ServingError(f"{late}; {child.log_end}")
+            time.sleep(POLL_S)
+        self.bring_up()
+
+    def watch(self) -> str:
+        """Poll it once and do what its state asks for. Returns what went wrong, "" for nothing new."""
+        child = self.child
+        if child.up:
+            failure = self.failure()
+            return failure and self.bring_down(failure)
+        if not child.alive:
+            if child.restart_due() and self.may_start():
+                try:
+                    self.start()
+                except ServingError as error:  # tried again at the next poll, until there is room
+                    return str(error)
+        elif self.pulse.answered:
+            self.bring_up()
+        elif child.age > self.start_s:
+            log.error("%s was not ready within %.0f s", child.name, self.start_s)
+            child.end(grace=0)
+        return ""
+
+    def may_start(self) -> bool:
+        """Whether the parts that it needs are up."""
+        return True
+
+    def processes(self) -> list[psutil.Process]:
+        """Those beside the child without which it does not serve."""
+        return []
+
+    def failure(self) -> str:
+        """Why it no longer serves, "" while it does."""
+        processes = self.processes()
+        if not (self.child.alive and all(map(is_alive, processes))):
+            return "died"
+        return self.child.hung(self.pulse.silence, self.silence_s, processes)
+
+    def bring_up(self) -> None:
+        """It serves from now on."""
+        self.child.up = True
+
+    def bring_down(self, failure: str) -> str:
+        """Kill what is left of it. Returns what happened, for logs and the state."""
+        self.child.up = False
+        self.child.end(grace=0)
+        return f"{self.child.name} {failure} and is restarting"

@@ -1,19 +1,26 @@
-"""The engine worker's process as the supervisor starts it, and a second one that takes its place."""
+"""The engine worker as the supervisor keeps it up, and a second one that takes its place."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+
+import psutil
 
 from redraft.bundle.config import bundle_ranks
 from redraft.request import GenerateRequest
 from redraft.serving import ranks
-from redraft.serving.child import Child
-from redraft.serving.processes import ServingError
+from redraft.serving.child import Child, Part
+from redraft.serving.processes import ServingError, end_processes
 from redraft.serving.rundir import RunDir, SwapOrder, SwapState, point
 from redraft.serving.settings import ServeSettings, handed_on
+from redraft.serving.tritonserver import send_first_requests
 from redraft.worker.client import WorkerClient, WorkerError
 
 WORKER_PART = "worker-"
@@ -24,12 +31,17 @@ END_S = 5.0
 """A worker without requests may take so long to end."""
 LAST_WORDS_S = 1.0
 """A worker that dies takes so long to be seen dead after its connection."""
-ASK_S = 0.2
+ASK_S, PING_S = 0.2, 5.0
+RESTARTED_REQUEST_S = 10.0
+LAUNCHER_END_S = 5.0
+"""The launcher of ranks that have ended may take so long to say how."""
 FIRST_TOKENS = 4
 REPOSITORY = Path(__file__).resolve().parents[2]
 
+log = logging.getLogger("redraft.supervisor")
 
-def engine_worker(run_dir: RunDir, settings: ServeSettings, number: int = 0) -> Child:
+
+def worker_process(run_dir: RunDir, settings: ServeSettings, number: int = 0) -> Child:
     """The process that serves a bundle at the socket of this number. Raises ServingError where it needs MPI or a
     hostfile that is not there."""
     socket = run_dir.worker_socket(number)
@@ -44,6 +56,127 @@ def engine_worker(run_dir: RunDir, settings: ServeSettings, number: int = 0) -> 
         REPOSITORY,
         MAX_DELAY_S,
     )
+
+
+class EngineWorker(Part):
+    """The worker that takes new requests, with all of its ranks. It comes up when the models of `triton`, if that is
+    up, reach it."""
+
+    start_remedy = "; --start-timeout-s gives it more time"
+
+    def __init__(self, run_dir: RunDir, settings: ServeSettings, client: WorkerClient, triton: Part):
+        self._run_dir, self._settings, self._client, self._triton = run_dir, settings, client, triton
+        self.start_s, self.silence_s = settings.start_timeout_s, settings.silence_s
+        self.untuned: list[str] = []
+        """Methods of its bundle that are not tuned."""
+        self.rank_pids: dict[int, int] = {}
+        self.rank_failures: dict[int, int] = {}
+        self.last_failure = ""
+        self._ranks: dict[int, psutil.Process] = {}
+        self._fallen: list[int] = []
+        """Ranks that have ended while their launcher has not said how."""
+        self._ends_by: float | None = None
+        """When a worker must have ended that somebody other than the supervisor has asked to end."""
+        super().__init__(worker_process(run_dir, settings), self._is_ready, PING_S)  # it may ask at once
+
+    def start(self) -> None:
+        """Start the worker."""
+        self._ends_by = None
+        super().start()
+
+    def replace(self, child: Child, settings: ServeSettings, untuned: list[str]) -> None:
+        """Be another worker, of another bundle, which is up."""
+        child.up = True
+        self.child, self._settings, self.untuned, self._ends_by = child, settings, untuned, None
+        self.pulse.reset()
+        self._find_ranks()
+
+    def watch(self) -> str:
+        """Poll it once, as every part; and see to ranks that end without the others."""
+        if not self.child.alive:
+            return self._blame(self._fallen) if self._fallen else super().watch()
+        if self._fallen:
+            return self._await_launcher()
+        if fallen := ranks.fallen(self._ranks):
+            return self._end_other_ranks(fallen)
+        return super().watch() if self._ends_by is None else self._watch_end(self._ends_by)
+
+    def processes(self) -> list[psutil.Process]:
+        return list(self._ranks.values())
+
+    def bring_up(self) -> None:
+        super().bring_up()
+        self._find_ranks()
+
+    def bring_down(self, failure: str) -> str:
+        """Kill what is left of it, and say which ranks are to blame, where there are several."""
+        if self.child.alive:
+            ends = dict.fromkeys(ranks.stopped(self._ranks), "is stopped")  # no longer to be seen when it is killed
+            event = super().bring_down(failure)
+        else:
+            event = super().bring_down(failure)
+            ends = ranks.death([], self.child.log, self.rank_pids)
+        self.pulse.reset()
+        return self._count(ends) or event
+
+    def _find_ranks(self) -> None:
+        self._ranks = ranks.ranks_of(self.child.processes())
+        self.rank_pids = {rank: process.pid for rank, process in self._ranks.items()}
+
+    def _end_other_ranks(self, fallen: list[int]) -> str:
+        """End the ranks that would wait for the fallen ones for ever."""
+        self.child.up = False
+        self._fallen, self._launcher_ends_by = fallen, time.monotonic() + LAUNCHER_END_S
+        end_processes([process for rank, process in self._ranks.items() if rank not in fallen], grace=0)
+        return f"{self.child.name} died and is restarting"
+
+    def _await_launcher(self) -> str:
+        """Let the launcher say how the ranks ended. Kill it where it takes too long."""
+        if time.monotonic() > self._launcher_ends_by:
+            self.child.end(grace=0)
+        elif not self._settings.hostfile:
+            # The launcher of one machine sleeps twice for a second before it says so. A signal ends a sleep.
+            os.kill(self.child.pid, signal.SIGINT)
+        return ""
+
+    def _blame(self, fallen: list[int]) -> str:
+        self.child.end(grace=0)
+        return self._count(ranks.death(fallen, self.child.log, self.rank_pids))
+
+    def _count(self, ends: Mapping[int, str]) -> str:
+        """Count ranks that failed, by how they ended. Returns a line about them, "" for none."""
+        self._ranks, self._fallen = {}, []
+        if not ends:
+            return ""
+        self.last_failure = ranks.describe(ends, self.rank_pids)
+        self.rank_failures = self.rank_failures | {rank: self.rank_failures.get(rank, 0) + 1 for rank in ends}
+        return f"{self.last_failure}; {self.child.name} is restarting"
+
+    def _watch_end(self, ends_by: float) -> str:
+        """Watch one that ends with its last request: it is away, but does not hang."""
+        if time.monotonic() > ends_by:
+            self.child.end(grace=0)
+        if not self.child.up:
+            return ""
+        self.child.up = False
+        self.pulse.reset()
+        return f"{self.child.name} was asked to end, and restarts after its last request"
+
+    def _is_ready(self) -> bool:
+        """Whether the worker is ready and, before it counts as up again, whether Triton's models reach it."""
+        try:
+            status = self._client.status(self.silence_s / 2)
+            self.untuned = status.untuned
+            if not status.ready and self._ends_by is None:
+                self._ends_by = time.monotonic() + self._settings.drain_s + END_S
+            if status.ready and self._triton.up and not self.up:
+                send_first_requests(self._run_dir.http_socket, RESTARTED_REQUEST_S)
+            return status.ready
+        except WorkerError:
+            return False
+        except ServingError as error:
+            log.info("not yet ready: %s", error)
+            return False
 
 
 class Swap:
@@ -63,7 +196,7 @@ class Swap:
         self._error = ""
         self._ended = threading.Event()
         try:
-            self._newcomer = engine_worker(run_dir, self.settings, number)
+            self._newcomer = worker_process(run_dir, self.settings, number)
             self._newcomer.start()
         except (ServingError, OSError) as error:
             self._error = str(error)
@@ -99,10 +232,10 @@ class Swap:
             return f"{child.name} was not ready within {limit:.0f} s; {child.log_end}"
         return self._error
 
-    def change_places(self, worker: Child, client: WorkerClient) -> Child | None:
-        """Send new requests to the new worker, which is returned. The old one has the time of a drain to end with its
-        last request. None where the run directory cannot be read or written: the swap has failed."""
-        run_dir, newcomer, before = self._run_dir, self._newcomer, None
+    def change_places(self, worker: EngineWorker, client: WorkerClient) -> bool:
+        """Send new requests to the new worker. The old one has the time of a drain to end with its last request.
+        Returns False where the run directory cannot be read or written: the swap has failed."""
+        run_dir, newcomer, old, before = self._run_dir, self._newcomer, worker.child, None
         assert newcomer is not None
         try:
             before = run_dir.bundle.readlink()
@@ -113,14 +246,15 @@ class Swap:
                 if before is not None:
                     point(run_dir.bundle, before)
             self._error = f"cannot change the links in {run_dir.path}: {error.strerror}"
-            return None
-        newcomer.restarts += worker.restarts
-        self._predecessor, self._ends_by = worker, time.monotonic()
+            return False
+        newcomer.restarts += old.restarts
+        self._predecessor, self._ends_by = old, time.monotonic()
         with contextlib.suppress(WorkerError):  # it is not there
             client.replaced(self.settings.drain_s)
             self._ends_by += self.settings.drain_s + END_S
         self.state = self.state.model_copy(update={"phase": "draining"})
-        return newcomer
+        worker.replace(newcomer, self.settings, self.untuned)
+        return True
 
     def end(self, why: str = "") -> SwapState:
         """End the worker that does not serve, and return how the swap went. `why` is the error where nothing else has

@@ -41,7 +41,7 @@ FREED_S = 3.0
 """What was killed a moment ago is no longer listed, but holds ports and locks until its last thread has ended."""
 DISK_BYTES = 4 * 2**20
 """The run directory needs some hundred kilobytes to start, and logs grow."""
-_POLL_S = 0.1
+_POLL_S, LOG_POLL_S = 0.1, 0.5
 _SWAPPING = {
     "loading": "loading {} beside the bundle that serves",
     "draining": "new requests go to {}, running ones end on the old bundle",
@@ -128,6 +128,42 @@ def swap(bundle: Path, run_path: Path, on_progress: Callable[[str], None]) -> St
         except OSError as error:
             raise cannot_write(run_dir.swap_order, error) from None
         return _follow_swap(run_dir, order, on_progress)
+
+
+def stay(run_path: Path, on_text: Callable[[str], None]) -> str:
+    """Pass the logs of a running service on until it ends; end it at KeyboardInterrupt, at once at a second one.
+    Returns why it ended by itself, "" where it was asked to."""
+    run_dir = RunDir(run_path)
+    files = (run_dir.supervisor_log, run_dir.worker_log, run_dir.triton_log, run_dir.guard_log, run_dir.openai_log)
+    logs = dict.fromkeys(files, 0)
+    asked = False
+    try:
+        while is_running(run_dir):
+            _pass_on(logs, on_text)
+            time.sleep(LOG_POLL_S)
+    except KeyboardInterrupt:
+        asked = True
+    state = run_dir.read_state()
+    try:
+        stop(run_path)
+    except KeyboardInterrupt:
+        stop(run_path)
+    _pass_on(logs, on_text)
+    if asked or (state and state.phase == "stopped"):
+        return ""
+    return (state.error if state else "") or "the supervisor was killed"
+
+
+def _pass_on(logs: dict[Path, int], on_text: Callable[[str], None]) -> None:
+    """Write what is new in the logs; `logs` has how far each has been read."""
+    for log, start in logs.items():
+        with contextlib.suppress(OSError), log.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < start:
+                start = 0  # a new log: the old one was full
+            file.seek(start)
+            if new := file.read():
+                logs[log] = start + len(new)
+                on_text(new.decode(errors="replace"))
 
 
 def _follow_swap(run_dir: RunDir, order: SwapOrder, on_progress: Callable[[str], None]) -> State:

@@ -6,6 +6,7 @@ the nvidia-pytriton wheel in this environment, or one with NGC's layout: $REDRAF
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -15,11 +16,21 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
-from redraft.serving.child import Child
+import psutil
+
+from redraft.serving.child import Child, Part
 from redraft.serving.private_memory import private
-from redraft.serving.processes import OWNER_VARIABLE, SHARED_MEMORY, ServingError, check_room, shared_memory_prefix
+from redraft.serving.processes import (
+    OWNER_VARIABLE,
+    SHARED_MEMORY,
+    ServingError,
+    check_room,
+    remove_shared_memory,
+    shared_memory_prefix,
+)
 from redraft.serving.rundir import RunDir
 from redraft.serving.settings import ServeSettings
 from redraft.worker.protocol import PROBE
@@ -39,7 +50,7 @@ STAND_IN = "engine_worker"
 WHOLE, BROKEN = "whole", "worker_is_restarting"
 """Its two configurations: one that loads, and one whose backend does not exist."""
 EXIT_TIMEOUT_S = 3
-HEALTH_S = 2.0
+HEALTH_S, PROBE_S = 2.0, 2.0
 READY, NOT_READY = 200, 400
 MAX_FILE_BYTES = 32 * 2**20
 """Size of its log and of each model's shared memory, through which requests pass and which never shrinks again."""
@@ -179,19 +190,50 @@ def remove_memory_after(run_dir: RunDir) -> None:
         )
 
 
-def server(installation: TritonInstallation, run_dir: RunDir) -> Child:
-    """The server's process, which starts a process for each model."""
-    return Child(
-        run_dir,
-        "triton",
-        "the Triton server",
-        private(command(installation, run_dir)),
-        run_dir.triton_log,
-        environment(installation, run_dir),
-        run_dir.path,
-        MAX_DELAY_S,
-        MAX_FILE_BYTES,
-    )
+class Triton(Part):
+    """The server, and the processes of its models, which it starts. It starts only while `worker_is_up`: its models
+    would wait for the worker."""
+
+    def __init__(
+        self, installation: TritonInstallation, run_dir: RunDir, silence_s: float, worker_is_up: Callable[[], bool]
+    ):
+        self._run_dir, self._worker_is_up, self.silence_s = run_dir, worker_is_up, silence_s
+        self._processes: list[psutil.Process] = []
+        child = Child(
+            run_dir,
+            "triton",
+            "the Triton server",
+            private(command(installation, run_dir)),
+            run_dir.triton_log,
+            environment(installation, run_dir),
+            run_dir.path,
+            MAX_DELAY_S,
+            MAX_FILE_BYTES,
+        )
+        super().__init__(child, lambda: models_live(run_dir.http_socket, silence_s / 2), PROBE_S)
+
+    def start(self) -> None:
+        """Start the server. Raises ServingError where /dev/shm has no room for its models."""
+        remove_shared_memory(self._run_dir.path)
+        check_shared_memory()
+        clear(self._run_dir)
+        super().start()
+
+    def may_start(self) -> bool:
+        return self._worker_is_up()
+
+    def processes(self) -> list[psutil.Process]:
+        return self._processes
+
+    def bring_up(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server = psutil.Process(self.child.pid)
+            self._processes = [server, *server.children()]
+        super().bring_up()
+
+    def bring_down(self, failure: str) -> str:
+        super().bring_down(failure)
+        return f"the Triton server or one of its model processes {failure} and is restarting"
 
 
 def command(installation: TritonInstallation, run_dir: RunDir) -> list[str]:
@@ -274,8 +316,8 @@ def clear(run_dir: RunDir) -> None:
 
 
 def _put_stand_in(run_dir: RunDir, name: str) -> None:
-    """Have a stand-in that was prepared be the model. Triton sees by its times that it is another. A link takes no
-    space: health is true on a full disk."""
+    """Swap in a prepared stand-in by symlink, which takes no space: health is true on a full disk. Triton reloads it
+    because its times changed."""
     for path in (run_dir.stand_ins / name, run_dir.stand_ins / name / "config.pbtxt"):
         os.utime(path)
     new = run_dir.stand_ins / "new"

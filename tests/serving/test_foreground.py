@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from redraft.serving import launcher
-from redraft.serving.foreground import stay
+from redraft.serving.launcher import stay
 from redraft.serving.processes import OWNER_VARIABLE
 from redraft.serving.rundir import RunDir, State
 from redraft.serving.settings import ServeSettings
@@ -105,7 +105,7 @@ cli.main()
 def test_the_exit_status_says_whether_it_was_asked_to_end(run_dir, monkeypatch, why, status):
     settings = ServeSettings(bundle=Path("b"), address="0.0.0.0")
     monkeypatch.setattr(launcher, "serve", lambda given, *_: State(settings=given))
-    monkeypatch.setattr("redraft.cli.service.stay", lambda *_: why)
+    monkeypatch.setattr("redraft.serving.launcher.stay", lambda *_: why)
     options = ["--foreground", "--bundle", str(settings.bundle), "--address", "0.0.0.0", "--run-dir", str(run_dir.path)]
     before = signal.getsignal(signal.SIGTERM)
     try:

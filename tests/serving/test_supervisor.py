@@ -20,15 +20,19 @@ from redraft.worker.protocol import WorkerStatus
 @pytest.fixture
 def supervisor(tmp_path, monkeypatch) -> Supervisor:
     """One whose worker is up, silent for long, and says that it is not ready."""
-    for name in ("tritonserver.TritonInstallation", "tritonserver.prepare", "tritonserver.server"):
-        monkeypatch.setattr(f"redraft.serving.supervisor.{name}", MagicMock())
-    for name in ("Pulse", "WorkerClient", "_expect_another_signal"):
-        monkeypatch.setattr(f"redraft.serving.supervisor.{name}", MagicMock())
+    for name in ("supervisor.tritonserver.TritonInstallation", "supervisor.tritonserver.prepare"):
+        monkeypatch.setattr(f"redraft.serving.{name}", MagicMock())
+    for name in ("command", "environment"):
+        monkeypatch.setattr(f"redraft.serving.tritonserver.{name}", MagicMock())
+    for name in ("child.Pulse", "supervisor.Pulse", "supervisor.WorkerClient", "supervisor._expect_another_signal"):
+        monkeypatch.setattr(f"redraft.serving.{name}", MagicMock())
     made = Supervisor(RunDir(tmp_path), ServeSettings(bundle=Path("b"), openai_port=0))
-    made._client = MagicMock(status=lambda _: WorkerStatus(ready=False))
-    made._worker = MagicMock(up=True, alive=True, age=999.0, pid=0, restarts=0)
-    made._triton = MagicMock(up=True, pid=0, restarts=0)
-    made._worker_pulse = MagicMock(silence=999.0, answered=False)
+    made._client.status = lambda _: WorkerStatus(ready=False)
+    made._worker.child = MagicMock(up=True, alive=True, age=999.0, pid=0, restarts=0)
+    made._worker.child.name = "the engine worker"
+    made._worker.pulse = MagicMock(silence=999.0, answered=False)
+    made._triton.child = MagicMock(up=True, alive=True, pid=0, restarts=0, hung=lambda *_: "")
+    made._guard.child = MagicMock(up=True, alive=True, pid=0, restarts=0, hung=lambda *_: "")
     made._health_pulse = MagicMock()
     return made
 
@@ -36,20 +40,23 @@ def supervisor(tmp_path, monkeypatch) -> Supervisor:
 def test_a_worker_that_drains_is_away_and_not_hung(supervisor):
     """Somebody else has signalled it. It is killed only where it takes too long."""
     worker = supervisor._worker
-    assert not supervisor._worker_answers()
+    assert not worker._is_ready()
     for _ in range(2):
-        supervisor._watch_worker()
+        supervisor._watch()
         assert not worker.up
-        worker.end.assert_not_called()
-    supervisor._health_pulse.reset.assert_called()
-    supervisor._worker_ends_by = 0.0
-    supervisor._watch_worker()
-    worker.end.assert_called_once_with(grace=0)
+        worker.child.end.assert_not_called()
+    supervisor._health_pulse.reset.assert_called_once()
+    assert supervisor._state.detail == "the engine worker was asked to end, and restarts after its last request"
+    worker._ends_by = 0.0
+    supervisor._watch()
+    worker.child.end.assert_called_once_with(grace=0)
 
 
 def test_a_drain_begins_when_health_no_longer_counts_on_the_worker(supervisor, monkeypatch):
     seen = []
-    supervisor._worker.terminate = lambda: seen.append((supervisor._worker.up, supervisor._health_pulse.reset.called))
+    supervisor._worker.child.terminate = lambda: seen.append(
+        (supervisor._worker.up, supervisor._health_pulse.reset.called)
+    )
     monkeypatch.setattr(module, "_asked_again", True)
     supervisor.shut_down()
     assert seen == [(False, True)]
@@ -57,7 +64,7 @@ def test_a_drain_begins_when_health_no_longer_counts_on_the_worker(supervisor, m
 
 def test_a_swap_that_a_stop_cuts_short_is_not_left_loading(supervisor, monkeypatch, tmp_path):
     newcomer = MagicMock(alive=True, age=0.0)
-    monkeypatch.setattr("redraft.serving.engine_worker.engine_worker", lambda *_: newcomer)
+    monkeypatch.setattr("redraft.serving.engine_worker.worker_process", lambda *_: newcomer)
     monkeypatch.setattr(Swap, "_ask", lambda _: None)
     supervisor._swap = Swap(RunDir(tmp_path), supervisor._settings, SwapOrder(id="o", bundle=Path("c")), 1)
     monkeypatch.setattr(module, "_asked_again", True)
@@ -70,7 +77,7 @@ def test_a_swap_that_a_stop_cuts_short_is_not_left_loading(supervisor, monkeypat
 def test_a_newcomer_takes_its_place_alive_and_keeps_the_count_of_restarts(supervisor, monkeypatch, tmp_path):
     """Where the link to the bundle is gone, the swap fails and the service goes on."""
     newcomer = MagicMock(alive=True, age=0.0, restarts=0, ends_within=lambda _: False)
-    monkeypatch.setattr("redraft.serving.engine_worker.engine_worker", lambda *_: newcomer)
+    monkeypatch.setattr("redraft.serving.engine_worker.worker_process", lambda *_: newcomer)
     monkeypatch.setattr(Swap, "_ask", lambda swap: setattr(swap, "_answered", True))
     run_dir = RunDir(tmp_path)
     swap = Swap(run_dir, supervisor._settings, SwapOrder(id="o", bundle=Path("c")), 1)
@@ -80,14 +87,17 @@ def test_a_newcomer_takes_its_place_alive_and_keeps_the_count_of_restarts(superv
     newcomer.alive = False
     assert not swap.ready
     newcomer.alive = True
-    worker = MagicMock(restarts=3)
+    worker = supervisor._worker
+    old = worker.child = MagicMock(restarts=3)
     run_dir.bundle.unlink()
-    assert swap.change_places(worker, MagicMock()) is None
+    assert not swap.change_places(worker, MagicMock())
     assert "No such file" in swap.failure
+    assert worker.child is old
     swap._error = ""
     run_dir.bundle.symlink_to("b")
-    assert swap.change_places(worker, MagicMock()) is newcomer
-    assert newcomer.restarts == 3
+    assert swap.change_places(worker, MagicMock())
+    assert worker.child is newcomer
+    assert (newcomer.restarts, worker.up) == (3, True)
 
 
 def test_a_state_that_could_not_be_written_is_written_later(supervisor, tmp_path):
@@ -105,12 +115,14 @@ def test_a_state_that_could_not_be_written_is_written_later(supervisor, tmp_path
 
 def test_a_server_without_shared_memory_waits_for_it(supervisor, monkeypatch, tmp_path):
     """It would end as it starts, again and again."""
-    server = supervisor._triton = MagicMock(up=False, alive=False, pid=0, restarts=0)
+    server = supervisor._triton.child = MagicMock(up=False, alive=False, pid=0, restarts=0)
     monkeypatch.setattr(tritonserver, "SHARED_MEMORY_BYTES", 2**60)
+    supervisor._worker.pulse.silence = 0.0
+    supervisor._worker.child.hung = lambda *_: ""
     for _ in range(2):
-        supervisor._watch_triton()
+        supervisor._watch()
     server.start.assert_not_called()
     assert "/dev/shm has no room for Triton's models" in RunDir(tmp_path).read_state().detail
     monkeypatch.setattr(tritonserver, "SHARED_MEMORY_BYTES", 0)
-    supervisor._watch_triton()
+    supervisor._watch()
     server.start.assert_called_once()

@@ -16,7 +16,7 @@ WHEEL = next(Path(sys.prefix).glob("triton/lib/python3.*/site-packages/pytriton/
 FOREGROUND = """
 import signal, sys
 from pathlib import Path
-from redraft.serving.foreground import stay
+from redraft.serving.launcher import stay
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 print("why:", repr(stay(Path(sys.argv[1]), lambda text: print(text, end="", flush=True))))
 """
