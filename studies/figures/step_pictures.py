@@ -35,7 +35,7 @@ class Example:
 
     @classmethod
     def load(cls, path: Path = RECORDED) -> Example:
-        """Read what studies/figures/one_step.py wrote."""
+        """Read the recorded step."""
         return cls(json.loads(path.read_text()))
 
     @cached_property

@@ -13,7 +13,6 @@ from typer.main import get_command
 import launch
 from redraft.cli import application
 from redraft.serving.settings import API_KEY_VARIABLE, OPTIONS, PREFIX, read
-from redraft.serving.tritonserver import CONTAINER_SERVER, SERVER_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -64,22 +63,6 @@ def test_only_what_is_copied_is_sent_to_docker():
     assert first == "*"
     assert [name[1:] for name in others if name.startswith("!")] == copied
     assert "**/__pycache__" in others
-
-
-def test_both_environments_have_the_images_python_and_the_repositorys_requirements():
-    (install,) = [rest for rest in instruction("RUN") if "requirements-gpu.txt" in rest]
-    assert "python3.12 -m venv .venv " in install
-    assert ".venv/bin/pip install --no-cache-dir -r requirements-gpu.txt ${TENSORRT} " in install
-    (version,) = [rest.removeprefix("TENSORRT=tensorrt-cu13==") for rest in instruction("ARG") if "TENSORRT" in rest]
-    assert f"tensorrt-cu13-bindings=={version}\n" in (ROOT / "requirements" / "build.txt").read_text()
-    assert "python3.12 -m venv .venv/triton " in install
-    assert ".venv/triton/bin/pip install --no-cache-dir -r requirements-triton.txt" in install
-    assert "libpython3.12" in instruction("RUN")[0]
-
-
-def test_the_container_finds_its_triton():
-    (environment,) = instruction("ENV")
-    assert dict(part.split("=", 1) for part in environment.split())[SERVER_VARIABLE] == str(CONTAINER_SERVER)
 
 
 def test_the_containers_command_is_one_of_redrafts():
@@ -142,13 +125,3 @@ def test_one_release_everywhere(where):
         "page": PAGE,
     }
     assert set(re.findall(r"redraft:(\d\d\.\d\d)", texts[where])) == {release}
-
-
-def test_the_pages_commands_are_the_files_own():
-    assert launch.BUILD.format(image=launch.IMAGE) in PAGE
-    assert str(launch.DRIVER) in PAGE
-    in_container = [line for line in PAGE.splitlines() if line.startswith("docker run --rm ")]
-    assert len(in_container) == 3
-    assert all(f" -v $PWD/artifacts:{launch.IN_IMAGE}/artifacts " in line for line in in_container)
-    for name in re.findall(r"\]\((?:\.\./)?(deploy/[\w.]+)\)", PAGE):
-        assert (ROOT / name).exists()

@@ -68,20 +68,8 @@ def test_flags_reach_docker(tmp_path, machine, monkeypatch, capsys):
     monkeypatch.setenv(launch.API_KEY, "sk-secret")
     smi(machine, *["NVIDIA H200, 9.0, 590.44"] * 4)
     folder = write_bundle(tmp_path / "two", ranks=2)
-    options = [
-        "--allow-host",
-        "a.example",
-        "--allow-host",
-        "b.example",
-        "--http-port",
-        "9000",
-        "--address",
-        "0.0.0.0",
-        "--name",
-        "b",
-        "--image",
-        "here/redraft:1",
-    ]
+    hosts = ["--allow-host", "a.example", "--allow-host", "b.example"]
+    options = [*hosts, "--http-port", "9000", "--address", "0.0.0.0", "--image", "here/redraft:1"]
     assert launch.main(["--bundle", str(folder), "--dry-run", *options]) == 0
     out = capsys.readouterr().out
     assert "--gpus 2 " in out
@@ -97,7 +85,6 @@ def test_flags_reach_docker(tmp_path, machine, monkeypatch, capsys):
     ("broken", "message"),
     [
         ("rm", "does not exist: expected the folder of an engine bundle; build one with redraft build"),
-        ("manifest", "is not an engine bundle: it has no manifest.json"),
         ("json", "config.json cannot be read"),
         ("cpu", "holds openvino engines, which run on the CPU: serve it with `redraft serve --bundle"),
     ],
@@ -106,8 +93,6 @@ def test_a_bundle_that_cannot_be_served_is_refused_even_in_a_dry_run(tmp_path, m
     folder = tmp_path / "b"
     if broken != "rm":
         write_bundle(folder, "openvino" if broken == "cpu" else "tensorrt")
-    if broken == "manifest":
-        (folder / "manifest.json").unlink()
     if broken == "json":
         (folder / "config.json").write_text("{")
     assert launch.main(["--bundle", str(folder), "--dry-run"]) == 1
@@ -120,7 +105,6 @@ def test_a_bundle_that_cannot_be_served_is_refused_even_in_a_dry_run(tmp_path, m
     ("name", "body", "message"),
     [
         ("nvidia-smi", None, "no NVIDIA GPU: nvidia-smi is missing or finds none. Install a driver of release 580"),
-        ("nvidia-smi", "echo 'No devices were found'; exit 6", "no NVIDIA GPU"),
         (
             "nvidia-smi",
             "echo 'NVIDIA L4, 8.9, 580.1, GPU-0'",
@@ -138,7 +122,6 @@ def test_a_bundle_that_cannot_be_served_is_refused_even_in_a_dry_run(tmp_path, m
         ),
         ("docker", None, "docker is missing: install Docker and NVIDIA's container toolkit"),
         ("docker", 'test "$1" != info', "Docker's daemon does not answer: start it"),
-        ("docker", 'test "$1" != image', "no image redraft:25.11: build it with: docker build -f deploy/Dockerfile"),
     ],
 )
 def test_a_machine_that_cannot_serve_is_told_why(bundle, machine, tmp_path, name, body, message, capsys):
@@ -161,13 +144,9 @@ TOO_OLD = "this machine's Tesla T4 has compute capability 7.5: the CUDA kernels 
     ("gpus", "message"),
     [
         ('"device=1"', ""),
-        ("device=GPU-1", ""),
         ('"device=0"', TOO_OLD),
-        ('"device=1,MIG-3,0"', TOO_OLD),
         ("1", TOO_OLD),
-        ("all", TOO_OLD),
         ('"device=2"', '--gpus "device=2": this machine has no GPU 2: name some of 0, 1'),
-        ("3", "--gpus 3: this machine has no GPU 2: name some of 0, 1"),
         ("two", "--gpus two: expected a number, all, or indices or UUIDs such as '\"device=2,3\"'"),
     ],
 )
@@ -180,18 +159,6 @@ def test_the_gpus_that_are_named_are_judged(bundle, machine, gpus, message, caps
 
 
 @pytest.mark.parametrize(
-    ("gpus", "few"),
-    [("1", 1), ('"device=1"', 1), ('"device=1,1"', 1), ("2", 0), ('"device=0,1"', 0), ("all", 0)],
-)
-def test_ranks_need_a_gpu_each_of_those_that_are_named(tmp_path, machine, gpus, few, capsys):
-    smi(machine, *["NVIDIA H200, 9.0, 580.1"] * 2)
-    bundle = write_bundle(tmp_path / "b", ranks=2)
-    assert launch.main(["--bundle", str(bundle), "--gpus", gpus]) == few
-    told = f"has 2 tensor-parallel ranks, --gpus {gpus} gives them 1 of this machine's 2 GPUs: name 2\n"
-    assert (told in capsys.readouterr().err) == bool(few)
-
-
-@pytest.mark.parametrize(
     ("flags", "mounts"),
     [
         ("--model artifacts/models/M --drafter drafters/M --output artifacts/engines/M", ()),
@@ -199,7 +166,6 @@ def test_ranks_need_a_gpu_each_of_those_that_are_named(tmp_path, machine, gpus, 
             "--model=/data/models/M --drafter /opt/redraft/drafters/M --output '/my data/M'",
             ("/data/models", "/my data"),
         ),
-        ("--model /M --output artifacts/engines/M", ("/M",)),
     ],
 )
 def test_engines_of_another_gpu_are_rebuilt_by_a_command_of_the_host(bundle, machine, flags, mounts, capsys):
