@@ -13,45 +13,31 @@ from typing import Any, Self, Unpack, cast, overload
 
 from redraft.bundle.generation import GenerationConfig
 from redraft.chat import Message, Writing, effort_options, render_chat
-from redraft.decoding.log_probs import Alternatives
 from redraft.request import (
     AUTO_REGRESSIVE,
     MAX_TOKENS,
-    DraftTree,
+    Generated,
     GenerateRequest,
     InvalidRequest,
     Options,
     SequenceStats,
-    StopReason,
-    joined_extras,
+    joined,
     request,
 )
 from redraft.runtime import Runtime
-from redraft.sequence import FinishReason, Output
+from redraft.sequence import Output
 from redraft.sequence import Sequence as RequestState
 
 
-@dataclass(frozen=True)
-class Answer:
+@dataclass
+class Answer(Generated):
     """A finished request: its generated tokens without the end token, statistics, and seconds from submission to end.
 
-    Where asked for, `log_probs` are the target's natural logarithms, one per token. `prompt_log_probs` are those of the
-    prompt's tokens, None for the first. `top_log_probs` and `prompt_top_log_probs` list (token id, log-probability) of
-    the most likely tokens at each place. `draft_trees` has the tree of each step. `str(stats)` is a line with tokens,
-    tokens/s, tokens/step and accepted drafted tokens.
+    `str(stats)` is a line with tokens, tokens/s, tokens/step and accepted drafted tokens.
     """
 
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    finish_reason: FinishReason | None = None
-    stop_reason: StopReason | None = None
     stats: SequenceStats = field(default_factory=SequenceStats)
     seconds: float = 0.0
-    log_probs: list[float] | None = None
-    top_log_probs: list[Alternatives] | None = None
-    prompt_log_probs: list[float | None] | None = None
-    prompt_top_log_probs: list[Alternatives] | None = None
-    draft_trees: list[DraftTree] | None = None
 
 
 class LLM:
@@ -253,7 +239,7 @@ class LLM:
                     for key, (index, started, outputs) in list(parts.items()):
                         outputs += self._take(key)
                         if outputs and outputs[-1].finish_reason:
-                            answers[index] = _joined(outputs, time.perf_counter() - started)
+                            answers[index] = Answer(**joined(outputs), seconds=time.perf_counter() - started)
                             del parts[key]
                             self._leave(key)
             finally:
@@ -317,16 +303,3 @@ class LLM:
     def _require_open(self) -> None:
         if self._closed:
             raise RuntimeError("this LLM is closed: load the bundle again")
-
-
-def _joined(outputs: Sequence[Output], seconds: float) -> Answer:
-    last = outputs[-1]
-    return Answer(
-        token_ids=[token for output in outputs for token in output.token_ids],
-        text="".join(output.text for output in outputs),
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        stats=last.stats or SequenceStats(),
-        seconds=seconds,
-        **joined_extras(outputs),
-    )

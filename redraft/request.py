@@ -1,7 +1,8 @@
-"""What a client asks of an engine: a request, its sampling settings, their limits; and what it cost."""
+"""What a client asks of an engine: a request, its fields and limits; and what it gains and costs."""
 
 from __future__ import annotations
 
+import dataclasses
 import reprlib
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -44,8 +45,6 @@ MAX_GUIDE_CHARACTERS = 2**18
 MAX_CHOICES = 1024
 MOST_ALTERNATIVES = 20
 """The largest `top_log_probs`."""
-EXTRAS = ("log_probs", "top_log_probs", "prompt_log_probs", "prompt_top_log_probs", "draft_trees")
-"""Lists that an `Output`, a `Chunk` and an `Answer` have only where the request asks for them."""
 MAX_TOKENS = 256
 """How many tokens `request` asks for where none are named."""
 MAX_TIMEOUT_S = 86_400.0
@@ -58,6 +57,9 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Word = Annotated[str, Field(max_length=1000)]
 
 
+FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
+Alternatives = list[tuple[int, float]]
+"""The most likely tokens at a place, each with its log-probability, the most likely first, of equals the lowest id."""
 StopReason = int | str
 """What ended a text beside the model's own end tokens: a stop word, or the id of a token of `stop_token_ids`."""
 
@@ -508,10 +510,39 @@ class SequenceStats:
         return f"{text}, {self.cached_tokens} prompt tokens reused" if self.cached_tokens else text
 
 
-def joined_extras(parts: Sequence[Any]) -> dict[str, Any]:
-    """An answer's `EXTRAS`, from those of its outputs or chunks; None for fields that none of them has."""
-    found = {name: [value for part in parts if (value := getattr(part, name)) is not None] for name in EXTRAS}
-    return {name: list(chain.from_iterable(values)) if values else None for name, values in found.items()}
+@dataclasses.dataclass
+class Generated:
+    """What a request has gained: its whole answer, or what is new since the last part.
+
+    A finish reason, a stop reason and statistics come with the last part. Log-probabilities and draft trees are there
+    where asked for. `log_probs` has one per token, `prompt_log_probs` one per token of the prompt, None for its first;
+    these come with the first part. The `top` ones have a list of (token id, log-probability) per token, the most likely
+    first. `draft_trees` are those of the steps that gained the tokens.
+    """
+
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: StopReason | None = None
+    stats: SequenceStats | None = None
+    log_probs: list[float] | None = None
+    top_log_probs: list[Alternatives] | None = None
+    prompt_log_probs: list[float | None] | None = None
+    prompt_top_log_probs: list[Alternatives] | None = None
+    draft_trees: list[DraftTree] | None = None
+
+
+GENERATED = tuple(field.name for field in dataclasses.fields(Generated))
+_LISTS = ("token_ids", "log_probs", "top_log_probs", "prompt_log_probs", "prompt_top_log_probs", "draft_trees")
+
+
+def joined(parts: Sequence[Generated]) -> dict[str, Any]:
+    """The fields of a whole answer, from its parts in their order. A list that no part has stays None."""
+    whole = {name: getattr(parts[-1], name) for name in GENERATED} | {"text": "".join(part.text for part in parts)}
+    for name in _LISTS:
+        values = [value for part in parts if (value := getattr(part, name)) is not None]
+        whole[name] = list(chain.from_iterable(values)) if values else None
+    return whole
 
 
 _FIELD_PROBLEMS = {"extra_forbidden": "unknown field", "missing": "required field is missing"}

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from redraft.decoding.log_probs import Alternatives, LogProbs
+from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.origins import Proposals
 from redraft.decoding.retrieval import RetrievalText
@@ -20,44 +20,26 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node, follow
 from redraft.decoding.verification import Verdict
 from redraft.engines.features import Features, join
-from redraft.request import DraftTree, GenerateRequest, SequenceStats, StopReason
+from redraft.request import DraftTree, FinishReason, Generated, GenerateRequest, SequenceStats, StopReason
 from redraft.text import TextCodec, TextStream
 
 if TYPE_CHECKING:
     from redraft.grammar.state import Grammar
-
-FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
 MOST_PARTS = 32
 """Most arrays of features kept apart; each may share memory with other sequences of the same step."""
 
 
 @dataclass
-class Output:
-    """What one request gained since its last output; the final one has a finish reason and statistics.
+class Output(Generated):
+    """What one request gained since its last output."""
 
-    Log-probabilities are there where asked for: one per token and, in the first output, one per token of the prompt,
-    None for its first. The `top` ones have a list of (token id, log-probability) per token, the most likely first; for
-    the prompt's first token it is empty. Draft trees, where asked for, are those of its steps: what they `gained` are
-    its tokens.
-    """
-
-    key: Hashable
+    key: Hashable = field(kw_only=True)
     prompt_tokens: int = 0
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     """Whether each token was drafted and accepted, rather than chosen after the draft's last accepted one."""
-    log_probs: list[float] | None = None
-    top_log_probs: list[Alternatives] | None = None
-    prompt_log_probs: list[float | None] | None = None
-    prompt_top_log_probs: list[Alternatives] | None = None
-    draft_trees: list[DraftTree] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: StopReason | None = None
     error: str | None = None
     """Why the request failed, where the finish reason is `error`."""
-    stats: SequenceStats | None = None
 
 
 @dataclass(frozen=True)
@@ -354,8 +336,8 @@ class Sequence:
     def _new_output(self) -> Output:
         scored, alternatives = self.request.return_log_probs, self.request.top_log_probs
         return Output(
-            self.key,
-            len(self.prompt),
+            key=self.key,
+            prompt_tokens=len(self.prompt),
             log_probs=[] if scored else None,
             top_log_probs=[] if alternatives else None,
             draft_trees=[] if self.request.draft_trees else None,

@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from redraft import LLM
 from redraft.chat import encode_user_turn
 from redraft.openai.model import ServedModel
-from redraft.openai.responses import ResponsesBody, responses_job
-from redraft.openai.schemas import ChatBody, CompletionBody
+from redraft.openai.schemas import ChatBody, CompletionBody, ResponsesBody
 from redraft.openai.tokens import TokenizeBody, tokenize
-from redraft.openai.translate import chat_job, completion_job
+from redraft.openai.translate import chat_job, completion_job, responses_job
 from redraft.runtime import Runtime
 from redraft.serving.settings import ServeSettings
 from redraft.serving.triton.fields import ENSEMBLE, PREPROCESSING

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-Alternatives = list[tuple[int, float]]
-"""The most likely tokens at a place, each with its log-probability, the most likely first, of equals the lowest id."""
+if TYPE_CHECKING:
+    from redraft.request import Alternatives
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,11 @@ from redraft.openai.errors import ApiError, internal
 from redraft.openai.metrics import CONTENT_TYPE
 from redraft.openai.model import ServedModel
 from redraft.openai.page import add_page
-from redraft.openai.responses import ResponsesBody, responses_job
-from redraft.openai.schemas import ChatBody, CompletionBody
+from redraft.openai.schemas import ChatBody, CompletionBody, ResponsesBody
 from redraft.openai.service import Service, ending_with_errors
 from redraft.openai.sse import ClientGone, EventStream, attended, json_response
 from redraft.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
-from redraft.openai.translate import Job, chat_job, completion_job
+from redraft.openai.translate import Job, chat_job, completion_job, responses_job
 from redraft.request import clipped
 
 PATHS = (
@@ -34,7 +33,7 @@ CLIENT_CLOSED = 499
 """Status, for the log only, of a request whose client went away."""
 
 
-class Answer(Protocol):
+class AnswerWriter(Protocol):
     """How an endpoint writes what the worker generates."""
 
     async def whole(self, generation: Generation) -> dict[str, Any]: ...
@@ -134,7 +133,7 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-async def _answer(service: Service, request: Request, job: Job, answer: Answer, stream: bool) -> Response:
+async def _answer(service: Service, request: Request, job: Job, answer: AnswerWriter, stream: bool) -> Response:
     """Run the job's requests for as long as the client waits. What fails before a stream's first event is a status."""
     with ExitStack() as stack:
         generation = stack.enter_context(service.generation(request, job))

@@ -12,7 +12,7 @@ from redraft.openai.errors import of_worker
 from redraft.openai.metrics import Metrics
 from redraft.openai.tracing import Tracing
 from redraft.request import GenerateRequest
-from redraft.worker.client import Message, WorkerClient, WorkerError
+from redraft.worker.client import WorkerClient, WorkerError, WorkerMessage
 from redraft.worker.protocol import Chunk, ErrorMessage
 
 
@@ -31,7 +31,7 @@ class Generation:
         self._client, self._requests, self._fields = client, requests, fields
         self._metrics, self._tracing = metrics, tracing
         self._loop = asyncio.get_running_loop()
-        self._messages: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self._messages: asyncio.Queue[tuple[int, WorkerMessage]] = asyncio.Queue()
         self._running: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class Generation:
         self._running.discard(place)
         self._metrics.running.dec()
 
-    def _pass_on(self, place: int, message: Message) -> None:
+    def _pass_on(self, place: int, message: WorkerMessage) -> None:
         """Called on the client's thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._messages.put_nowait, (place, message))

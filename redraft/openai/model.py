@@ -15,8 +15,7 @@ from redraft.bundle.generation import GenerationConfig
 from redraft.chat import NEXT_TURN, ChatTemplate, TextOnly, Writing, turns
 from redraft.control_tokens import ControlTokens
 from redraft.openai.errors import ApiError, not_served, too_long
-from redraft.openai.structured.forms import FORMS, HERMES, form_of
-from redraft.openai.structured.listing import written_out
+from redraft.openai.structured.forms import FORMS, HERMES, form_of, written_out
 from redraft.openai.structured.thoughts import MARKS, NO_THOUGHTS, THINK, Thinking, marks_of, thinking_after
 from redraft.request import AUTO_REGRESSIVE, InvalidRequest, shown
 from redraft.serving.settings import Defaults, ServeSettings

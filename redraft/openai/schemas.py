@@ -21,10 +21,20 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from redraft.chat import Effort, Writing, effort_options
-from redraft.openai.body import MAX_ITEMS, NO_TEXT, UNSERVED_FIELDS, Body, Unserved, check_sizes
+from redraft.openai.body import (
+    LOG_PROBS,
+    MAX_ITEMS,
+    NO_TEXT,
+    RESPONSES,
+    UNSERVED_FIELDS,
+    VERBOSITY,
+    Body,
+    Unserved,
+    check_sizes,
+)
 from redraft.openai.errors import UNSERVED
-from redraft.openai.structured.formats import ResponseFormat, Schema, StructuredOutputs, vllm_guides
-from redraft.openai.structured.tools import AUTO, ChatTools, Choice
+from redraft.openai.structured.formats import ResponseFormat, Schema, StructuredOutputs, TextFormat, vllm_guides
+from redraft.openai.structured.tools import AUTO, AnyToolChoice, ChatTools, ResponsesTools
 from redraft.request import (
     INT32_MAX,
     MAX_BIASES,
@@ -83,7 +93,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class Named(Body):
+class ModelBody(Body):
     """A request to the model."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = SAMPLER_SETTINGS | {
@@ -97,7 +107,7 @@ class Named(Body):
     model: str | None = Field(default=None, description="the served one; another name is a 404, no adapters are served")
 
 
-class Sampled(Named, SamplingOptions, TextOptions):
+class GenerationBody(ModelBody, SamplingOptions, TextOptions):
     """The fields that every endpoint which generates text has: those of the table of request fields, under the names
     that OpenAI and vLLM have for them, and what `/v1` adds to them. Where a sampling field is absent,
     `ServedModel.sampling` has the default."""
@@ -146,13 +156,13 @@ class Sampled(Named, SamplingOptions, TextOptions):
 
 
 def without_text() -> Unserved:
-    """The fields of `Sampled`, for endpoints that generate no text. Their defaults ask for nothing there."""
+    """The fields of `GenerationBody`, for endpoints that generate no text. Their defaults ask for nothing there."""
     neutral = {"top_k": (-1, 0), "top_p": (0, 1)} | {name: (value,) for name, value in NEUTRAL.items()}
-    fields = {name: info for name, info in Sampled.model_fields.items() if name not in Named.model_fields}
+    fields = {name: info for name, info in GenerationBody.model_fields.items() if name not in ModelBody.model_fields}
     return {info.alias or name: (neutral.get(name, (info.default,)), NO_TEXT) for name, info in fields.items()}
 
 
-class Choices(Sampled):
+class ChoicesBody(GenerationBody):
     """What chat and text completions have in common."""
 
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
@@ -214,7 +224,7 @@ class Reasoning(Body):
     effort: Effort | None = None
 
 
-class Conversation(Named):
+class Conversation(ModelBody):
     """How a conversation becomes a prompt, named as vLLM's fields."""
 
     chat_template_kwargs: dict[str, Any] = Field(default={})
@@ -250,7 +260,7 @@ class Conversation(Named):
         )
 
 
-class ChatBody(Choices, Conversation):
+class ChatBody(ChoicesBody, Conversation):
     """`POST /v1/chat/completions`."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_ITEMS)
@@ -259,7 +269,7 @@ class ChatBody(Choices, Conversation):
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     tools: ChatTools = Field(default=[])
-    tool_choice: Choice = AUTO
+    tool_choice: AnyToolChoice = AUTO
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
 
@@ -301,7 +311,7 @@ def _is_id(value: Any) -> bool:
     return type(value) is int and 0 <= value <= INT32_MAX
 
 
-class CompletionBody(Choices):
+class CompletionBody(ChoicesBody):
     """`POST /v1/completions`: the text is continued as it is, without a chat template."""
 
     LONG: ClassVar[frozenset[str]] = frozenset({"prompt"})
@@ -327,3 +337,61 @@ class CompletionBody(Choices):
     @property
     def alternatives(self) -> int:
         return self.logprobs or 0
+
+
+Included = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""The values of `include`. Those after the first are of items that no answer has."""
+
+
+class ResponseText(Body):
+    """The form of the answer."""
+
+    UNSERVED: ClassVar[Unserved] = VERBOSITY
+
+    format: TextFormat = TextFormat(type="text")
+
+
+def _text_or_items(value: Any) -> str | list[dict[str, Any]]:
+    items = isinstance(value, list) and len(value) <= MAX_ITEMS and all(isinstance(item, dict) for item in value)
+    if items or isinstance(value, str):
+        return value
+    raise ValueError(f"expected a text or a list of at most {MAX_ITEMS} items")
+
+
+class ResponsesBody(GenerationBody, Conversation):
+    """`POST /v1/responses`: text in, text out. What was said before comes with the request: nothing is stored."""
+
+    UNSERVED: ClassVar[Unserved] = RESPONSES
+    LONG: ClassVar[frozenset[str]] = frozenset({"input"})
+
+    input: Annotated[str | list[dict[str, Any]], PlainValidator(_text_or_items)]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    include: list[Included] = Field(default=[])
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
+    text: ResponseText = ResponseText()
+    stream_options: StreamOptions | None = None
+    tools: ResponsesTools = Field(default=[])
+    tool_choice: AnyToolChoice = AUTO
+    parallel_tool_calls: bool = True
+
+    @property
+    def log_probs(self) -> bool:
+        return LOG_PROBS in self.include
+
+    @property
+    def alternatives(self) -> int:
+        return self.top_logprobs if self.log_probs else 0
+
+    def guides(self) -> Iterator[tuple[str, Guide]]:
+        yield from self.text.format.guides("text.format")
+        yield from super().guides()

@@ -18,7 +18,7 @@ from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError, internal, invalid_body, overloaded
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import Conversation, Named
+from redraft.openai.schemas import Conversation, ModelBody
 from redraft.openai.sse import ClientGone
 from redraft.openai.tracing import Tracing
 from redraft.openai.translate import Job
@@ -37,7 +37,7 @@ BODY_S = 30.0
 HEALTH_S = 2.0
 JSON_TYPE = "application/json"
 
-B = TypeVar("B", bound=Named)
+B = TypeVar("B", bound=ModelBody)
 T = TypeVar("T")
 
 log = logging.getLogger("redraft.openai")

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from redraft.openai.body import MAX_ITEMS, Unserved
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import ChatMessage, Conversation, Named, without_text
+from redraft.openai.schemas import ChatMessage, Conversation, ModelBody, without_text
 from redraft.openai.structured.tools import AUTO, ChatTools
 from redraft.openai.structured.use import tool_use
 from redraft.openai.translate import prompt_text
@@ -39,7 +39,7 @@ class TokenizeBody(Conversation):
         return self
 
 
-class DetokenizeBody(Named):
+class DetokenizeBody(ModelBody):
     """Token ids."""
 
     UNSERVED: ClassVar[Unserved] = without_text()

@@ -9,15 +9,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redraft.chat import Writing, turns
-from redraft.openai.errors import CLIENTS_FIELDS, ApiError, too_long
+from redraft.openai.errors import CLIENTS_FIELDS, ApiError, not_served, too_long
 from redraft.openai.model import ServedModel
-from redraft.openai.schemas import MAX_CHOICES, NEUTRAL, ChatBody, CompletionBody, Sampled
+from redraft.openai.schemas import MAX_CHOICES, NEUTRAL, ChatBody, CompletionBody, GenerationBody, ResponsesBody
 from redraft.openai.structured.formats import only_guide
 from redraft.openai.structured.reader import CallReader
 from redraft.openai.structured.thoughts import Thinking, ThoughtReader
 from redraft.openai.structured.use import ToolUse, tool_use
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, SamplingConfig, SamplingOptions, TextOptions
+from redraft.request import (
+    AUTO_REGRESSIVE,
+    GenerateRequest,
+    Guide,
+    SamplingConfig,
+    SamplingOptions,
+    TextOptions,
+    clipped,
+    shown,
+)
 
+ROLES = ("system", "developer", "user", "assistant")
+"""Those that messages have. What a tool said is another kind of item."""
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 NOTHING_ENDS = -1
 """The end token of a text that no token ends."""
 
@@ -120,8 +132,91 @@ def completion_job(body: CompletionBody, model: ServedModel) -> Job:
     return job(body, model, prompts, body.n, body.max_tokens, "max_tokens", "prompt", prompt_log_probs=prompt_log_probs)
 
 
+def responses_job(body: ResponsesBody, model: ServedModel) -> Job:
+    """The job of a request. Raises ApiError."""
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, model)
+    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    if isinstance(body.input, str):
+        messages.append({"role": "user", "content": body.input})
+    else:
+        messages += _messages(body.input)
+    if not messages:
+        raise ApiError(400, "input: expected at least one message, got none", "input")
+    try:
+        prompt = prompt_of(messages, tools, model, "input", body.writing())
+    except ApiError:
+        if body.instructions:
+            model.encode(body.instructions, "instructions")  # raises where they are too long by themselves
+        raise
+    return job(body, model, [prompt], 1, body.max_output_tokens, "max_output_tokens", "input", tools=tools)
+
+
+def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items of the input as messages: calls belong to the assistant's message before them, and thoughts to what comes
+    after them."""
+    messages: list[dict[str, Any]] = []
+    for place, item in enumerate(items):
+        message = _message(item, f"input[{place}]")
+        last = messages[-1] if messages and messages[-1]["role"] == "assistant" == message["role"] else {}
+        if last and "tool_calls" in message:
+            last.setdefault("tool_calls", []).extend(message["tool_calls"])
+        elif last and last["content"] is None and "tool_calls" not in last and "reasoning_content" not in message:
+            last["content"] = message["content"]
+        else:
+            messages.append(message)
+    return messages
+
+
+def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
+    """An item of the input as a message."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        if (role := item.get("role")) not in ROLES:
+            raise ApiError(400, f"{where}.role: expected one of {', '.join(ROLES)}, got {shown(role)}", "input")
+        return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
+    if kind == "function_call":
+        if not isinstance(name := item.get("name"), str):
+            raise ApiError(400, f"{where}.name: expected a function's name, got {shown(name)}", "input")
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if kind == "function_call_output":
+        content = _content(item.get("output"), f"{where}.output")
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+    if kind == "reasoning":
+        return {"role": "assistant", "content": None, "reasoning_content": _thoughts(item, where)}
+    text = "expected message, reasoning, function_call or function_call_output"
+    raise not_served("input", f"{where}.type: {text}, got {clipped(str(kind))!r}")
+
+
+def _thoughts(item: dict[str, Any], where: str) -> str:
+    """The thoughts of an item, or else their summary."""
+    return _content(item.get("content") or [], f"{where}.content") or _content(
+        item.get("summary") or [], f"{where}.summary"
+    )
+
+
+def _content(content: Any, where: str) -> str:
+    """The text of an item."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(400, f"{where}: expected a text or a list of text parts, got {shown(content)}", "input")
+    texts = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in TEXT_PARTS:
+            raise not_served(
+                "input", f"{where}[{place}]: expected a part of text, got {shown(kind or part)}: text only"
+            )
+        if not isinstance(part.get("text"), str):
+            raise ApiError(400, f"{where}[{place}].text: expected a text, got {shown(part.get('text'))}", "input")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
 def job(
-    body: Sampled,
+    body: GenerationBody,
     model: ServedModel,
     prompts: list[Prompt],
     n: int,
@@ -180,7 +275,7 @@ def job(
     return result
 
 
-def _guide(body: Sampled, tools: ToolUse | None, prompt: Prompt) -> tuple[str, Guide | None]:
+def _guide(body: GenerationBody, tools: ToolUse | None, prompt: Prompt) -> tuple[str, Guide | None]:
     """The field that asks for a guide, and the guide, which begins after thoughts. Raises ApiError where fields do not
     go together."""
     field, guide = only_guide(dict(body.guides())) or ("", None)
@@ -191,7 +286,7 @@ def _guide(body: Sampled, tools: ToolUse | None, prompt: Prompt) -> tuple[str, G
     return field, guide
 
 
-def sampling(body: Sampled, model: ServedModel) -> dict[str, float]:
+def sampling(body: GenerationBody, model: ServedModel) -> dict[str, float]:
     """The fields that filter and scale the choice of tokens: the client's, else the model's own, else neutral ones."""
 
     def first(name: str, neutral: float) -> float:
@@ -201,7 +296,7 @@ def sampling(body: Sampled, model: ServedModel) -> dict[str, float]:
     return {name: first(name, neutral) for name, neutral in NEUTRAL.items()}
 
 
-def _sampling(body: Sampled, model: ServedModel, seed: int | None, min_length: int | None) -> SamplingConfig:
+def _sampling(body: GenerationBody, model: ServedModel, seed: int | None, min_length: int | None) -> SamplingConfig:
     values = {name: getattr(body, name) for name in SamplingOptions.model_fields} | sampling(body, model)
     # 0 and nothing mean the same, except of these two.
     kept = {"temperature": values["temperature"], "seed": seed}

@@ -9,15 +9,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from redraft.request import MAX_MESSAGE_BYTES, PROTOCOL_LIMITS, GenerateRequest, PromptLimits, joined_extras
+from redraft.request import MAX_MESSAGE_BYTES, PROTOCOL_LIMITS, GenerateRequest, PromptLimits, joined
 from redraft.worker.protocol import (
     CANCELLED,
+    CHUNK,
     INVALID,
     RESTARTING,
     SHUTTING_DOWN,
@@ -30,7 +32,7 @@ from redraft.worker.protocol import (
     unpack,
 )
 
-Message = Chunk | ErrorMessage
+WorkerMessage = Chunk | ErrorMessage
 NOT_THERE = "the engine worker is restarting or not running: try again shortly"
 WENT_AWAY = "the engine worker went away while it served this request: try again shortly"
 _NUMBERS = itertools.count()
@@ -86,7 +88,7 @@ class WorkerClient:
         self._context = context or zmq.Context.instance()
         self._ids = itertools.count()
         self._lock = threading.Lock()
-        self._handlers: dict[str, Callable[[Message], None]] = {}
+        self._handlers: dict[str, Callable[[WorkerMessage], None]] = {}
         self._questions: queue.SimpleQueue[queue.SimpleQueue[WorkerStatus | None]] = queue.SimpleQueue()
         """Those that the thread has yet to ask."""
         self._links: list[_Link] = []
@@ -126,7 +128,7 @@ class WorkerClient:
         """A request id that this client has not used."""
         return f"r{next(self._ids)}"
 
-    def submit(self, request: GenerateRequest, on_message: Callable[[Message], None]) -> None:
+    def submit(self, request: GenerateRequest, on_message: Callable[[WorkerMessage], None]) -> None:
         """Send a request, without fields that are as by default, which an older worker may not know. `on_message` gets
         its chunks and errors, in order, on the client's own thread: it must not block. The last message is an
         ErrorMessage or a Chunk with `done`.
@@ -149,7 +151,7 @@ class WorkerClient:
         Raises WorkerError: the worker's own code, or "restarting" when it went away, or "internal" when no message
         came for `timeout` seconds.
         """
-        messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        messages: queue.SimpleQueue[WorkerMessage] = queue.SimpleQueue()
         self.submit(request, messages.put)
         ended = False
         try:
@@ -168,15 +170,9 @@ class WorkerClient:
                 self.cancel(request.id)
 
     def complete(self, request: GenerateRequest, timeout: float | None = None) -> Chunk:
-        """The whole answer as one chunk: all text, tokens and `EXTRAS`, and the statistics."""
+        """The whole answer as one chunk."""
         chunks = list(self.generate(request, timeout))
-        return chunks[-1].model_copy(
-            update={
-                "text": "".join(chunk.text for chunk in chunks),
-                "token_ids": [token for chunk in chunks for token in chunk.token_ids],
-            }
-            | joined_extras(chunks)
-        )
+        return replace(chunks[-1], **joined(chunks))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; its handler still gets a last chunk with finish reason "cancelled", unless it had ended."""
@@ -291,13 +287,13 @@ class WorkerClient:
             if link.questions:
                 link.questions.popleft().put(status)
         elif op == "chunk":
-            self._deliver(Chunk.model_validate(message), last=bool(message.get("done")))
+            self._deliver(CHUNK.validate_python(message), last=bool(message.get("done")))
         elif op == "error":
             self._deliver(ErrorMessage.model_validate(message), last=True)
         elif op == "moved":
             self._move(link, message.get("message"))
 
-    def _deliver(self, message: Message, last: bool) -> None:
+    def _deliver(self, message: WorkerMessage, last: bool) -> None:
         with self._lock:
             handler = self._handlers.pop(message.id, None) if last else self._handlers.get(message.id)
         if last:

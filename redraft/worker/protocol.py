@@ -13,14 +13,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgpack
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from redraft.request import (
-    DraftTree,
+    Generated,
     GenerateRequest,
     InvalidRequest,
-    SequenceStats,
-    StopReason,
     StrictModel,
     describe,
     shown,
@@ -60,29 +59,14 @@ class ReplacedRequest(StrictModel):
     seconds: float = Field(ge=0, allow_inf_nan=False)
 
 
-class Chunk(BaseModel):
-    """New text of one request, whose prompt has `prompt_tokens`; the last one has `done`, a finish reason and
-    statistics.
-
-    Log-probabilities are there where asked for: one per token, with `top_log_probs` (token id, log-probability) of the
-    most likely tokens first. Those of the prompt's tokens come with the first chunk; the first token has none.
-    Draft trees, where asked for, are those of the steps that gained the chunk's tokens.
-    """
+@dataclass(kw_only=True)
+class Chunk(Generated):
+    """New text of one request, whose prompt has `prompt_tokens`; the last one is `done`."""
 
     op: Literal["chunk"] = "chunk"
     id: str
-    text: str = ""
-    token_ids: list[int] = Field(default_factory=list)
-    log_probs: list[float] | None = None
-    top_log_probs: list[list[tuple[int, float]]] | None = None
     prompt_tokens: int = 0
-    prompt_log_probs: list[float | None] | None = None
-    prompt_top_log_probs: list[list[tuple[int, float]]] | None = None
-    draft_trees: list[DraftTree] | None = None
     done: bool = False
-    finish_reason: Literal["stop", "length", "cancelled", "timeout"] | None = None
-    stop_reason: StopReason | None = None
-    stats: SequenceStats | None = None
 
 
 class ErrorMessage(BaseModel):
@@ -131,9 +115,15 @@ def parse_request(message: Any) -> Request:
         raise InvalidRequest(describe(error)) from None
 
 
-def pack(message: BaseModel | dict[str, Any]) -> bytes:
+CHUNK = TypeAdapter(Chunk)
+"""Reads a chunk."""
+
+
+def pack(message: BaseModel | Chunk | dict[str, Any]) -> bytes:
     """Message as msgpack bytes; fields that are None are left out."""
-    if isinstance(message, BaseModel):
+    if isinstance(message, Chunk):
+        message = CHUNK.dump_python(message, exclude_none=True)
+    elif isinstance(message, BaseModel):
         message = message.model_dump(exclude_none=True)
     return msgpack.packb(message)
 

@@ -28,7 +28,7 @@ from redraft import logs
 from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
 from redraft.grammar.trial import QUICK_S, TakesLonger
-from redraft.request import EXTRAS, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
+from redraft.request import GENERATED, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Overloaded
 from redraft.sequence import FinishReason, Output, Sequence
@@ -314,17 +314,15 @@ class Worker:
             del self._active[key]
             self._send_error(key, INVALID, output.error)
             return
-        message: dict[str, Any] = {"op": "chunk", "id": request_id, "text": output.text, "token_ids": output.token_ids}
-        message["prompt_tokens"] = output.prompt_tokens
-        message |= {name: value for name in EXTRAS if (value := getattr(output, name)) is not None}
+        message: dict[str, Any] = {"op": "chunk", "id": request_id, "prompt_tokens": output.prompt_tokens}
+        message |= {name: value for name in GENERATED if (value := getattr(output, name)) is not None}
         if output.draft_trees is not None:
             message["draft_trees"] = list(map(vars, output.draft_trees))
+        if output.stats is not None:
+            message["stats"] = asdict(output.stats)
         if output.finish_reason:
             self._active.pop(key, None)
             message["done"] = True
-            message["finish_reason"] = output.finish_reason
-            message["stop_reason"] = output.stop_reason
-            message["stats"] = asdict(output.stats) if output.stats else None
         self._send(client, message)
 
     def _refuse(self, key: Key, error: Exception) -> None:

@@ -133,8 +133,8 @@ def test_the_text_of_tokens_joins_to_the_text_of_all():
     text = "naïve 漢字 🙂"
     tokens = codec.encode(text)
     stream = TextStream(codec)
-    outputs = [Output(0, token_ids=[t], drafted=[True]) for t in tokens[:-1]]
-    outputs.append(Output(0, token_ids=tokens[-1:], drafted=[True], finish_reason="length"))
+    outputs = [Output(key=0, token_ids=[t], drafted=[True]) for t in tokens[:-1]]
+    outputs.append(Output(key=0, token_ids=tokens[-1:], drafted=[True], finish_reason="length"))
     assert "".join(piece for output in outputs for piece, _ in pieces(output, stream)) == text
 
 

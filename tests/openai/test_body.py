@@ -14,10 +14,9 @@ from redraft.errors import BundleError
 from redraft.openai.body import field_names, unserved
 from redraft.openai.errors import ApiError, invalid_body
 from redraft.openai.model import ServedModel
-from redraft.openai.responses import ResponsesBody, responses_job
-from redraft.openai.schemas import ChatBody, CompletionBody
+from redraft.openai.schemas import ChatBody, CompletionBody, ResponsesBody
 from redraft.openai.tokens import TokenizeBody, tokenize
-from redraft.openai.translate import chat_job, completion_job, sampling
+from redraft.openai.translate import chat_job, completion_job, responses_job, sampling
 from redraft.samplers import EMPTY, PENALIZED, asks_for_nothing
 from redraft.serving.settings import ServeSettings
 from tests.openai.serving import toy_bundle

@@ -13,7 +13,7 @@ from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.origins import Proposals
 from redraft.decoding.verification import Verdict
 from redraft.method import Method, MethodPlan
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest, joined_extras
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest, joined
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests import joint_law
@@ -92,7 +92,7 @@ def test_trees_tell_the_tokens_and_change_nothing(name):
             assert all(one.draft_trees is None for one in outputs)
             continue
         origins += check(outputs)
-        trees, stats = joined_extras(outputs)["draft_trees"], outputs[-1].stats
+        trees, stats = joined(outputs)["draft_trees"], outputs[-1].stats
         assert len(trees) == 1 + stats.steps
         assert sum(len(tree.token_ids) - 1 for tree in trees) == stats.drafted
     assert set(origins) - {"root"} == kinds

@@ -6,8 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from redraft.openai.answers.choices import Choice, chat_log_probs, metrics, prompt_log_probs, usage
-from redraft.openai.answers.trees import DraftTrees
+from redraft.openai.answers.choices import Choice, DraftTrees, chat_log_probs, metrics, prompt_log_probs, usage
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel

@@ -1,18 +1,18 @@
-"""What the worker's chunks become in an answer: choices, log-probabilities, usage, statistics."""
+"""What the worker's chunks become in an answer: choices, log-probabilities, draft trees, usage, statistics."""
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from redraft.decoding.log_probs import Alternatives
 from redraft.openai.model import ServedModel
 from redraft.openai.structured.reader import CallReader, Delta
 from redraft.openai.structured.thoughts import Thought, ThoughtReader
 from redraft.openai.translate import Job
-from redraft.request import SequenceStats, StopReason
+from redraft.request import Alternatives, DraftTree, SequenceStats, StopReason
 from redraft.worker.protocol import Chunk
 
 IMPOSSIBLE = -9999.0
@@ -240,3 +240,34 @@ class CompletionLogProbs:
             ]
         scores = [None if value is None else finite(value) for value in values]
         return {"tokens": tokens, "token_logprobs": scores, "top_logprobs": best, "text_offset": offsets}
+
+
+class DraftTrees:
+    """Writes the trees of one choice, step by step."""
+
+    def __init__(self, model: ServedModel):
+        self._model = model
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, trees: Sequence[DraftTree]) -> list[dict[str, Any]]:
+        """Each tree with the text of each of its nodes, and what each token that it gained adds to the answer. A
+        character of several tokens comes with its last one."""
+        return [
+            {
+                "nodes": [
+                    {"token": self._model.token_text(token), "token_id": token, "parent": parent, "score": score,
+                     "origin": origin}
+                    for token, parent, score, origin in zip(
+                        tree.token_ids, tree.parents, tree.scores, tree.origins, strict=True
+                    )
+                ],
+                "path": tree.path,
+                "gained": list(map(self._text, tree.gained)),
+            }
+            for tree in trees
+        ]  # fmt: skip
+
+    def _text(self, token: int) -> str:
+        if self._model.codec.is_special(token):  # which the text does not have
+            return ""
+        return self._decoder.decode(self._model.codec.token_bytes(token))

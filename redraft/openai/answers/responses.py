@@ -12,7 +12,7 @@ from redraft.openai.answers.items import CallItem, Event, MessageItem, Reasoning
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
-from redraft.openai.responses import ResponsesBody
+from redraft.openai.schemas import ResponsesBody
 from redraft.openai.service import new_id
 from redraft.openai.sse import event
 from redraft.openai.structured.reader import Delta

@@ -1,4 +1,4 @@
-"""The forms in which models write tool calls: how each is recognised, read and forced."""
+"""The forms in which models write tool calls: how each is recognised, read, forced, and listed in a system message."""
 
 from __future__ import annotations
 
@@ -6,19 +6,84 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
-from redraft.grammar.json_schema import Work
-from redraft.openai.structured.grammars import CallGrammar, arguments_rules, terminal
+from redraft.grammar.json_schema import MOST_REASONS, SchemaError, Work, json_rules, loosened_schema, schema_rules
+from redraft.openai.errors import ApiError
+from redraft.openai.structured.formats import guide_for
 from redraft.openai.structured.reader import CallReader, Reading, Tags
 from redraft.openai.structured.tools import Function
+from redraft.request import Guide
 from redraft.text import TextCodec
+
+ANY_OBJECT = {"type": "object"}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class CallGrammar:
+    """The grammar of an answer that calls."""
+
+    opening: Sequence[str]
+    """What the calls begin with: texts, and special tokens."""
+    rules: str
+    """In Lark: the rule `calls`, what follows, and those that it needs."""
+
+    def after_opening(self) -> Guide:
+        """Calls, of which the prompt has the opening. Raises ApiError where the grammar is too long."""
+        return guide_for("tools", "grammar", f"start: calls\n{self.rules}")
+
+    def with_opening(self, codec: TextCodec) -> Guide:
+        """Calls and their opening. Raises ApiError where the grammar is too long."""
+        return guide_for("tools", "grammar", f"start: {self._opening(codec)} calls\n{self.rules}")
+
+    def _opening(self, codec: TextCodec) -> str:
+        return " ".join(terminal(part, codec) for part in self.opening)
+
+    def or_json(self, field: str, wanted: Guide, codec: TextCodec) -> Guide:
+        """Calls, or the JSON that a field wants. Raises ApiError where the grammar is too long, or the schema none."""
+        try:
+            rules = json_rules("json", wanted.text)
+        except SchemaError as error:
+            raise ApiError(400, f"{field}: the json_schema cannot be used: {error}", field) from None
+        start = f"start: json | {self._opening(codec)} calls"
+        return guide_for("tools", "grammar", "\n".join((start, rules, self.rules)))
+
+
+def terminal(text: str, codec: TextCodec) -> str:
+    """A text in Lark; a special token's as that token."""
+    token = codec.special_id(text)
+    return json.dumps(text) if token is None else f"<[{token}]>"
+
+
+def arguments_rules(rule: str, function: Function, only: bool, work: Work) -> str:
+    """Rules of a function's arguments as JSON, as far as a grammar can enforce their schema. Raises ApiError for what
+    it cannot if the function is the `only` one that may be called, or is strict."""
+    try:
+        schema, problems = loosened_schema(function.parameters or {}, work)
+        rules = schema_rules(rule, _of_an_object(schema), work)
+    except SchemaError as error:
+        rules, problems = schema_rules(rule, ANY_OBJECT, Work()), [str(error)]
+    if problems and (only or function.strict):
+        reasons = "; ".join(problems[:MOST_REASONS])
+        raise ApiError(400, f"tools: the parameters of {function.name!r} cannot be enforced: {reasons}", "tools")
+    return rules
+
+
+def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema's objects, on one line; that of none if it names no keys."""
+    schema = {"type": "object"} | {name: value for name, value in schema.items() if name not in ("type", "x-guidance")}
+    return schema if schema.get("properties") or schema.keys() - {"type", "properties"} else NO_PARAMETERS
+
 
 Grammar = Callable[[Sequence[Function], bool, TextCodec], CallGrammar]
 """The grammar of a call of one of the functions or, where the flag says so, of one or more."""
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
+RESULT, RESULT_END = "<tool_response>", "</tool_response>"
 FUNCTION = "<function="
 PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -286,3 +351,43 @@ def form_of(template: str) -> ToolForm | None:
         ("func_name1(", PYTHONIC),
     )
     return next((form for sign, form in signs if sign in template), None)
+
+
+def written_out(turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation of `chat.turns` for templates that have no place for tools: in texts only, after a system message
+    with the tools, if there are any."""
+    written: list[dict[str, Any]] = []
+    for results, group in groupby(turns, lambda turn: turn["role"] == "tool"):
+        plain = list(map(_plain, group))
+        if results:
+            plain = [{"role": "user", "content": "\n".join(turn["content"] for turn in plain)}]
+        written += plain
+    if not tools:
+        return written
+    if written and written[0]["role"] in ("system", "developer"):
+        written[0]["content"] += f"\n\n{_listing(tools)}"
+    else:
+        written.insert(0, {"role": "system", "content": _listing(tools)})
+    return written
+
+
+def _plain(turn: Mapping[str, Any]) -> dict[str, Any]:
+    if turn["role"] == "tool":
+        return {"role": "user", "content": f"{RESULT}\n{turn['content']}\n{RESULT_END}"}
+    calls = [_call(call["function"]) for call in turn.get("tool_calls", ())]
+    content = "\n".join([*([turn["content"]] if turn["content"] or not calls else []), *calls])
+    return {name: value for name, value in turn.items() if name != "tool_calls"} | {"content": content}
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    call = {"name": function["name"], "arguments": function["arguments"]}
+    return f"{CALL}\n{json.dumps(call, ensure_ascii=False)}\n{CALL_END}"
+
+
+def _listing(tools: Sequence[Mapping[str, Any]]) -> str:
+    functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    example = '{"name": "NAME", "arguments": {...}}'
+    return (
+        f"You can call functions. One JSON object a line describes each of them:\n{functions}\n\n"
+        f"To call a function, write its name and arguments in this form:\n{CALL}\n{example}\n{CALL_END}"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from redraft.openai.structured.grammars import terminal
+from redraft.openai.structured.forms import terminal
 from redraft.text import TextCodec, overlap
 
 

@@ -92,5 +92,5 @@ def _choice(value: Any) -> ToolChoice:
 
 ChatTools = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)]
 ResponsesTools = Annotated[list[ResponsesTool], BeforeValidator(_no_hosted_tools), Field(max_length=MAX_TOOLS)]
-Choice = Annotated[ToolChoice, PlainValidator(_choice)]
+AnyToolChoice = Annotated[ToolChoice, PlainValidator(_choice)]
 AUTO = ToolChoice("auto")

@@ -11,8 +11,7 @@ from typing import Any
 from redraft.loose_json import finite
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
-from redraft.openai.structured.forms import ToolForm
-from redraft.openai.structured.grammars import CallGrammar
+from redraft.openai.structured.forms import CallGrammar, ToolForm
 from redraft.openai.structured.reader import CallReader
 from redraft.openai.structured.tools import Function, ToolChoice
 from redraft.request import Guide

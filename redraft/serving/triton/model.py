@@ -14,19 +14,20 @@ import threading
 import time
 import traceback
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from redraft.request import GenerateRequest, InvalidRequest, SequenceStats
+from redraft.request import GenerateRequest, InvalidRequest, SequenceStats, joined
 from redraft.serving.triton.backend import TIMEOUT, end_with_supervisor, error_response, inputs
 from redraft.serving.triton.fields import NUM_TOKENS, PERF_METRICS, STOP, Contract
 from redraft.serving.triton.messages import INTERNAL_ERROR, TIMED_OUT
 from redraft.serving.triton.metrics import LatencyMetrics, RestartMetrics, WorkerMetrics
 from redraft.worker import protocol
-from redraft.worker.client import Message, WorkerClient, WorkerError
+from redraft.worker.client import WorkerClient, WorkerError, WorkerMessage
 from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
 
 CANCELLATION_POLL_S = 0.02
@@ -59,7 +60,7 @@ class Exchange:
         """Whether another request stopped it: it ends with the answer so far."""
         self.cum_log_prob = 0.0
         self.arrived_ns = time.monotonic_ns()
-        self._held = Chunk(id=request.id, log_probs=[])
+        self._parts: list[Chunk] = []
         self._prompt = request.input_ids or []
 
     def take(self, chunk: Chunk) -> Chunk | None:
@@ -67,11 +68,8 @@ class Exchange:
         self.cum_log_prob += sum(chunk.log_probs or ())
         if self.request.stream:
             return chunk
-        self._held.text += chunk.text
-        self._held.token_ids += chunk.token_ids
-        self._held.log_probs = [*(self._held.log_probs or ()), *(chunk.log_probs or ())]
-        self._held.prompt_tokens, self._held.stats = chunk.prompt_tokens, chunk.stats
-        return self._held if chunk.done else None
+        self._parts.append(chunk)
+        return replace(chunk, **joined(self._parts)) if chunk.done else None
 
     def take_prompt(self) -> list[int]:
         """The prompt's token ids, once, if the answer is to start with them."""
@@ -98,7 +96,7 @@ class GenerationModel:
         self._latency = LatencyMetrics(args["model_name"])
         self._in_flight: dict[str, Exchange] = {}
         self._poll_from = 0
-        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._threads = [threading.Thread(target=self._respond, name="redraft-responses")]
         if self.publishes_worker_metrics:
@@ -203,7 +201,7 @@ class GenerationModel:
                 next_poll = now + CANCELLATION_POLL_S
                 self._pass_on_cancellations()
 
-    def _deliver(self, message: Message) -> None:
+    def _deliver(self, message: WorkerMessage) -> None:
         exchange = self._in_flight.get(message.id)
         if exchange is None:
             return

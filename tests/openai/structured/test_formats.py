@@ -8,8 +8,7 @@ import pydantic
 import pytest
 
 from redraft.openai.errors import ApiError
-from redraft.openai.responses import ResponsesBody
-from redraft.openai.schemas import ChatBody, CompletionBody
+from redraft.openai.schemas import ChatBody, CompletionBody, ResponsesBody
 from redraft.openai.structured.formats import only_guide
 from redraft.request import Guide
 from tests.openai.serving import MODEL

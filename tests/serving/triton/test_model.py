@@ -17,7 +17,7 @@ import pytest
 
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
 from redraft.serving.triton.fields import ENSEMBLE
-from redraft.worker.client import Message
+from redraft.worker.client import WorkerMessage
 from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
 from tests.conftest import wait_until
 
@@ -78,7 +78,7 @@ class Client:
 
     def __init__(self, socket: str):
         self.told: list[tuple[str, str]] = []
-        self.receivers: dict[str, Callable[[Message], None]] = {}
+        self.receivers: dict[str, Callable[[WorkerMessage], None]] = {}
         self.ids = map("r{}".format, itertools.count())
 
     def wait_connected(self, timeout: float) -> bool:
@@ -87,14 +87,14 @@ class Client:
     def new_id(self) -> str:
         return next(self.ids)
 
-    def submit(self, request: GenerateRequest, on_message: Callable[[Message], None]) -> None:
+    def submit(self, request: GenerateRequest, on_message: Callable[[WorkerMessage], None]) -> None:
         self.told.append(("submit", request.id))
         self.receivers[request.id] = on_message
 
     def cancel(self, request_id: str) -> None:
         self.told.append(("cancel", request_id))
 
-    def answer(self, message: Message) -> None:
+    def answer(self, message: WorkerMessage) -> None:
         self.receivers[message.id](message)
 
     def close(self) -> None:
