@@ -56,8 +56,3 @@ def test_the_worker_has_them_too(server):
     answer = directly(server, "Hello", 12, draft_trees=True)
     assert [token for tree in answer.draft_trees for token in tree.gained] == answer.token_ids
     assert directly(server, "Hello", 12).draft_trees is None
-
-
-def test_responses_refuse_the_field(server):
-    answer = server.post("/v1/responses", {"input": "Hello", "draft_trees": True})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "draft_trees")

@@ -179,13 +179,3 @@ def test_the_openai_package_raises_its_own_errors(server):
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "messages")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
-
-
-def test_what_asks_for_nothing_is_accepted(server):
-    harmless = {
-        **{"user": "me", "metadata": {"a": "b"}, "store": False, "response_format": {"type": "text"}, "stop": None},
-        **{"parallel_tool_calls": False, "tool_choice": "auto", "logit_bias": {}, "service_tier": "auto", "top_p": 0},
-        **{"top_k": 0, "functions": [], "max_tokens": 4, "frequency_penalty": 0.5, "presence_penalty": -0.5},
-        **{"repetition_penalty": 1.1, "min_tokens": 2, "model": MODEL, "new_field": None, "logprobs": False},
-    }
-    assert server.post(CHAT, HELLO | harmless).status_code == 200

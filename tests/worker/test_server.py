@@ -142,7 +142,7 @@ BAD = [
     ({"max_tokens": True}, "max_tokens: input should be a valid integer, got True"),
     ({"sampling": {"temperature": -0.1}}, "sampling.temperature: input should be greater than or equal to 0"),
     ({"sampling": {"temperature": float("nan")}}, "sampling.temperature"),
-    ({"sampling": {"temperature": float("inf")}}, "sampling.temperature: expected a finite number, got inf"),
+    ({"sampling": {"temperature": float("inf")}}, "sampling.temperature: input should be a finite number, got inf"),
     ({"sampling": {"temperature": "hot"}}, "sampling.temperature: input should be a valid number, got 'hot'"),
     ({"sampling": {"top_p": -0.1}}, "sampling.top_p: input should be greater than or equal to 0, got -0.1"),
     ({"sampling": {"top_p": 1.01}}, "sampling.top_p: input should be less than or equal to 1, got 1.01"),
@@ -256,7 +256,7 @@ def test_the_largest_text_is_encoded_and_no_larger_one(client, worker, monkeypat
     assert client.prompt_limits.tokens == LIMITS.max_len - 1
     largest = "<end>" * client.prompt_limits.tokens
     assert client.complete(request(client, text=largest, max_tokens=1), timeout=60).stats.output_tokens == 1
-    monkeypatch.setattr(worker[1], "sequence", None)
+    monkeypatch.setattr(worker[1].codec, "encode", None)
     for text in (largest + "x", "é" * 700, "x" * 500_000):
         with pytest.raises(WorkerError, match=f"{len(text.encode())} bytes cannot fit"):
             client.complete(request(client, text=text), timeout=60)

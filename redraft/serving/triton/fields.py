@@ -68,9 +68,9 @@ _ONE_SEQUENCE, _NO_LOGITS = "one sequence per request", "logits are not returned
 _BEAMS, _ENCODERS, _DECAY = "concerns beam search", "concerns encoders", "concerns a top-p that decays"
 OTHER_TENSORS = (
     OtherTensor("", "input_lengths", "INT32", "1", Rule.CUT, "how many of `input_ids` are the prompt"),
-    OtherTensor(*[NUM_TOKENS[0]] * 2, "BOOL", "1", Rule.FLAG, "adds `num_input_tokens`"),
-    OtherTensor(*[NUM_TOKENS[1]] * 2, "BOOL", "1", Rule.FLAG, "adds `num_output_tokens`"),
-    OtherTensor(*[PERF_METRICS] * 2, "BOOL", "1", Rule.FLAG, "adds TensorRT-LLM's [metrics of a request](#outputs)"),
+    OtherTensor(NUM_TOKENS[0], NUM_TOKENS[0], "BOOL", "1", Rule.FLAG, "adds `num_input_tokens`"),
+    OtherTensor(NUM_TOKENS[1], NUM_TOKENS[1], "BOOL", "1", Rule.FLAG, "adds `num_output_tokens`"),
+    OtherTensor(PERF_METRICS, PERF_METRICS, "BOOL", "1", Rule.FLAG, "adds the [metrics of a request](#outputs)"),
     OtherTensor("", STOP, "BOOL", "1", Rule.FLAG, "[stops](#stopping-a-request) the request with the same id"),
     OtherTensor("beam_width", "beam_width", "INT32", "1", Rule.ONE, _ONE_SEQUENCE),
     OtherTensor("num_return_sequences", "num_return_sequences", "INT32", "1", Rule.ONE, _ONE_SEQUENCE),
