@@ -144,6 +144,7 @@ class LoadTest:
                 contender.max_tokens,
                 {**sampling, "seed": conversation.seed},
                 method=contender.method,
+                add_special_tokens=plain or self.tokenizer.adds_special_tokens,
                 messages=() if plain or self.tokenizer.template is None else tuple(messages),
             )
 

@@ -43,11 +43,11 @@ class ChatTokenizer:
         """A request for the answer to one user turn; `options` as of `redraft.request.request`."""
         return request(self.chat(user), max_tokens, add_special_tokens=self.adds_special_tokens, **options)
 
-    @property
+    @cached_property
     def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer adds its special tokens to what this writes. A template writes them itself, or the
-        model has none."""
-        return self.template is None
+        """Whether a server may add the tokenizer's special tokens to what this writes. A template writes them itself.
+        Only a tokenizer that has any makes this false, since other servers may not know the field."""
+        return self.template is None or not self._tokenizer.num_special_tokens_to_add(False)
 
     def write(self, messages: Sequence[Message]) -> str:
         """A conversation as the text that the model continues. Without a chat template a single message is that text;

@@ -34,6 +34,8 @@ class Generation:
     messages: tuple[Message, ...] = ()
     """The conversation that `text` was written from; empty where the text is none. Servers that apply the template
     themselves are sent it instead of the text."""
+    add_special_tokens: bool = True
+    """False: the server's tokenizer adds none to the text, since the template has written them."""
 
 
 @dataclass

@@ -63,7 +63,8 @@ class OpenAIServer:
             body["drafting_method"] = generation.method
         if generation.messages:
             return body | {"messages": list(generation.messages)}
-        return body | {"prompt": generation.text}
+        plain = {} if generation.add_special_tokens else {"add_special_tokens": False}
+        return body | plain | {"prompt": generation.text}
 
     async def counters(self) -> dict[str, float]:
         """See `read_counters`."""

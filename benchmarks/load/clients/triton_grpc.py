@@ -74,6 +74,8 @@ def _inputs(generation: Generation) -> list[InferInput]:
         "stream": np.array([[True]]),
         "exclude_input_in_output": np.array([[True]]),
     }
+    if not generation.add_special_tokens:
+        values["add_special_tokens"] = np.array([[False]])
     for name, value in generation.sampling.items():
         if name == "seed":
             values["random_seed"] = np.array([[value]], np.uint64)

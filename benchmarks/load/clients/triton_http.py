@@ -45,6 +45,8 @@ def _body(generation: Generation) -> dict[str, Any]:
     fields = {"random_seed" if name == "seed" else name: value for name, value in generation.sampling.items()}
     fields |= {"text_input": generation.text, "max_tokens": generation.max_tokens}
     fields |= {"stream": True, "exclude_input_in_output": True}
+    if not generation.add_special_tokens:
+        fields["add_special_tokens"] = False
     if generation.bad_words:
         fields["bad_words"] = list(generation.bad_words)
     if generation.method:

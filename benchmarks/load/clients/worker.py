@@ -60,6 +60,7 @@ def worker_request(generation: Generation, request_id: str) -> GenerateRequest:
     return GenerateRequest(
         id=request_id,
         text=generation.text,
+        add_special_tokens=generation.add_special_tokens,
         max_tokens=generation.max_tokens,
         stream=True,
         sampling=SamplingConfig(**generation.sampling),

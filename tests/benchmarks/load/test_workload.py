@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
 from benchmarks.load.workload import ChatTokenizer, arrival_times, conversations_of, kinds_of, pick_prompts
 from redraft.prompts import Prompt, load_prompts
@@ -37,6 +38,17 @@ def model_folder(tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "chat_template": "inline"}))
     return tmp_path
+
+
+def test_a_template_leaves_no_special_tokens_to_the_tokenizer(model_folder):
+    """A token that the tokenizer writes and the template does not is in no chat that the model has seen."""
+    (model_folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert ChatTokenizer(model_folder).adds_special_tokens, "this one has none to add"
+    tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="go $A", special_tokens=[("go", 2)])
+    tokenizer.save(str(model_folder / "tokenizer.json"))
+    assert not ChatTokenizer(model_folder).adds_special_tokens
+    assert not ChatTokenizer(model_folder).request("hi", 3).add_special_tokens
 
 
 def test_chat_template_of_a_folder(model_folder):
