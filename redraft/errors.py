@@ -1,11 +1,84 @@
-"""Errors that parts with few dependencies raise too, and the remedies that their messages name."""
+"""Why requests fail, as codes with their statuses; errors of bundles, and the remedies that messages name."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
+
+
+class Code(StrEnum):
+    """Why a request has no result. The code goes with an error from where it is raised to the client.
+
+    Each member is a row: the code's name on the wire and in `/v1`, HTTP's status, gRPC's, and what happened.
+    """
+
+    INVALID_REQUEST = "invalid_request", 400, "INVALID_ARGUMENT", "a field, its value or the body cannot be used"
+    UNSUPPORTED = "unsupported_parameter", 400, "INVALID_ARGUMENT", "a feature that this server does not have"
+    CONTEXT_LENGTH = "context_length_exceeded", 400, "INVALID_ARGUMENT", "prompt and answer do not fit the context"
+    INVALID_API_KEY = "invalid_api_key", 401, "UNAUTHENTICATED", "the server's key is missing or wrong"
+    HOST_NOT_ALLOWED = "host_not_allowed", 403, "PERMISSION_DENIED", "the server is not reached by this name"
+    ORIGIN_NOT_ALLOWED = "origin_not_allowed", 403, "PERMISSION_DENIED", "a web page of another site asks"
+    CLOSED = "closed", 403, "PERMISSION_DENIED", "a part of Triton's protocol that is not served"
+    NOT_FOUND = "not_found", 404, "NOT_FOUND", "there is no such path"
+    MODEL_NOT_FOUND = "model_not_found", 404, "NOT_FOUND", "there is no such model or version"
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "UNIMPLEMENTED", "HTTP's method is not for this path"
+    BODY_TIMEOUT = "body_timeout", 408, "DEADLINE_EXCEEDED", "the body or message did not arrive in time"
+    TOO_LARGE = "too_large", 413, "RESOURCE_EXHAUSTED", "the body, or a part of it, is larger than is taken"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415, "INVALID_ARGUMENT", "the body is not plain JSON"
+    OVERLOADED = "rate_limit_exceeded", 429, "UNAVAILABLE", "too much work at the moment"
+    HEADERS_TOO_LARGE = "headers_too_large", 431, "RESOURCE_EXHAUSTED", "the headers are larger than is taken"
+    CANCELLED = "cancelled", 499, "CANCELLED", "the client cancelled the request"
+    INTERNAL = "internal_error", 500, "INTERNAL", "the server failed; its log has the cause"
+    UNAVAILABLE = "service_unavailable", 503, "UNAVAILABLE", "the worker or Triton is restarting, or shutting down"
+    DEADLINE = "deadline_exceeded", 504, "UNAVAILABLE", "the request's own timeout passed"  # gRPC: as Triton has it
+
+    http: int
+    grpc: str
+    meaning: str
+
+    def __new__(cls, name: str, http: int = 0, grpc: str = "", meaning: str = "") -> Code:
+        """Make a member of its row."""
+        code = str.__new__(cls, name)
+        code._value_, code.http, code.grpc, code.meaning = name, http, grpc, meaning
+        return code
+
+    @classmethod
+    def _missing_(cls, value: object) -> Code:
+        return cls.INTERNAL  # the code of a worker of another version, during a swap
+
+    @classmethod
+    def of_http(cls, status: int) -> Code:
+        """The code of an error of a library or of Triton, which has HTTP's status only."""
+        fallback = cls.INTERNAL if status >= 500 else cls.INVALID_REQUEST
+        return next((code for code in cls if code.http == status), fallback)
+
+    @property
+    def type(self) -> str:
+        """The `type` of OpenAI's errors."""
+        if self is Code.OVERLOADED:
+            return "rate_limit_error"
+        return "server_error" if self.http >= 500 else "invalid_request_error"
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """Seconds of HTTP's Retry-After; None where to try again does not help."""
+        return {Code.OVERLOADED: 1, Code.UNAVAILABLE: 5}.get(self)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP's headers for the error."""
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+
+class RequestError(Exception):
+    """A request that has no result."""
+
+    def __init__(self, message: str, code: Code = Code.INVALID_REQUEST):
+        super().__init__(message)
+        self.message, self.code = message, code
 
 
 def program(name: str) -> str:

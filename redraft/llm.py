@@ -207,7 +207,7 @@ class LLM:
                 request(prompt, 1 if max_tokens is None else max_tokens, stream=stream, **options)
             )
         except InvalidRequest as error:
-            raise InvalidRequest(str(error).removeprefix("sampling.")) from None
+            raise InvalidRequest(error.message.removeprefix("sampling."), error.code) from None
         if max_tokens is None:
             left = self.runtime.limits.max_len - len(sequence.prompt)
             sequence.request = sequence.request.model_copy(update={"max_tokens": left})

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from redraft.errors import place
+from redraft.errors import Code, RequestError, place
 from redraft.fields import entry, fields_of
 from redraft.options import Options
 
@@ -64,8 +64,11 @@ StopReason = int | str
 """What ended a text beside the model's own end tokens: a stop word, or the id of a token of `stop_token_ids`."""
 
 
-class InvalidRequest(ValueError):
-    """A message that cannot be served as it is; the text says which field, its value and what was expected."""
+class InvalidRequest(RequestError, ValueError):
+    """A message that cannot be served as it is; the text says which field, its value and what was expected.
+
+    It is a ValueError, so that pydantic's validators may raise it.
+    """
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,15 @@ class PromptLimits:
         if size > self.text_bytes:
             raise InvalidRequest(
                 f"text: {size} bytes cannot fit a context of {self.tokens + 1} tokens: expected at most "
-                f"{self.text_bytes} bytes"
+                f"{self.text_bytes} bytes",
+                Code.CONTEXT_LENGTH,
             )
 
     def check_tokens(self, count: int) -> None:
         """Raises InvalidRequest for a prompt of too many tokens."""
         if count > self.tokens:
-            raise InvalidRequest(f"the prompt has {count} tokens: expected at most {self.tokens}")
+            text = f"the prompt has {count} tokens: expected at most {self.tokens}"
+            raise InvalidRequest(text, Code.CONTEXT_LENGTH)
 
 
 PROTOCOL_LIMITS = PromptLimits()

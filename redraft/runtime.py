@@ -15,6 +15,7 @@ from redraft.bundle.budget import BudgetFile, BudgetTable
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine
+from redraft.errors import Code
 from redraft.grammar.compiler import Grammars
 from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, shown
@@ -185,7 +186,8 @@ class Runtime:
         if request.max_tokens > left:
             raise InvalidRequest(
                 f"max_tokens: expected at most {left} after a prompt of {len(prompt)} tokens in a context of "
-                f"{self.limits.max_len}, got {request.max_tokens}"
+                f"{self.limits.max_len}, got {request.max_tokens}",
+                Code.CONTEXT_LENGTH,
             )
         return prompt
 

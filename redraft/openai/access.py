@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from redraft.errors import Code
 from redraft.openai.errors import ApiError
 from redraft.openai.metrics import Metrics
 from redraft.openai.page import FILES
@@ -53,21 +54,21 @@ class Access:
     def check(self, scope: Scope, headers: Headers) -> None:
         """Raises ApiError for a request that may not pass."""
         if len(headers.getlist("host")) > 1:  # a proxy in front may have read another one
-            raise ApiError(400, "the request has several Host headers: expected one")
+            raise ApiError("the request has several Host headers: expected one")
         host = headers.get("host", "")
         if not self._ours(_host_name(host)):
             raise ApiError(
-                403, f"Host {clipped(host)!r} is not this server's: --allow-host accepts it", code="host_not_allowed"
+                f"Host {clipped(host)!r} is not this server's: --allow-host accepts it", code=Code.HOST_NOT_ALLOWED
             )
         for origin in headers.getlist("origin"):
             if origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()) and not self._named(origin):
                 raise ApiError(
-                    403, f"Origin {clipped(origin)!r} is not this server's: --allow-host accepts it",
-                    code="origin_not_allowed",
-                )  # fmt: skip
+                    f"Origin {clipped(origin)!r} is not this server's: --allow-host accepts it",
+                    code=Code.ORIGIN_NOT_ALLOWED,
+                )
         foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if foreign and headers.get("sec-fetch-mode") != "navigate" and "origin" not in headers:
-            raise ApiError(403, "web pages of other sites may not use this server", code="origin_not_allowed")
+            raise ApiError("web pages of other sites may not use this server", code=Code.ORIGIN_NOT_ALLOWED)
         if self.keys and scope["path"] not in OPEN_PATHS:
             self._check_key(_bearer_key(headers))
 
@@ -83,7 +84,7 @@ class Access:
         """Each key is compared to its end, so that the time tells nothing."""
         if given is None or not sum(hmac.compare_digest(given, key.encode()) for key in self.keys):
             message = "expected the header `Authorization: Bearer KEY` with this server's key"
-            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            raise ApiError(message, code=Code.INVALID_API_KEY, headers={"WWW-Authenticate": "Bearer"})
 
     def _ours(self, name: str) -> bool:
         """Whether a host name is this service's. Where it listens on every address, all addresses are: a page's site

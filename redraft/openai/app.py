@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from redraft.errors import Code
 from redraft.openai.answers.chat import ChatAnswer
 from redraft.openai.answers.completions import CompletionAnswer
 from redraft.openai.answers.responses import ResponsesAnswer
@@ -120,7 +121,9 @@ def create_app(service: Service) -> FastAPI:
             405: f"{request.method} is not for this path",
         }
         text = texts.get(error.status_code, error.detail)
-        return json_response(ApiError(error.status_code, text).body, error.status_code, error.headers)
+        return json_response(
+            ApiError(text, code=Code.of_http(error.status_code)).body, error.status_code, error.headers
+        )
 
     @app.exception_handler(ClientGone)
     async def client_gone(_: Request, __: ClientGone) -> Response:

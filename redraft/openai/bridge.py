@@ -58,7 +58,7 @@ class Generation:
             place, message = await self._messages.get()
             if isinstance(message, ErrorMessage):
                 self._leave(place)
-                raise of_worker(WorkerError(message.code, message.message), self._fields)
+                raise of_worker(WorkerError(message.message, message.code), self._fields)
             if message.done:
                 self._leave(place)
                 if message.stats:

@@ -9,6 +9,7 @@ from pydantic_core import to_json
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from redraft.errors import Code
 from redraft.openai.errors import ApiError
 from redraft.serving.guard.limits import MAX_CHUNKS, MAX_HEADERS, UNREAD_S
 
@@ -61,10 +62,12 @@ class Connection(HttpToolsProtocol):
                 (size,) = pause.args
                 self._read_again()
             if self._head_bytes > MAX_HEAD_BYTES:
-                raise ApiError(431, f"the headers are too large: expected at most {MAX_HEAD_BYTES} bytes")
+                raise ApiError(
+                    f"the headers are too large: expected at most {MAX_HEAD_BYTES} bytes", code=Code.HEADERS_TOO_LARGE
+                )
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._refuse(cause if isinstance(cause, ApiError) else ApiError(400, f"malformed HTTP: {error}"))
+            self._refuse(cause if isinstance(cause, ApiError) else ApiError(f"malformed HTTP: {error}"))
         except ApiError as error:
             self._refuse(error)
         return size
@@ -92,14 +95,16 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields += 1
         if self._fields > MAX_HEADERS:
-            raise ApiError(431, f"the request has too many headers: expected at most {MAX_HEADERS}")
+            raise ApiError(
+                f"the request has too many headers: expected at most {MAX_HEADERS}", code=Code.HEADERS_TOO_LARGE
+            )
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._offers_upgrade:
             return
         if self.parser.get_method() == CONNECT:
-            raise ApiError(405, "CONNECT is for proxies")
+            raise ApiError("CONNECT is for proxies", code=Code.METHOD_NOT_ALLOWED)
         super().on_headers_complete()
         self.headers = []  # trailers, which are not the request's headers, go where nobody reads them
 
@@ -107,7 +112,7 @@ class Connection(HttpToolsProtocol):
         """Called by the parser at the beginning of each chunk."""
         self._chunks += 1
         if self._chunks > MAX_CHUNKS:
-            raise ApiError(413, f"the body has too many chunks: expected at most {MAX_CHUNKS}")
+            raise ApiError(f"the body has too many chunks: expected at most {MAX_CHUNKS}", code=Code.TOO_LARGE)
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0

@@ -14,7 +14,8 @@ from redraft.bundle.config import BundleConfig
 from redraft.bundle.generation import GenerationConfig
 from redraft.chat import NEXT_TURN, ChatTemplate, TextOnly, Writing, turns
 from redraft.control_tokens import ControlTokens
-from redraft.openai.errors import ApiError, not_served, too_long
+from redraft.errors import Code
+from redraft.openai.errors import ApiError, in_client_terms, not_served
 from redraft.openai.structured.forms import FORMS, HERMES, form_of, written_out
 from redraft.openai.structured.thoughts import MARKS, NO_THOUGHTS, THINK, Thinking, marks_of, thinking_after
 from redraft.request import AUTO_REGRESSIVE, InvalidRequest, shown
@@ -79,11 +80,10 @@ class ServedModel:
         """Raises ApiError 404 for a model that is not this one; None is this one."""
         if name not in (None, self.name, *self._former):
             raise ApiError(
-                404,
                 f"the model {shown(name)} does not exist: this server has {self.name!r}, and no adapters of it; "
                 "`redraft serve --model-name` names it otherwise",
                 "model",
-                "model_not_found",
+                Code.MODEL_NOT_FOUND,
             )
 
     def chat_text(
@@ -109,7 +109,7 @@ class ServedModel:
         except TextOnly as error:
             raise not_served(param, str(error)) from None
         except ValueError as error:
-            raise ApiError(400, str(error), param) from None
+            raise ApiError(str(error), param) from None
         return text
 
     def thinking_after(self, prompt: str, continued: str = "") -> Thinking | None:
@@ -122,7 +122,7 @@ class ServedModel:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ApiError(400, f"{param}: expected Unicode text, got a lone surrogate", param) from None
+            raise ApiError(f"{param}: expected Unicode text, got a lone surrogate", param) from None
 
     def encoder(self, writing: Writing) -> TextCodec | ControlTokens:
         """What encodes the text of `chat_text`."""
@@ -149,7 +149,7 @@ class ServedModel:
         try:
             self._limits.check_text(len(text.encode()))
         except InvalidRequest as error:
-            raise too_long(param, str(error).replace("text:", f"{param}:", 1)) from None
+            raise in_client_terms(error, {"text": param}) from None
         return self.check_ids((encoder or self.codec).encode(text, add_special_tokens), param)
 
     @property
@@ -160,20 +160,20 @@ class ServedModel:
     def check_ids(self, ids: list[int], param: str) -> list[int]:
         """The token ids of a prompt, as they are. Raises ApiError where they cannot be a prompt of this model."""
         if not ids:
-            raise ApiError(400, f"{param}: expected at least one token, got none", param)
+            raise ApiError(f"{param}: expected at least one token, got none", param)
         try:
             self._limits.check_tokens(len(ids))
         except InvalidRequest as error:
-            raise too_long(param, str(error)) from None
+            raise ApiError(error.message, param, error.code) from None
         if max(ids) >= self.vocab_size:
-            raise ApiError(400, f"{param}: expected token ids below {self.vocab_size}, got {max(ids)}", param)
+            raise ApiError(f"{param}: expected token ids below {self.vocab_size}, got {max(ids)}", param)
         return ids
 
     def check_method(self, method: str | None) -> None:
         """Raises ApiError for a drafting method that the bundle does not have."""
         if method is not None and method not in self.methods:
             known = ", ".join(self.methods)
-            raise ApiError(400, f"drafting_method: expected one of {known}, got {shown(method)}", "drafting_method")
+            raise ApiError(f"drafting_method: expected one of {known}, got {shown(method)}", "drafting_method")
 
     def token_text(self, token_id: int) -> str:
         """One token as text; one that is no whole characters as `bytes:` and `\\xe2` for each of its bytes."""

@@ -8,14 +8,16 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from redraft.errors import Code
 from redraft.openai.access import log_failure
 from redraft.openai.bridge import Generation
-from redraft.openai.errors import ApiError, internal, invalid_body, overloaded
+from redraft.openai.errors import ApiError, internal, invalid_body
 from redraft.openai.metrics import Metrics
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import Conversation, ModelBody
@@ -51,7 +53,7 @@ class Service:
         self.model, self.client, self.metrics, self.tracing = model, client, metrics, tracing
         self._readers = ThreadPoolExecutor(READERS, "redraft-read")
         self._chats = ThreadPoolExecutor(READERS, "redraft-chat")
-        self._room = Room(MAX_BODIES_BYTES, overloaded)
+        self._room = Room(MAX_BODIES_BYTES, partial(ApiError, code=Code.OVERLOADED))
         self._silence_s = silence_s
         self.status: WorkerStatus | None = None
         """What the worker said last."""
@@ -117,7 +119,7 @@ class Service:
                 (limits.get("max_per_client", wanted), "as --max-per-client allows"),
             )
             if wanted > most:
-                raise ApiError(400, f"n: expected at most {most} choices in all, {why}, got {wanted}", "n")
+                raise ApiError(f"n: expected at most {most} choices in all, {why}, got {wanted}", "n")
         named = {"client": request.state.client}
         requests = [one.model_copy(update=named | {"id": self.client.new_id()}) for one in job.requests]
         return Generation(self.client, requests, job.fields, self.metrics, self.tracing)
@@ -147,14 +149,14 @@ async def _read(request: Request, take: Callable[[int], None]) -> bytes:
     """A request's body; `take` is told how long each of its parts is."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON_TYPE:
-        raise ApiError(415, f"Content-Type: expected {JSON_TYPE}, got {kind[:60]!r}")
+        raise ApiError(f"Content-Type: expected {JSON_TYPE}, got {kind[:60]!r}", code=Code.UNSUPPORTED_MEDIA_TYPE)
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
-        raise ApiError(415, f"Content-Encoding: expected identity, got {coding[:60]!r}")
+        raise ApiError(f"Content-Encoding: expected identity, got {coding[:60]!r}", code=Code.UNSUPPORTED_MEDIA_TYPE)
     most = f"the body is too large: expected at most {MAX_BODY_BYTES} bytes"
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > MAX_BODY_BYTES:
-        raise ApiError(413, most)
+        raise ApiError(most, code=Code.TOO_LARGE)
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_S):
@@ -163,11 +165,11 @@ async def _read(request: Request, take: Callable[[int], None]) -> bytes:
                 parts.append(part)
                 size += len(part)
                 if size > MAX_BODY_BYTES:
-                    raise ApiError(413, most)
+                    raise ApiError(most, code=Code.TOO_LARGE)
     except ClientDisconnect:
         raise ClientGone from None
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_S:.0f} s") from None
+        raise ApiError(f"the body did not arrive within {BODY_S:.0f} s", code=Code.BODY_TIMEOUT) from None
     if not size:
-        raise ApiError(400, "the body is empty: expected a JSON object")
+        raise ApiError("the body is empty: expected a JSON object")
     return b"".join(parts)

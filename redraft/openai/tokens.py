@@ -59,7 +59,7 @@ def tokenize(body: TokenizeBody, model: ServedModel) -> dict[str, Any]:
     model.check_unicode(text, param)
     size, most = len(text.encode()), max(MAX_TEXT_BYTES, model.text_bytes)
     if size > most:
-        raise ApiError(400, f"{param}: expected at most {most} bytes, got {size}", param)
+        raise ApiError(f"{param}: expected at most {most} bytes, got {size}", param)
     encoder = model.codec if body.messages is None else model.encoder(body.writing())
     special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     ids = encoder.encode(text, special)
@@ -71,5 +71,5 @@ def detokenize(body: DetokenizeBody, model: ServedModel) -> dict[str, Any]:
     """The text of token ids, special tokens too. Raises ApiError for an id that the model does not have."""
     if max(body.tokens, default=0) >= model.vocab_size:
         text = f"tokens: expected token ids below {model.vocab_size}, got {max(body.tokens)}"
-        raise ApiError(400, text, "tokens")
+        raise ApiError(text, "tokens")
     return {"prompt": model.codec.decode(body.tokens, skip_special=False)}

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redraft.chat import Writing, turns
-from redraft.openai.errors import CLIENTS_FIELDS, ApiError, not_served, too_long
+from redraft.errors import Code
+from redraft.openai.errors import CLIENTS_FIELDS, ApiError, not_served
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import MAX_CHOICES, NEUTRAL, ChatBody, CompletionBody, GenerationBody, ResponsesBody
 from redraft.openai.structured.formats import only_guide
@@ -141,7 +142,7 @@ def responses_job(body: ResponsesBody, model: ServedModel) -> Job:
     else:
         messages += _messages(body.input)
     if not messages:
-        raise ApiError(400, "input: expected at least one message, got none", "input")
+        raise ApiError("input: expected at least one message, got none", "input")
     try:
         prompt = prompt_of(messages, tools, model, "input", body.writing())
     except ApiError:
@@ -172,11 +173,11 @@ def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
     kind = item.get("type", "message")
     if kind == "message":
         if (role := item.get("role")) not in ROLES:
-            raise ApiError(400, f"{where}.role: expected one of {', '.join(ROLES)}, got {shown(role)}", "input")
+            raise ApiError(f"{where}.role: expected one of {', '.join(ROLES)}, got {shown(role)}", "input")
         return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
     if kind == "function_call":
         if not isinstance(name := item.get("name"), str):
-            raise ApiError(400, f"{where}.name: expected a function's name, got {shown(name)}", "input")
+            raise ApiError(f"{where}.name: expected a function's name, got {shown(name)}", "input")
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -201,7 +202,7 @@ def _content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ApiError(400, f"{where}: expected a text or a list of text parts, got {shown(content)}", "input")
+        raise ApiError(f"{where}: expected a text or a list of text parts, got {shown(content)}", "input")
     texts = []
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -210,7 +211,7 @@ def _content(content: Any, where: str) -> str:
                 "input", f"{where}[{place}]: expected a part of text, got {shown(kind or part)}: text only"
             )
         if not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{where}[{place}].text: expected a text, got {shown(part.get('text'))}", "input")
+            raise ApiError(f"{where}[{place}].text: expected a text, got {shown(part.get('text'))}", "input")
         texts.append(part["text"])
     return "\n".join(texts)
 
@@ -231,7 +232,7 @@ def job(
     prompts and `max_tokens` by the client's names of them. Ids are unique only within the job. Raises ApiError."""
     model.check_method(body.method)
     if len(prompts) * n > MAX_CHOICES:
-        raise ApiError(400, f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
+        raise ApiError(f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
     base = body.seed if body.seed is not None else secrets.randbits(63)
     seeds = [derived_seed(base, choice) for choice in range(n)] if body.seed is not None or n > 1 else [None]
     thinking = prompts[0].thinking
@@ -244,10 +245,11 @@ def job(
     for prompt in prompts:
         left = model.max_len - len(prompt.ids)
         if max_tokens is not None and max_tokens > left:
-            raise too_long(
-                max_tokens_name,
+            raise ApiError(
                 f"{max_tokens_name}: expected at most {left} after a prompt of {len(prompt.ids)} tokens in a context "
                 f"of {model.max_len}, got {max_tokens}",
+                max_tokens_name,
+                Code.CONTEXT_LENGTH,
             )
         wanted = min(left if max_tokens is None else max_tokens, model.defaults.max_new_tokens or left)
         # A harness that asks for the prompt's scores and one token drops one entry at the end: an end token has none.
@@ -271,7 +273,7 @@ def job(
             # since a prompt may have 128 choices.
             result.requests.append(GenerateRequest.model_construct(**values))
     if not body.speculative and body.method not in (None, AUTO_REGRESSIVE):
-        raise ApiError(400, "speculative: expected true with a drafting_method, got false", "speculative")
+        raise ApiError("speculative: expected true with a drafting_method, got false", "speculative")
     return result
 
 

@@ -18,6 +18,7 @@ from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine, LogitRows
 from redraft.engines.features import Features, take
 from redraft.engines.timing import EngineClock, TimedEngine
+from redraft.errors import Code, RequestError
 from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from redraft.scheduling.prompt_rows import share_rows
@@ -29,8 +30,11 @@ LOOKED_AT = 128
 """Waiting prompts, the earliest, among which a step looks for the shortest."""
 
 
-class Overloaded(RuntimeError):
+class Overloaded(RequestError):
     """The waiting queue is full."""
+
+    def __init__(self, message: str):
+        super().__init__(message, Code.OVERLOADED)
 
 
 @dataclass

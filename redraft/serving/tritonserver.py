@@ -33,6 +33,7 @@ from redraft.serving.processes import (
 )
 from redraft.serving.rundir import RunDir
 from redraft.serving.settings import ServeSettings
+from redraft.serving.triton.messages import split_code
 from redraft.worker.protocol import PROBE
 
 HOME = Path(__file__).resolve().parents[2]
@@ -82,8 +83,6 @@ _TOKEN_REQUESTS: dict[str, list[tuple[str, str, list[int], str | int]]] = {
     "postprocessing": [("TOKENS_BATCH", "INT32", [1, 1, 1], 0), ("SEQUENCE_LENGTH", "INT32", [1, 1], 1)],
 }
 """Name, type, shape and only element of each input."""
-_HUNG = "is not healthy"
-"""Triton's error for a model process that does not answer."""
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)\.so\S* => (not found)?")
 
 
@@ -338,16 +337,24 @@ def send_first_requests(http_socket: Path, timeout: float) -> None:
 
 def models_live(http_socket: Path, timeout: float) -> bool:
     """Whether each model answers in that time, the worker left out: how busy that is does not matter. Of those around
-    `tensorrt_llm` an error of their own is an answer."""
+    `tensorrt_llm` an error of their own, which has a code, is an answer; one of Triton says that the process hangs."""
     for model, body in _FIRST_REQUESTS.items():
         if _call(http_socket, f"v2/models/{model}/generate", body | {"id": PROBE}, timeout)[0] != 200:
             return False
     for model, inputs in _TOKEN_REQUESTS.items():
         tensors = [{"name": name, "datatype": kind, "shape": shape, "data": [one]} for name, kind, shape, one in inputs]
         status, text = _call(http_socket, f"v2/models/{model}/infer", {"inputs": tensors}, timeout)
-        if status == 0 or _HUNG in text:
+        if status != 200 and not _is_models_own(text):
             return False
     return True
+
+
+def _is_models_own(answer: str) -> bool:
+    """Whether an error that Triton answered is a model's own."""
+    try:
+        return split_code(json.loads(answer)["error"])[0] is not None
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 class _Connection(http.client.HTTPConnection):

@@ -16,12 +16,10 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from redraft.errors import Code, RequestError
 from redraft.request import MAX_MESSAGE_BYTES, PROTOCOL_LIMITS, GenerateRequest, PromptLimits, joined
 from redraft.worker.protocol import (
-    CANCELLED,
     CHUNK,
-    INVALID,
-    RESTARTING,
     SHUTTING_DOWN,
     STOPPING,
     Chunk,
@@ -34,18 +32,15 @@ from redraft.worker.protocol import (
 
 WorkerMessage = Chunk | ErrorMessage
 NOT_THERE = "the engine worker is restarting or not running: try again shortly"
+CLOSED = "this front end is shutting down"
 WENT_AWAY = "the engine worker went away while it served this request: try again shortly"
 _NUMBERS = itertools.count()
 _CLOSE, _GENERATE, _CANCEL, _STATUS, _REPLACED = b"", b"generate", b"cancel", b"status", b"replaced"
 """What a client's thread is asked to send."""
 
 
-class WorkerError(RuntimeError):
-    """A request that ended without a result; `code` is one of the codes of `redraft.worker.protocol`."""
-
-    def __init__(self, code: str, message: str):
-        super().__init__(message)
-        self.code = code
+class WorkerError(RequestError):
+    """A request that the worker refused, or lost."""
 
 
 class _Link:
@@ -76,7 +71,7 @@ class WorkerClient:
     """Talks to the worker bound at `socket_path`. Any thread may call any method.
 
     One background thread owns the connection. When the worker goes away, every request in flight fails with code
-    "restarting", and so do new ones until a worker is there again; the client reconnects by itself. When another worker
+    UNAVAILABLE, and so do new ones until a worker is there again; the client reconnects by itself. When another worker
     takes the worker's place, requests in flight go on, and new ones go to the other worker.
     """
 
@@ -93,7 +88,7 @@ class WorkerClient:
         """Those that the thread has yet to ask."""
         self._links: list[_Link] = []
         """The last one is to the worker that takes new requests. The thread's own."""
-        self._places: dict[str, _Link] = {}
+        self._link_of: dict[str, _Link] = {}
         """Where the requests in flight are. The thread's own."""
         self._cancelled: set[str] = set()
         """Those among them that are to be cancelled."""
@@ -133,11 +128,11 @@ class WorkerClient:
         its chunks and errors, in order, on the client's own thread: it must not block. The last message is an
         ErrorMessage or a Chunk with `done`.
 
-        Raises WorkerError "restarting" when there is no worker, "invalid" for a message that is too large to send.
+        Raises WorkerError: UNAVAILABLE when there is no worker, INVALID_REQUEST for a message that is too large.
         """
         data = pack({"op": request.op} | request.model_dump(exclude_defaults=True, exclude_none=True))
         if len(data) > MAX_MESSAGE_BYTES:
-            raise WorkerError(INVALID, f"the request has {len(data)} bytes: expected at most {MAX_MESSAGE_BYTES}")
+            raise WorkerError(f"the request has {len(data)} bytes: expected at most {MAX_MESSAGE_BYTES}")
         with self._lock:
             self._require_worker()
             if request.id in self._handlers:
@@ -148,8 +143,8 @@ class WorkerClient:
     def generate(self, request: GenerateRequest, timeout: float | None = None) -> Iterator[Chunk]:
         """Yield the request's chunks; abandoning the iterator cancels the request.
 
-        Raises WorkerError: the worker's own code, or "restarting" when it went away, or "internal" when no message
-        came for `timeout` seconds.
+        Raises WorkerError: with the worker's code, UNAVAILABLE when it went away, or INTERNAL when no message came for
+        `timeout` seconds.
         """
         messages: queue.SimpleQueue[WorkerMessage] = queue.SimpleQueue()
         self.submit(request, messages.put)
@@ -159,10 +154,10 @@ class WorkerClient:
                 try:
                     message = messages.get(timeout=timeout)
                 except queue.Empty:
-                    raise WorkerError("internal", f"no answer from the worker for {timeout} s") from None
+                    raise WorkerError(f"no answer from the worker for {timeout} s", Code.INTERNAL) from None
                 if isinstance(message, ErrorMessage):
                     ended = True
-                    raise WorkerError(message.code, message.message)
+                    raise WorkerError(message.message, message.code)
                 ended = message.done
                 yield message
         finally:
@@ -181,7 +176,7 @@ class WorkerClient:
                 self._tell(_CANCEL, request_id, _cancellation(request_id))
 
     def status(self, timeout: float = 5.0) -> WorkerStatus:
-        """The worker's state. Raises WorkerError "restarting" when it is not there or silent for `timeout` seconds."""
+        """The worker's state. Raises WorkerError UNAVAILABLE when it is not there or silent for `timeout` seconds."""
         answer: queue.SimpleQueue[WorkerStatus | None] = queue.SimpleQueue()
         with self._lock:
             self._require_worker()
@@ -192,18 +187,18 @@ class WorkerClient:
         except queue.Empty:
             status = None
         if status is None:
-            raise WorkerError(RESTARTING, f"the worker did not answer a status request within {timeout} s")
+            raise WorkerError(f"the worker did not answer a status request within {timeout} s", Code.UNAVAILABLE)
         return status
 
     def replaced(self, seconds: float) -> None:
         """Tell the worker that another one listens at the socket's path now; its requests have so long to end. Raises
-        WorkerError "restarting" when there is no worker."""
+        WorkerError UNAVAILABLE when there is no worker."""
         with self._lock:
             self._require_worker()
             self._tell(_REPLACED, "", pack(ReplacedRequest(seconds=seconds)))
 
     def close(self) -> None:
-        """Disconnect; requests in flight fail with code "cancelled". Idempotent."""
+        """Disconnect; requests in flight fail with code UNAVAILABLE. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -220,9 +215,9 @@ class WorkerClient:
 
     def _require_worker(self) -> None:
         if self._closed:
-            raise WorkerError(CANCELLED, "the client is closed")
+            raise WorkerError(CLOSED, Code.UNAVAILABLE)
         if not self._connected.is_set():
-            raise WorkerError(RESTARTING, self._unless_stopping(NOT_THERE))
+            raise WorkerError(self._unless_stopping(NOT_THERE), Code.UNAVAILABLE)
 
     def _unless_stopping(self, text: str) -> str:
         """Why the worker does not answer: `text`, but where the service is being stopped."""
@@ -244,16 +239,16 @@ class WorkerClient:
                 if link.monitor in ready:
                     self._follow(link, recv_monitor_message(link.monitor)["event"])
             for link in self._links[:-1]:
-                if not (link.questions or link in self._places.values()):
-                    self._leave(link, CANCELLED, "")
+                if not (link.questions or link in self._link_of.values()):
+                    self._leave(link)
             if self._inbox in ready:
                 what, request_id, data = self._inbox.recv_multipart()
                 running = what != _CLOSE
                 if running:
                     self._send(what, request_id.decode(), data)
         for link in list(self._links):
-            self._leave(link, CANCELLED, "the client was closed")
-        self._fail(list(self._handlers), CANCELLED, "the client was closed")
+            self._leave(link, CLOSED)
+        self._fail(list(self._handlers), CLOSED)
         self._inbox.close(linger=0)
 
     def _connect(self) -> None:
@@ -262,9 +257,9 @@ class WorkerClient:
             self._poller.register(socket, zmq.POLLIN)
         self._links.append(link)
 
-    def _leave(self, link: _Link, code: str, text: str) -> None:
+    def _leave(self, link: _Link, reason: str = "") -> None:
         """Close a connection; what is still in flight there fails."""
-        self._lose(link, code, text)
+        self._lose(link, reason)
         self._links.remove(link)
         for socket in (link.dealer, link.monitor):
             self._poller.unregister(socket)
@@ -297,7 +292,7 @@ class WorkerClient:
         with self._lock:
             handler = self._handlers.pop(message.id, None) if last else self._handlers.get(message.id)
         if last:
-            self._places.pop(message.id, None)
+            self._link_of.pop(message.id, None)
             self._cancelled.discard(message.id)
         if handler:
             handler(message)
@@ -332,49 +327,55 @@ class WorkerClient:
             self._receive(link)
             text = self._unless_stopping(WENT_AWAY)
             if link is not self._links[-1]:
-                self._leave(link, RESTARTING, text)
+                self._leave(link, text)
             else:
                 self._connected.clear()
-                self._lose(link, RESTARTING, text)
+                self._lose(link, text)
         elif newest and not link.up:  # there is no worker
             self._connected.clear()
-            self._lose(link, RESTARTING, self._unless_stopping(NOT_THERE))
+            self._lose(link, self._unless_stopping(NOT_THERE))
 
     def _send(self, what: bytes, request_id: str, data: bytes) -> None:
+        """Send a message to the worker that it is for: a cancellation to the one that has the request, all else to the
+        newest one."""
         link = self._links[-1]
         if what == _CANCEL:
-            if request_id not in self._places:
+            if request_id not in self._link_of:  # it has ended meanwhile
                 return
-            self._cancelled.add(request_id)
-            link = self._places[request_id]
+            self._cancelled.add(request_id)  # kept: a replaced worker may still give the request back, see `_move`
+            link = self._link_of[request_id]
         elif what == _GENERATE:
-            self._places.pop(request_id, None)
+            # A request that a replaced worker gave back is still noted with that one's link. If it has ended meanwhile,
+            # its handler is gone: nobody waits for the new worker's answer.
+            self._link_of.pop(request_id, None)
             if request_id not in self._handlers:
                 return
-            self._places[request_id] = link
+            self._link_of[request_id] = link
         elif what == _STATUS:
             link.questions.append(self._questions.get())
+        # Without a worker at all the send fails at once, and so does the request. During a swap the new worker's
+        # connection is in the making while the old one still counts as connected: the message waits for it.
         if link.up or not self._connected.is_set():
             self._pass_on(link, data)
-        else:  # the worker has been replaced, and the connection to the other one is not yet there
+        else:
             link.held.append(data)
 
     def _pass_on(self, link: _Link, data: bytes) -> None:
         try:
             link.dealer.send(data, zmq.NOBLOCK)
         except zmq.Again:
-            self._lose(link, RESTARTING, self._unless_stopping(NOT_THERE))
+            self._lose(link, self._unless_stopping(NOT_THERE))
 
-    def _lose(self, link: _Link, code: str, text: str) -> None:
-        """What is in flight on a connection fails."""
-        self._fail([request_id for request_id, place in self._places.items() if place is link], code, text)
+    def _lose(self, link: _Link, reason: str) -> None:
+        """Fail what is in flight on a connection."""
+        self._fail([request_id for request_id, used in self._link_of.items() if used is link], reason)
         link.held.clear()
         while link.questions:
             link.questions.popleft().put(None)
 
-    def _fail(self, request_ids: list[str], code: str, text: str) -> None:
+    def _fail(self, request_ids: list[str], reason: str) -> None:
         for request_id in request_ids:
-            self._deliver(ErrorMessage(id=request_id, code=code, message=text), last=True)
+            self._deliver(ErrorMessage(id=request_id, code=Code.UNAVAILABLE, message=reason), last=True)
 
 
 def _cancellation(request_id: str) -> bytes:

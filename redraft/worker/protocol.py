@@ -16,6 +16,7 @@ import msgpack
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from redraft.errors import Code
 from redraft.request import (
     Generated,
     GenerateRequest,
@@ -35,7 +36,6 @@ PROBE = "redraft-probe"
 """Id of a request that a Triton model answers without the worker, to show that it lives."""
 DRAIN_S = 20.0
 """How long a worker's requests have to end after SIGTERM, by default."""
-INVALID, OVERLOADED, CANCELLED, INTERNAL, RESTARTING = "invalid", "overloaded", "cancelled", "internal", "restarting"
 
 
 class CancelRequest(StrictModel):
@@ -74,7 +74,7 @@ class ErrorMessage(BaseModel):
 
     op: Literal["error"] = "error"
     id: str
-    code: str
+    code: Code
     message: str
 
 

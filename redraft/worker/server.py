@@ -27,6 +27,7 @@ from zmq.utils.monitor import recv_monitor_message
 from redraft import logs
 from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
+from redraft.errors import Code, RequestError
 from redraft.grammar.trial import QUICK_S, TakesLonger
 from redraft.request import GENERATED, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
 from redraft.runtime import Runtime
@@ -35,10 +36,6 @@ from redraft.sequence import FinishReason, Output, Sequence
 from redraft.serving.settings import ServeSettings, received
 from redraft.worker.fair import FairExecutor
 from redraft.worker.protocol import (
-    INTERNAL,
-    INVALID,
-    OVERLOADED,
-    RESTARTING,
     SHUTTING_DOWN,
     CancelRequest,
     ReplacedRequest,
@@ -63,10 +60,6 @@ INLINE_WORDS = 16
 Key = tuple[bytes, str]
 
 log = logging.getLogger("redraft.worker")
-
-
-class Restarting(RuntimeError):
-    """The worker takes no more requests."""
 
 
 class Encoding(NamedTuple):
@@ -149,10 +142,10 @@ class Worker:
                     if not alive():
                         break
         except Exception as error:
-            self._fail_all(INTERNAL, f"the engine worker failed: {error}")
+            self._fail_all(Code.INTERNAL, f"the engine worker failed: {error}")
             raise
         finally:
-            self._fail_all(RESTARTING, SHUTTING_DOWN)
+            self._fail_all(Code.UNAVAILABLE, SHUTTING_DOWN)
             self._close()
 
     def _is_drained(self, now: float) -> bool:
@@ -222,7 +215,7 @@ class Worker:
     def _generate(self, key: Key, request: GenerateRequest) -> None:
         arrived = time.perf_counter()
         if self._drained_by is not None:
-            raise Restarting(SHUTTING_DOWN)
+            raise RequestError(SHUTTING_DOWN, Code.UNAVAILABLE)
         if key in self._active:
             raise InvalidRequest(f"id: {request.id!r} is in use by a request that is still running")
         self._runtime.scheduler.require_room()  # before anything is encoded for a queue that is full
@@ -312,7 +305,7 @@ class Worker:
         client, request_id = key
         if output.error is not None:
             del self._active[key]
-            self._send_error(key, INVALID, output.error)
+            self._send_error(key, Code.INVALID_REQUEST, output.error)
             return
         message: dict[str, Any] = {"op": "chunk", "id": request_id, "prompt_tokens": output.prompt_tokens}
         message |= {name: value for name in GENERATED if (value := getattr(output, name)) is not None}
@@ -327,13 +320,13 @@ class Worker:
 
     def _refuse(self, key: Key, error: Exception) -> None:
         """Answer a request that failed before it reached the engine, which serves the others on."""
-        if code := {InvalidRequest: INVALID, Overloaded: OVERLOADED, Restarting: RESTARTING}.get(type(error)):
-            self._send_error(key, code, str(error))
+        if isinstance(error, RequestError):
+            self._send_error(key, error.code, error.message)
         else:
             log.error("a request failed", exc_info=error)
-            self._send_error(key, INTERNAL, "the engine worker failed on this request: worker.log has the cause")
+            self._send_error(key, Code.INTERNAL, "the engine worker failed on this request: worker.log has the cause")
 
-    def _send_error(self, key: Key, code: str, text: str) -> None:
+    def _send_error(self, key: Key, code: Code, text: str) -> None:
         self._send(key[0], {"op": "error", "id": key[1], "code": code, "message": text})
 
     def _send_status(self, client: bytes) -> None:
@@ -362,7 +355,7 @@ class Worker:
             else:
                 self._runtime.scheduler.cancel(key)
 
-    def _fail_all(self, code: str, text: str) -> None:
+    def _fail_all(self, code: Code, text: str) -> None:
         for client, request_id in list(self._active):
             self._send(client, {"op": "error", "id": request_id, "code": code, "message": text})
         self._active.clear()

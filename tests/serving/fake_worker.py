@@ -21,6 +21,7 @@ from pathlib import Path
 
 import zmq
 
+from redraft.errors import Code
 from redraft.request import GenerateRequest, InvalidRequest, SequenceStats
 from redraft.worker.protocol import CancelRequest, Chunk, ErrorMessage, WorkerStatus, pack, parse_request, unpack
 
@@ -54,7 +55,7 @@ class FakeWorker:
         try:
             request = parse_request(message)
         except InvalidRequest as error:
-            self._send(peer, ErrorMessage(id=message["id"], code="invalid", message=str(error)))
+            self._send(peer, ErrorMessage(id=message["id"], code=Code.INVALID_REQUEST, message=str(error)))
             return
         if isinstance(request, GenerateRequest):
             if self._fragile:
@@ -62,14 +63,14 @@ class FakeWorker:
             prompt = request.text or ""
             if request.max_tokens > MAX_LEN:
                 text = f"max_tokens: expected at most {MAX_LEN}, got {request.max_tokens}"
-                self._send(peer, ErrorMessage(id=request.id, code="invalid", message=text))
+                self._send(peer, ErrorMessage(id=request.id, code=Code.INVALID_REQUEST, message=text))
             elif self._refuse.exists() and getattr(request, self._refuse.read_text()) is not None:
-                self._send(peer, ErrorMessage(id=request.id, code="restarting", message="not yet"))
+                self._send(peer, ErrorMessage(id=request.id, code=Code.UNAVAILABLE, message="not yet"))
             elif prompt.startswith("hang"):
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
                 signal.sigwait({signal.SIGCONT})
             elif prompt.startswith("overload"):
-                self._send(peer, ErrorMessage(id=request.id, code="overloaded", message="the queue is full (4)"))
+                self._send(peer, ErrorMessage(id=request.id, code=Code.OVERLOADED, message="the queue is full (4)"))
             else:
                 self._running[peer, request.id] = (request, 0, 0.0)
                 self._deadlines[peer, request.id] = time.monotonic() + (request.timeout_s or math.inf)

@@ -27,7 +27,7 @@ def test_no_worker_is_there(tmp_path):
             assert client.stopping is stopping
             with pytest.raises(WorkerError) as refused:
                 client.complete(GenerateRequest(id="r", text="hello", max_tokens=1))
-            assert (refused.value.code, str(refused.value)) == ("restarting", said)
+            assert (refused.value.code, str(refused.value)) == ("service_unavailable", said)
 
 
 def test_a_worker_of_another_version(tmp_path):

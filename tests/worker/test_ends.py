@@ -104,7 +104,7 @@ def test_a_client_at_its_limit_is_refused_and_others_are_not(serving, monkeypatc
         client.submit(request(client, text=text, max_tokens=100, client="a"), results.append)
     with pytest.raises(WorkerError, match=r"client 'a' has 2 requests already.*--max-per-client") as refused:
         client.complete(request(client, text=text, max_tokens=1, client="a"), timeout=60)
-    assert refused.value.code == "overloaded"
+    assert refused.value.code == "rate_limit_exceeded"
     for other in ("b", None):
         assert client.complete(request(client, max_tokens=1, client=other), timeout=60).finish_reason == "length"
     wait_until(lambda: len([one for one in results if one.done]) == 2)
@@ -133,7 +133,7 @@ def test_a_stopped_worker_ends_with_its_last_request(tmp_path, number):
         wait_until(lambda: not client.status().ready)
         with pytest.raises(WorkerError, match="shutting down") as refused:
             client.complete(request(client), timeout=60)
-        assert refused.value.code == "restarting"
+        assert refused.value.code == "service_unavailable"
         assert list(running)[-1].finish_reason == "length"
         assert process.wait(60) == 0
     assert [one.finish_reason for one in results] == ["length", "length"]

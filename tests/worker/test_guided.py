@@ -189,7 +189,7 @@ def test_a_guide_that_is_refused_stops_no_stream(service, monkeypatch, name):
             with pytest.raises(WorkerError, match=r"^guide.text: the \w+ cannot be used: ") as refusal:
                 client.complete(request(client, HOSTILE[name]), timeout=600)
             seconds = time.perf_counter() - started
-        assert refusal.value.code == "invalid"
+        assert refusal.value.code == "invalid_request"
         neighbour.join()
         pace = max(pace, slowness(time.monotonic))
         return seconds / pace, max(gaps) / pace

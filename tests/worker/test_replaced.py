@@ -189,7 +189,7 @@ def test_a_new_worker_that_dies_at_once_fails_what_waits_for_it(workers, connect
         try:
             client.complete(request(client), timeout=60)
         except WorkerError as error:
-            return error.code == "restarting"
+            return error.code == "service_unavailable"
         return False
 
     wait_until(refused)

@@ -191,11 +191,11 @@ def test_bad_requests_are_refused_and_harm_nobody(worker, client):
     for fields, expected in BAD:
         dealer.send(msgpack.packb({"op": "generate", "id": "bad", "text": "hello", "max_tokens": 5, **fields}))
         answer = msgpack.unpackb(dealer.recv())
-        assert (answer["op"], answer["code"]) == ("error", "invalid")
+        assert (answer["op"], answer["code"]) == ("error", "invalid_request")
         assert expected in answer["message"], answer["message"]
     for data in (b"", b"\xc1", b"\x01\x02", msgpack.packb([1]), msgpack.packb({}), b"\xa2\xff\xfe", b"\x81\x90\x01"):
         dealer.send(data)
-        assert msgpack.unpackb(dealer.recv())["code"] == "invalid"
+        assert msgpack.unpackb(dealer.recv())["code"] == "invalid_request"
     dealer.close(linger=0)
     rest = list(running)
     assert rest[-1].finish_reason == "length"
@@ -212,7 +212,7 @@ def test_every_running_and_waiting_request_beyond_the_queue_is_refused_at_once(c
     wait_until(lambda: client.status().waiting == LIMITS.max_queue)
     with pytest.raises(WorkerError, match="try again later") as refused:
         client.complete(request(client), timeout=60)
-    assert refused.value.code == "overloaded"
+    assert refused.value.code == "rate_limit_exceeded"
     assert client.status().waiting == LIMITS.max_queue, "answered before those who wait"
     for chunks in running:
         chunks.close()
@@ -229,7 +229,7 @@ def test_a_flood_is_refused_and_harms_nobody(client):
         client.submit(request(client, text="x" * 9, max_tokens=200), results.append)
     assert list(running)[-1].finish_reason == "length"
     wait_until(lambda: len(results) == flood)
-    assert {getattr(message, "code", "done") for message in results} == {"overloaded", "done"}
+    assert {getattr(message, "code", "done") for message in results} == {"rate_limit_exceeded", "done"}
 
 
 def test_a_request_too_large_to_send_harms_nobody(client):
@@ -237,7 +237,7 @@ def test_a_request_too_large_to_send_harms_nobody(client):
     next(running)
     with pytest.raises(WorkerError, match="bytes: expected at most 16777216") as refused:
         client.complete(request(client, text="x" * 17_000_000))
-    assert refused.value.code == "invalid"
+    assert refused.value.code == "invalid_request"
     assert list(running)[-1].finish_reason == "length"
 
 
@@ -278,7 +278,7 @@ def test_an_error_of_ours_ends_one_request(client, worker, monkeypatch, capfd, l
     monkeypatch.setattr(worker[1], "prompt_limits", PROTOCOL_LIMITS)
     with pytest.raises(WorkerError) as failed:
         client.complete(request(client, text="x" * length), timeout=60)
-    assert failed.value.code == "internal"
+    assert failed.value.code == "internal_error"
     assert str(failed.value) == "the engine worker failed on this request: worker.log has the cause"
     assert "LookupError: a bug" in capfd.readouterr().err
     assert list(running)[-1].finish_reason == "length"
@@ -346,7 +346,7 @@ def test_death_is_noticed_and_a_new_worker_is_found(tmp_path):
         process.kill()
         with pytest.raises(WorkerError) as failed:
             list(chunks)
-        assert failed.value.code == "restarting"
+        assert failed.value.code == "service_unavailable"
         process.wait()
         with pytest.raises(WorkerError, match="restarting or not running"):
             client.complete(request(client))

@@ -30,7 +30,7 @@ def guide_for(field: str, kind: GuideKind, text: str = "") -> Guide:
     try:
         return Guide(kind=kind, text=text)
     except ValidationError as error:
-        raise ApiError(400, f"{field}: {describe(error).removeprefix('text: ')}", field) from None
+        raise ApiError(f"{field}: {describe(error).removeprefix('text: ')}", field) from None
 
 
 def schema_guide(field: str, schema: Schema) -> Guide:
@@ -41,7 +41,7 @@ def schema_guide(field: str, schema: Schema) -> Guide:
 def only_guide(guides: Mapping[str, Guide]) -> tuple[str, Guide] | None:
     """The one guide of a request and the field that asks for it. Raises ApiError where several fields ask for one."""
     if len(guides) > 1:
-        raise ApiError(400, f"expected at most one of {' and '.join(guides)}", next(iter(guides)))
+        raise ApiError(f"expected at most one of {' and '.join(guides)}", next(iter(guides)))
     return next(iter(guides.items()), None)
 
 

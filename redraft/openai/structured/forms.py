@@ -48,7 +48,7 @@ class CallGrammar:
         try:
             rules = json_rules("json", wanted.text)
         except SchemaError as error:
-            raise ApiError(400, f"{field}: the json_schema cannot be used: {error}", field) from None
+            raise ApiError(f"{field}: the json_schema cannot be used: {error}", field) from None
         start = f"start: json | {self._opening(codec)} calls"
         return guide_for("tools", "grammar", "\n".join((start, rules, self.rules)))
 
@@ -69,7 +69,7 @@ def arguments_rules(rule: str, function: Function, only: bool, work: Work) -> st
         rules, problems = schema_rules(rule, ANY_OBJECT, Work()), [str(error)]
     if problems and (only or function.strict):
         reasons = "; ".join(problems[:MOST_REASONS])
-        raise ApiError(400, f"tools: the parameters of {function.name!r} cannot be enforced: {reasons}", "tools")
+        raise ApiError(f"tools: the parameters of {function.name!r} cannot be enforced: {reasons}", "tools")
     return rules
 
 

@@ -73,9 +73,9 @@ class ToolUse:
             return self.grammar.with_opening(self.codec) if thinks else self.grammar.after_opening()
         if self.forced:
             text = f"tool_choice and {field}: a call has another format: expected tool_choice none or auto"
-            raise ApiError(400, text, "tool_choice")
+            raise ApiError(text, "tool_choice")
         if wanted.kind not in ("json", "json_schema"):
-            raise ApiError(400, f"tools and {field}: expected JSON as the format beside tools", "tools")
+            raise ApiError(f"tools and {field}: expected JSON as the format beside tools", "tools")
         return self.grammar.or_json(field, wanted, self.codec)
 
     def reader(self, thinks: bool) -> CallReader:
@@ -89,13 +89,13 @@ class ToolUse:
 def tool_use(functions: Sequence[Function], choice: ToolChoice, several: bool, model: ServedModel) -> ToolUse | None:
     """The tools of a request; None where it has none to call. Raises ApiError."""
     if choice.forced and not functions:
-        raise ApiError(400, f"tool_choice: expected tools beside it, got {choice} without any", "tool_choice")
+        raise ApiError(f"tool_choice: expected tools beside it, got {choice} without any", "tool_choice")
     names = Counter(function.name for function in functions)
     if twice := next((name for name, count in names.items() if count > 1), None):
-        raise ApiError(400, f"tools: expected a name once, got {twice!r} {names[twice]} times", "tools")
+        raise ApiError(f"tools: expected a name once, got {twice!r} {names[twice]} times", "tools")
     if choice.name is not None and choice.name not in names:
         known = ", ".join(names)
-        raise ApiError(400, f"tool_choice: expected one of the tools {known}, got {choice.name!r}", "tool_choice")
+        raise ApiError(f"tool_choice: expected one of the tools {known}, got {choice.name!r}", "tool_choice")
     if not functions or choice.mode == "none":
         return None
     several = several and choice.name is None

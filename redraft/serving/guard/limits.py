@@ -42,7 +42,5 @@ LINGER_S = 2.0
 """How long the rest of a refused body is read and dropped, so that its client sees the answer."""
 METADATA_S = 5.0
 """Triton answers anything but inference in milliseconds, or hangs."""
-RESTART_S, OVERLOAD_S = 5, 1
-"""Retry-After where Triton or the worker is away, and where there is too much work."""
 END_S = 1.0
 """What is in flight when the guard is asked to end may take so long: Triton has ended before it."""

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from grpc import aio
 from tritonclient.grpc import service_pb2 as pb
 
+from redraft.errors import Code, RequestError
 from redraft.serving.guard.checks import check_infer, check_model, parsed
 from redraft.serving.guard.limits import (
     BODY_S,
@@ -24,8 +25,9 @@ from redraft.serving.guard.limits import (
     MAX_STREAMS,
     METADATA_S,
 )
-from redraft.serving.guard.refusal import CLOSED, INVALID, OVERLOADED, SLOW, Refusal, triton_away
+from redraft.serving.guard.refusal import triton_away
 from redraft.serving.room import Room
+from redraft.serving.triton.messages import split_code, with_code
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _HEALTH = (
@@ -41,8 +43,6 @@ _ASKED: dict[str, Callable[[], Message]] = {
 """Calls about the models, with their messages."""
 _CLOSED = ("Repository", "SystemSharedMemory", "CudaSharedMemory", "TraceSetting", "LogSettings")
 """Beginnings of the names of closed calls."""
-_LOST = ("unix:", "Socket closed", "recvmsg", "GOAWAY", "Broken pipe")
-"""What gRPC's own messages of a lost connection hold."""
 _TO_TRITON = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -61,7 +61,7 @@ _FROM_CLIENTS = (
 
 Handler = Callable[[aio.ServicerContext], Awaitable[Any]]
 """Answers a call. Unary calls are read like streams of one message: gRPC would begin others only when the message is
-whole, and wait for that without limit. Raises Refusal, and Triton's AioRpcError."""
+whole, and wait for that without limit. Raises RequestError, and Triton's AioRpcError."""
 
 
 class GrpcGuard(grpc.GenericRpcHandler):
@@ -96,11 +96,11 @@ class GrpcGuard(grpc.GenericRpcHandler):
         async def handle(_: AsyncIterator[bytes], context: aio.ServicerContext) -> Any:
             try:
                 return await handler(context)
-            except Refusal as refusal:
-                code, details = refusal.code, refusal.message
+            except RequestError as error:
+                status, details = grpc.StatusCode[error.code.grpc], error.message
             except aio.AioRpcError as error:
-                code, details = self._failure(error, context)
-            return await context.abort(code, details)
+                status, details = self._failure(error, context)
+            return await context.abort(status, details)
 
         return handle
 
@@ -109,7 +109,7 @@ class GrpcGuard(grpc.GenericRpcHandler):
 
         async def handle(context: aio.ServicerContext) -> Any:
             if self._calls >= MAX_CALLS:
-                raise Refusal(OVERLOADED, f"overloaded: {MAX_CALLS} calls are in flight: try again later")
+                raise RequestError(f"overloaded: {MAX_CALLS} calls are in flight: try again later", Code.OVERLOADED)
             self._calls += 1
             try:
                 return await handler(context)
@@ -165,14 +165,19 @@ class GrpcGuard(grpc.GenericRpcHandler):
             call.cancel()
 
     def _failure(self, error: aio.AioRpcError, context: aio.ServicerContext) -> tuple[grpc.StatusCode, str]:
-        """How Triton ended a call. It is away where the connection is lost, or a time limit that is not the client's is
-        over."""
-        code, details = error.code(), error.details() or ""
-        lost = code is grpc.StatusCode.UNAVAILABLE and any(sign in details for sign in _LOST)
-        if lost or (code is grpc.StatusCode.DEADLINE_EXCEEDED and context.time_remaining() is None):
+        """The status and details for a call that Triton ended.
+
+        A model's error has its code. Without one, UNAVAILABLE is a lost connection or a Triton that is ending, and a
+        time limit that is not the client's is the guard's own: Triton is away.
+        """
+        status, (code, details) = error.code(), split_code(error.details() or "")
+        if code is not None:
+            return grpc.StatusCode[code.grpc], details
+        late = status is grpc.StatusCode.DEADLINE_EXCEEDED and context.time_remaining() is None
+        if late or status is grpc.StatusCode.UNAVAILABLE:
             away = triton_away(self._socket)
-            return away.code, away.message
-        return code, details
+            return grpc.StatusCode[away.code.grpc], away.message
+        return status, details
 
 
 async def _answer(call: Any) -> bytes:
@@ -184,18 +189,20 @@ async def _answer(call: Any) -> bytes:
 
 
 async def _first(context: aio.ServicerContext) -> bytes:
-    """A call's first message, or EOF. Raises Refusal where it takes too long."""
+    """A call's first message, or EOF. Raises RequestError where it takes too long."""
     try:
         async with asyncio.timeout(BODY_S):
             return await context.read()
     except TimeoutError:
-        raise Refusal(SLOW, f"the message did not arrive within {BODY_S:.0f} s: begin with it") from None
+        raise RequestError(
+            f"the message did not arrive within {BODY_S:.0f} s: begin with it", Code.BODY_TIMEOUT
+        ) from None
 
 
 async def _message(context: aio.ServicerContext) -> bytes:
-    """The message of a unary call. Raises Refusal where it takes too long, or there is none."""
+    """The message of a unary call. Raises RequestError where it takes too long, or there is none."""
     if (data := await _first(context)) is aio.EOF:
-        raise Refusal(INVALID, "the call has no message")
+        raise RequestError("the call has no message")
     return data
 
 
@@ -221,15 +228,15 @@ async def _send(data: bytes, call: Any, room: Room) -> pb.ModelStreamInferRespon
             take(len(data))
             check_infer(request)
             await call.write(data)
-    except Refusal as refusal:
+    except RequestError as error:
         named = pb.ModelInferResponse(id=request.id)
-        return pb.ModelStreamInferResponse(error_message=refusal.message, infer_response=named)
+        return pb.ModelStreamInferResponse(error_message=with_code(error.code, error.message), infer_response=named)
     return None
 
 
 def _closed(name: str) -> Handler:
     async def refuse(_: aio.ServicerContext) -> None:
-        raise Refusal(CLOSED, f"{name} is closed: this server takes requests for its models only")
+        raise RequestError(f"{name} is closed: this server takes requests for its models only", Code.CLOSED)
 
     return refuse
 

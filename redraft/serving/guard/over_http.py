@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from redraft.errors import Code, RequestError
 from redraft.request import clipped
 from redraft.serving.guard.answers import failure
 from redraft.serving.guard.checks import check_model, checked_json
@@ -30,20 +31,7 @@ from redraft.serving.guard.limits import (
     METADATA_S,
     UNREAD_S,
 )
-from redraft.serving.guard.refusal import (
-    CLOSED,
-    INTERNAL,
-    INVALID,
-    OVERLOADED,
-    RETRY_AFTER,
-    SLOW,
-    TOO_LARGE,
-    UNKNOWN,
-    WRONG_ENCODING,
-    WRONG_METHOD,
-    Refusal,
-    triton_away,
-)
+from redraft.serving.guard.refusal import triton_away
 from redraft.serving.room import Room
 
 JSON_LENGTH = "Inference-Header-Content-Length"
@@ -61,8 +49,8 @@ log = logging.getLogger("redraft.guard")
 
 
 Route = Callable[[str, str], tuple[str, str]]
-"""From a request's method and path to the path at Triton and, for a model's, what is asked of it. Raises Refusal for
-what is not served."""
+"""Returns the path at Triton for a request's method and path and, for a model's, what is asked of it. Raises
+RequestError for what is not served."""
 
 
 class HttpGuard:
@@ -86,20 +74,22 @@ class HttpGuard:
             if action not in _RUN:
                 return await self._ask(path)
             if self._requests >= MAX_REQUESTS:
-                raise Refusal(OVERLOADED, f"overloaded: {MAX_REQUESTS} requests are in flight: try again later")
+                raise RequestError(
+                    f"overloaded: {MAX_REQUESTS} requests are in flight: try again later", Code.OVERLOADED
+                )
             self._requests += 1
             try:
                 with self._room.body() as take:
                     return await self._run(request, path, action, await _read(request, take))
             finally:
                 self._requests -= 1
-        except Refusal as refusal:
-            return _refused(refusal)
+        except RequestError as error:
+            return _refused(error)
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:  # its text may hold a part of a prompt
             log.error("%s at line %s", type(error).__name__, error.__traceback__ and error.__traceback__.tb_lineno)
-            return _refused(Refusal(INTERNAL, "internal error: the guard's log has the cause"))
+            return _refused(RequestError("internal error: the guard's log has the cause", Code.INTERNAL))
 
     async def _ask(self, path: str) -> web.Response:
         try:
@@ -113,7 +103,7 @@ class HttpGuard:
         headers = {"Content-Type": "application/json"}
         if action == "infer" and (given := request.headers.get(JSON_LENGTH)) is not None:
             if not (given.isascii() and given.isdecimal() and len(given) < 9 and int(given) <= len(body)):
-                raise Refusal(INVALID, f"{JSON_LENGTH}: expected 0 to {len(body)}, the body's length")
+                raise RequestError(f"{JSON_LENGTH}: expected 0 to {len(body)}, the body's length")
             text, rest = body[: int(given)], body[int(given) :]
             text = checked_json(text, infer=True)
             body, headers[JSON_LENGTH] = text + rest, str(len(text))
@@ -136,7 +126,7 @@ class HttpGuard:
         except (aiohttp.ClientError, OSError):
             raise triton_away(self._socket) from None
         if text := _error(body):
-            raise failure(text, max(answer.status, INVALID))
+            raise failure(text, answer.status)
         headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
         return web.Response(body=body, status=answer.status, headers=headers)
 
@@ -149,7 +139,7 @@ class HttpGuard:
         except (aiohttp.ClientError, OSError):
             raise triton_away(self._socket) from None
         if text := _error(begun):
-            raise failure(text, INVALID)
+            raise failure(text, answer.status)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         async for events in self._events(answer, begun):
@@ -165,29 +155,31 @@ class HttpGuard:
             while True:
                 events, end, rest = rest.rpartition(_EVENT_END)
                 if end:
-                    yield events + end
+                    yield _with_codes(events + end)
                 if not (piece := await answer.content.readany()):
                     break
                 rest += piece
         except (aiohttp.ClientError, OSError):
-            rest = _EVENT + json.dumps({"error": triton_away(self._socket).message}).encode() + _EVENT_END
+            rest = _error_event(triton_away(self._socket))
         if rest:
             yield rest
 
 
 def _check_origin(origins: Iterable[str], sites: Collection[str]) -> None:
-    """Raises Refusal for a request of a web page. A browser on the same machine reaches this server, and lets pages of
-    any site send to it; only they have an Origin."""
+    """Refuse a request of a web page. A browser on the same machine reaches this server, and lets pages of any site
+    send to it; only they have an Origin."""
     for origin in origins:
         site = re.sub(r"^\w+://|:\d+$", "", origin.lower())
         if not {site, EVERY_SITE} & {*sites}:
-            raise Refusal(CLOSED, f"Origin {clipped(origin)!r} is a web page's: --allow-host accepts its site")
+            raise RequestError(
+                f"Origin {clipped(origin)!r} is a web page's: --allow-host accepts its site", Code.ORIGIN_NOT_ALLOWED
+            )
 
 
 def metrics_route(method: str, path: str) -> tuple[str, str]:
     """The `Route` of the port with Triton's metrics: that server reads a body of any path, as the other does."""
     if path.rstrip("/") != "/metrics":
-        raise Refusal(UNKNOWN, f"unknown path {clipped(path, 100)!r}: expected /metrics")
+        raise RequestError(f"unknown path {clipped(path, 100)!r}: expected /metrics", Code.NOT_FOUND)
     _check_method(method, "GET")
     return "http://triton/metrics", ""
 
@@ -195,7 +187,7 @@ def metrics_route(method: str, path: str) -> tuple[str, str]:
 def models_route(method: str, path: str) -> tuple[str, str]:
     """The `Route` of the models, health and statistics."""
     if (closed := _CLOSED.fullmatch(path)) and closed[1]:
-        raise Refusal(CLOSED, f"{closed[1]} is closed: this server takes requests for its models only")
+        raise RequestError(f"{closed[1]} is closed: this server takes requests for its models only", Code.CLOSED)
     fixed = path.rstrip("/")
     if fixed in _FIXED:
         wanted, action = "GET", ""
@@ -203,7 +195,7 @@ def models_route(method: str, path: str) -> tuple[str, str]:
         found = _MODEL.fullmatch(path)
         action = (found["action"] or "") if found else ""
         if found is None or action not in (*_ASKED, *_RUN):
-            raise Refusal(UNKNOWN, f"unknown path {clipped(path, 100)!r}: {_SERVED}")
+            raise RequestError(f"unknown path {clipped(path, 100)!r}: {_SERVED}", Code.NOT_FOUND)
         check_model(found["model"], found["version"] or "")
         fixed, wanted = path, "POST" if action in _RUN else "GET"
     _check_method(method, wanted)
@@ -212,14 +204,16 @@ def models_route(method: str, path: str) -> tuple[str, str]:
 
 def _check_method(method: str, wanted: str) -> None:
     if method != wanted:
-        raise Refusal(WRONG_METHOD, f"{clipped(method)} is not for this path: expected {wanted}")
+        raise RequestError(f"{clipped(method)} is not for this path: expected {wanted}", Code.METHOD_NOT_ALLOWED)
 
 
 async def _read(request: web.BaseRequest, take: Callable[[int], None]) -> bytes:
-    """A request's body; `take` is told how long each of its parts is. Raises Refusal."""
+    """A request's body; `take` is told how long each of its parts is. Raises RequestError."""
     if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
-        raise Refusal(WRONG_ENCODING, f"Content-Encoding: expected identity, got {clipped(encoding)!r}")
-    too_large = Refusal(TOO_LARGE, f"the body is too large: expected at most {MAX_BODY_BYTES} bytes")
+        raise RequestError(
+            f"Content-Encoding: expected identity, got {clipped(encoding)!r}", Code.UNSUPPORTED_MEDIA_TYPE
+        )
+    too_large = RequestError(f"the body is too large: expected at most {MAX_BODY_BYTES} bytes", Code.TOO_LARGE)
     if (request.content_length or 0) > MAX_BODY_BYTES:
         raise too_large
     if request.headers.get("Expect", "").lower() == "100-continue":
@@ -236,11 +230,11 @@ async def _read(request: web.BaseRequest, take: Callable[[int], None]) -> bytes:
                 if size > MAX_BODY_BYTES:
                     raise too_large
                 if chunks > MAX_CHUNKS:
-                    raise Refusal(TOO_LARGE, f"the body has too many chunks: expected at most {MAX_CHUNKS}")
+                    raise RequestError(f"the body has too many chunks: expected at most {MAX_CHUNKS}", Code.TOO_LARGE)
     except TimeoutError:
-        raise Refusal(SLOW, f"the body did not arrive within {BODY_S:.0f} s") from None
+        raise RequestError(f"the body did not arrive within {BODY_S:.0f} s", Code.BODY_TIMEOUT) from None
     except (HttpProcessingError, web.PayloadAccessError, web.RequestPayloadError):
-        raise Refusal(INVALID, "the body's chunks are malformed, or it ended early") from None
+        raise RequestError("the body's chunks are malformed, or it ended early") from None
     return b"".join(parts)
 
 
@@ -275,10 +269,30 @@ def _error(body: bytes) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _refused(refusal: Refusal) -> web.Response:
-    """The answer to a refused request."""
-    headers = {"Retry-After": str(seconds)} if (seconds := RETRY_AFTER.get(refusal.status)) else {}
-    return web.json_response({"error": refusal.message}, status=refusal.status, headers=headers)
+def _refused(error: RequestError) -> web.Response:
+    """The answer to a request without a result."""
+    return web.json_response(_body(error), status=error.code.http, headers=error.code.headers)
+
+
+def _body(error: RequestError) -> dict[str, str]:
+    """An error as Triton's HTTP protocol has it, and its code."""
+    return {"error": error.message, "code": error.code}
+
+
+def _error_event(error: RequestError) -> bytes:
+    return _EVENT + json.dumps(_body(error)).encode() + _EVENT_END
+
+
+def _with_codes(events: bytes) -> bytes:
+    """Whole events, in which errors have their code beside the text instead of in it."""
+    if _EVENT + _ERROR not in events:  # as good as always: the events stay as they came
+        return events
+    pieces = events.removesuffix(_EVENT_END).split(_EVENT_END)
+    texts = map(_error, pieces)
+    return b"".join(
+        _error_event(failure(text, 200)) if text else piece + _EVENT_END
+        for text, piece in zip(texts, pieces, strict=True)
+    )
 
 
 async def _end(request: web.BaseRequest, response: web.StreamResponse) -> None:

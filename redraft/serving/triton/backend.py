@@ -10,26 +10,21 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from redraft.serving.triton.messages import QUEUE_FULL
+from redraft.errors import Code
+from redraft.serving.triton.messages import QUEUE_FULL, with_code
 from redraft.worker import protocol
 
-TIMEOUT = "timeout"
-"""The code of a request that met its deadline."""
-_CODES = {  # names: Triton adds its part of pb_utils only after this module has been imported
-    protocol.INVALID: "INVALID_ARG",
-    protocol.OVERLOADED: "UNAVAILABLE",
-    protocol.RESTARTING: "UNAVAILABLE",
-    protocol.CANCELLED: "CANCELLED",
-    TIMEOUT: "UNAVAILABLE",
-}
+_STATUSES = {"INVALID_ARGUMENT": "INVALID_ARG", "UNAVAILABLE": "UNAVAILABLE", "CANCELLED": "CANCELLED"}
+"""Triton's names of gRPC's statuses; all others are INTERNAL to it. They are names, since Triton adds its part of
+pb_utils only after this module has been imported."""
 
 
-def error_response(code: str, text: str) -> Any:
-    """A response with an error; `code` is one of the codes of `redraft.worker.protocol`, or TIMEOUT."""
-    if code == protocol.OVERLOADED:
+def error_response(code: Code, text: str) -> Any:
+    """A response with an error."""
+    if code is Code.OVERLOADED:
         text = f"{text} ({QUEUE_FULL})"
-    error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, _CODES.get(code, "INTERNAL")))
-    return pb_utils.InferenceResponse(error=error)
+    status = getattr(pb_utils.TritonError, _STATUSES.get(code.grpc, "INTERNAL"))
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(with_code(code, text), status))
 
 
 def inputs(request: Any) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class Contract:
             elif field in _MAX_ITEMS and tensor.size > (most := _MAX_ITEMS[field]):
                 raise InvalidRequest(f"{field}: expected at most {most} items, got {tensor.size}")
         except InvalidRequest as error:
-            raise InvalidRequest(self.in_client_terms(str(error))) from None
+            raise InvalidRequest(self.in_client_terms(error.message), error.code) from None
 
 
 ENSEMBLE = Contract.of_model("ensemble", "text_input", "max_tokens")

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from redraft.errors import Code, RequestError
 from redraft.request import GenerateRequest, InvalidRequest, SequenceStats, joined
-from redraft.serving.triton.backend import TIMEOUT, end_with_supervisor, error_response, inputs
+from redraft.serving.triton.backend import end_with_supervisor, error_response, inputs
 from redraft.serving.triton.fields import NUM_TOKENS, PERF_METRICS, STOP, Contract
 from redraft.serving.triton.messages import INTERNAL_ERROR, TIMED_OUT
 from redraft.serving.triton.metrics import LatencyMetrics, RestartMetrics, WorkerMetrics
@@ -160,11 +161,9 @@ class GenerationModel:
                 self._messages.put(Chunk(id=request_id, done=True))
             else:
                 self._client.submit(parsed, self._messages.put)
-        except InvalidRequest as error:
-            _send_last(sender, error_response(protocol.INVALID, str(error)))
-        except WorkerError as error:
+        except RequestError as error:
             self._in_flight.pop(request_id, None)
-            _send_last(sender, error_response(error.code, str(error)))
+            _send_last(sender, error_response(error.code, error.message))
         except Exception:
             self._give_up(request_id, sender)
 
@@ -184,7 +183,7 @@ class GenerationModel:
         self._in_flight.pop(request_id, None)
         self._client.cancel(request_id)
         with contextlib.suppress(Exception):
-            _send_last(sender, error_response(protocol.INTERNAL, INTERNAL_ERROR))
+            _send_last(sender, error_response(Code.INTERNAL, INTERNAL_ERROR))
 
     def _wake(self) -> None:
         """Let the response thread look at what has changed: it sleeps while nothing is in flight."""
@@ -214,9 +213,9 @@ class GenerationModel:
                 _send_last(exchange.sender, error_response(message.code, text))
             elif message.finish_reason == "timeout":
                 text = f"{TIMED_OUT}: it did not end within {exchange.request.timeout_s} s"
-                _send_last(exchange.sender, error_response(TIMEOUT, text))
+                _send_last(exchange.sender, error_response(Code.DEADLINE, text))
             elif message.finish_reason == "cancelled" and not exchange.stopped:
-                _send_last(exchange.sender, error_response(protocol.CANCELLED, "the request was cancelled"))
+                _send_last(exchange.sender, error_response(Code.CANCELLED, "the request was cancelled"))
             elif chunk := exchange.take(message):
                 response = pb_utils.InferenceResponse(self.tensors(exchange, chunk))
                 exchange.sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if ended else 0)

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from redraft.errors import Code
 from redraft.request import InvalidRequest
 from redraft.serving.triton.backend import end_with_supervisor, error_response, inputs
 from redraft.serving.triton.fields import PREPROCESSING
 from redraft.serving.triton.messages import INTERNAL_ERROR
 from redraft.text import TextCodec
-from redraft.worker import protocol
 
 
 def _read(bundle: Path) -> tuple[TextCodec, dict[str, Any]]:
@@ -64,10 +64,10 @@ class TokenModel:
             outputs = self.outputs(inputs(request))
             return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
         except InvalidRequest as error:
-            return error_response(protocol.INVALID, str(error))
+            return error_response(error.code, error.message)
         except Exception:
             pb_utils.Logger.log_error(traceback.format_exc())
-            return error_response(protocol.INTERNAL, INTERNAL_ERROR)
+            return error_response(Code.INTERNAL, INTERNAL_ERROR)
 
 
 class Preprocessing(TokenModel):

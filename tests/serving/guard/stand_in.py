@@ -96,8 +96,8 @@ class _Calls(grpc.GenericRpcHandler):
 
         async def answer(data: bytes, context: aio.ServicerContext) -> bytes:
             self._seen.calls.append((name, data))
-            if name == "ModelInfer" and pb.ModelInferRequest.FromString(data).id == "die":
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the queue is full")
+            if name == "ModelInfer" and (id := pb.ModelInferRequest.FromString(data).id).startswith("die "):
+                await context.abort(grpc.StatusCode.UNAVAILABLE, id.removeprefix("die "))
             return data
 
         return grpc.unary_unary_rpc_method_handler(answer)

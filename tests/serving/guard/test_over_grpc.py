@@ -16,9 +16,10 @@ from grpc import aio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from redraft.errors import RequestError
 from redraft.serving.guard import over_grpc
 from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_HEADER_BYTES, MAX_STREAMS
-from redraft.serving.guard.refusal import INVALID, TRITON_AWAY, TRITON_SHUTTING_DOWN, Refusal, room_for_bodies
+from redraft.serving.guard.refusal import TRITON_AWAY, TRITON_SHUTTING_DOWN, room_for_bodies
 from redraft.worker.protocol import STOPPING
 from tests.conftest import wait_until
 from tests.serving.client_side import free_ports
@@ -125,9 +126,9 @@ def test_messages_beyond_what_all_may_have_are_refused(guard, triton):
         take(MAX_BODIES_BYTES - 5)
         with pytest.raises(grpc.RpcError, match="overloaded: bodies of 67108864 bytes are held") as refused:
             triton.ModelInfer(request(), timeout=30)
-        assert refused.value.code() is CODE.RESOURCE_EXHAUSTED
+        assert refused.value.code() is CODE.UNAVAILABLE
         (answer,) = triton.ModelStreamInfer(iter([request(id="a")]), timeout=30)
-        assert answer.error_message.startswith("overloaded: bodies of 67108864 bytes are held")
+        assert answer.error_message.startswith("[rate_limit_exceeded] overloaded: bodies of 67108864 bytes are held")
         assert answer.infer_response.id == "a"
     triton.ModelInfer(request(), timeout=30)
     assert [answer.error_message for answer in triton.ModelStreamInfer(iter([request()]), timeout=30)] == [""]
@@ -197,10 +198,18 @@ def test_other_calls_are_refused(guard, channel, name, code):
     assert not guard.calls
 
 
-def test_tritons_errors_pass(triton):
+@pytest.mark.parametrize(
+    ("text", "status", "details"),
+    [
+        ("[rate_limit_exceeded] the queue is full", CODE.UNAVAILABLE, "the queue is full"),
+        ("[cancelled] by the client", CODE.CANCELLED, "by the client"),
+        ("the server is stopping", CODE.UNAVAILABLE, TRITON_AWAY),  # Triton's own, or a connection that was lost
+    ],
+)
+def test_errors_have_the_status_of_their_code(triton, text, status, details):
     with pytest.raises(grpc.RpcError) as failed:
-        triton.ModelInfer(request(id="die"), timeout=30)
-    assert (failed.value.code(), failed.value.details()) == (CODE.UNAVAILABLE, "the queue is full")
+        triton.ModelInfer(request(id=f"die {text}"), timeout=30)
+    assert (failed.value.code(), failed.value.details()) == (status, details)
 
 
 @pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer", "ModelReady"])
@@ -260,7 +269,7 @@ def test_a_refused_request_whose_client_takes_no_answer_has_no_room(guard, monke
 
     def refuse(_: pb.ModelInferRequest) -> None:
         refused.set()
-        raise Refusal(INVALID, "no")
+        raise RequestError("no")
 
     monkeypatch.setattr(over_grpc, "check_infer", refuse)
     with connected(guard.grpc_port, window=0) as connection:
@@ -270,7 +279,7 @@ def test_a_refused_request_whose_client_takes_no_answer_has_no_room(guard, monke
 
 
 @pytest.mark.parametrize(
-    "failing", [Refusal(INVALID, "no"), aio.AioRpcError(CODE.INTERNAL, aio.Metadata(), aio.Metadata())]
+    "failing", [RequestError("no"), aio.AioRpcError(CODE.INTERNAL, aio.Metadata(), aio.Metadata())]
 )
 def test_a_call_that_fails_holds_nothing_while_its_end_is_sent(tmp_path, failing, monkeypatch):
     """A client that reads nothing keeps that waiting."""
@@ -305,7 +314,7 @@ def test_health_gets_through_where_clients_hold_all_places(guard, channel, trito
     for call in (triton.ModelInfer, lambda asked, timeout: list(triton.ModelStreamInfer(iter([asked]), timeout))):
         with pytest.raises(grpc.RpcError, match="overloaded: 2 calls are in flight: try again later") as refused:
             call(request(), timeout=30)
-        assert refused.value.code() is CODE.RESOURCE_EXHAUSTED
+        assert refused.value.code() is CODE.UNAVAILABLE
     for name in ("grpc.health.v1.Health/Check", "inference.GRPCInferenceService/ServerReady"):
         assert channel.stream_unary(f"/{name}")(idle(over), timeout=30) == b""
     streams[0].cancel()

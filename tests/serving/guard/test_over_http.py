@@ -13,15 +13,19 @@ from typing import Any
 import httpx
 import pytest
 
+from redraft.errors import Code, RequestError
 from redraft.serving.guard import over_http
 from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_CHUNKS, MAX_HEADER_BYTES, MAX_HEADERS
-from redraft.serving.guard.refusal import Refusal
-from redraft.serving.triton.messages import INTERNAL_ERROR, QUEUE_FULL, TIMED_OUT
 from redraft.worker.protocol import STOPPING
 from tests.serving.client_side import MANY_CHUNKS, chunk_senders
 
 GENERATE = "/v2/models/ensemble/generate"
 INFER = "/v2/models/ensemble/infer"
+MODELS_CODES = (
+    *(Code.INVALID_REQUEST, Code.CONTEXT_LENGTH, Code.OVERLOADED, Code.CANCELLED),
+    *(Code.INTERNAL, Code.UNAVAILABLE, Code.DEADLINE),
+)
+"""Of errors that come from models and the worker."""
 HEADER = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\n".encode()
 
 
@@ -124,7 +128,8 @@ def test_of_the_metrics_only_themselves_pass(guard):
     assert httpx.request("GET", f"{url}/metrics", content=b"a=b").status_code == 200
     assert [(path, body) for path, _, body in guard.requests] == [("GET /metrics", b"")] * 2
     assert httpx.post(f"{url}/metrics", data={"a": "b"}).status_code == 405
-    assert httpx.get(f"{url}/v2/health/ready").json() == {"error": "unknown path '/v2/health/ready': expected /metrics"}
+    said = {"error": "unknown path '/v2/health/ready': expected /metrics", "code": "not_found"}
+    assert httpx.get(f"{url}/v2/health/ready").json() == said
     assert httpx.get(f"{url}/metrics", headers={"Origin": "https://a.example"}).status_code == 403
     assert len(guard.requests) == 2
 
@@ -300,30 +305,37 @@ def test_a_client_that_waits_to_be_told_to_go_on(guard):
 
 
 ERRORS = [
-    (f"overloaded: 8 wait ({QUEUE_FULL})", 400, 429, "1"),
-    ("the engine worker is restarting or not running: try again shortly", 400, 503, "5"),
-    ("the engine worker went away while it served this request", 400, 503, "5"),
-    ("the engine worker is shutting down", 400, 503, "5"),
-    ("the engine worker failed on this request: worker.log has the cause", 400, 500, None),
-    (INTERNAL_ERROR, 400, 500, None),
-    (f"{TIMED_OUT}: it did not end within 1 s", 400, 504, None),
-    ("Unable to parse 'data': attempt to access JSON non-string as string", 500, 400, None),
-    ("failed to parse the request JSON buffer: Number too big to be stored in double. at 58", 500, 400, None),
-    ("max_tokens: expected at least 1, got 0", 400, 400, None),
-    ("generate expects model to produce exactly 1 response", 200, 400, None),
+    *((f"[{code}] a text (1 s)", status, code) for code in MODELS_CODES for status in (200, 400, 500)),
+    ("Unable to parse 'data': attempt to access JSON non-string as string", 500, Code.INVALID_REQUEST),
+    (
+        "failed to parse the request JSON buffer: Number too big to be stored in double",
+        500,
+        Code.INVALID_REQUEST,
+    ),
+    ("Failed to increase the shared memory pool size", 500, Code.TOO_LARGE),
+    ("generate expects model to produce exactly 1 response", 200, Code.INVALID_REQUEST),
+    ("Stub process 'ensemble_0_0' is not healthy.", 500, Code.INTERNAL),
 ]
 
 
-@pytest.mark.parametrize(("text", "status", "right", "retry"), ERRORS)
-def test_tritons_errors_get_the_status_that_says_who_is_to_act(guard, text, status, right, retry):
-    """Also those that a stream begins with, which come as an event with status 400, or 200."""
+@pytest.mark.parametrize(("text", "status", "code"), ERRORS)
+def test_an_error_has_the_status_of_its_code(guard, text, status, code):
+    """One that a stream begins with too, which comes as an event with status 400, or 200."""
     body = json.dumps({"error": text}, separators=(",", ":"))
     answers = [post(guard, {"text_input": {"status": status, "body": body}})]
-    event = {"body": f"data: {body}\n\n", "type": "text/event-stream"}
-    answers += [post(guard, {"text_input": event | {"status": code}}, f"{GENERATE}_stream") for code in (200, 400)]
-    for answer in answers[: 1 if status == 500 else 3]:
-        assert (answer.status_code, answer.headers.get("retry-after")) == (right, retry)
-        assert answer.json() == {"error": text}
+    event = {"body": f"data: {body}\n\n", "type": "text/event-stream", "status": status}
+    answers.append(post(guard, {"text_input": event}, f"{GENERATE}_stream"))
+    for answer in answers:
+        assert (answer.status_code, answer.headers.get("retry-after")) == (code.http, code.headers.get("Retry-After"))
+        assert answer.json() == {"error": text.removeprefix(f"[{code}] "), "code": code}
+
+
+def test_an_error_in_a_stream_has_its_code_beside_the_text(guard):
+    body = 'data: {"text_output":"a"}\n\ndata: {"error":"[deadline_exceeded] late"}\n\n'
+    event = {"body": body, "type": "text/event-stream", "status": 200}
+    first, last, _ = post(guard, {"text_input": event}, f"{GENERATE}_stream").text.split("\n\n")
+    assert first == 'data: {"text_output":"a"}'
+    assert json.loads(last.removeprefix("data: ")) == {"error": "late", "code": "deadline_exceeded"}
 
 
 def test_a_stream_passes_as_it_is(guard):
@@ -358,7 +370,7 @@ def test_a_web_page_is_refused(guard, origin):
 
 @pytest.mark.parametrize(("sites", "passes"), [(["a.example"], True), (["*"], True), (["example"], False)])
 def test_a_site_that_was_named_may_use_it(sites, passes):
-    with nullcontext() if passes else pytest.raises(Refusal):
+    with nullcontext() if passes else pytest.raises(RequestError):
         over_http._check_origin(["https://A.example:8443"], sites)
 
 

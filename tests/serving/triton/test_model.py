@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from redraft.errors import Code
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
 from redraft.serving.triton.fields import ENSEMBLE
 from redraft.worker.client import WorkerMessage
@@ -166,14 +167,15 @@ def model(module, client, monkeypatch, tmp_path):
 def test_parameters_that_are_not_utf_8_are_refused_in_one_line(model, field):
     request = Request(**{field: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")})
     model.execute([request])
-    assert request.sender == ["invalid: id and unknown fields: expected UTF-8 text, got invalid start byte"]
+    said = "id and unknown fields: expected UTF-8 text, got invalid start byte"
+    assert request.sender == [f"invalid: [invalid_request] {said}"]
 
 
 @pytest.mark.parametrize("fault", [{"parameters": LookupError("a bug")}, {"inputs": LookupError("a bug")}])
 def test_an_error_of_ours_ends_one_request_of_several(module, model, client, fault):
     bad, good = Request(**fault), Request()
     model.execute([bad, good])
-    assert bad.sender == ["internal: internal error: the Triton server's log has the cause"]
+    assert bad.sender == ["internal: [internal_error] internal error: the Triton server's log has the cause"]
     assert (good.sender, client.told[-1]) == ([], ("submit", "r1"))
     assert "LookupError: a bug" in module.logged[-1]
 
@@ -185,7 +187,7 @@ def test_a_response_that_fails_ends_one_request(module, model, client):
     model.execute(requests)
     client.answer(Chunk(id="r0", text="x", done=True))
     wait_until(lambda: requests[0].sender)
-    assert requests[0].sender == ["internal: internal error: the Triton server's log has the cause"]
+    assert requests[0].sender == ["internal: [internal_error] internal error: the Triton server's log has the cause"]
     assert "NotImplementedError" in module.logged[-1]
     client.answer(Chunk(id="r0", text="late"))
     client.answer(Chunk(id="r1", text="x", done=True))
@@ -235,9 +237,9 @@ def test_the_response_thread_sleeps_while_nothing_is_in_flight(counted, module, 
     request = Request()
     model.execute([request])
     wait_until(lambda: request.sender.asked > 2)
-    client.answer(ErrorMessage(id="r0", code="restarting", message="later"))
+    client.answer(ErrorMessage(id="r0", code=Code.UNAVAILABLE, message="later"))
     wait_until(lambda: request.sender)
-    assert request.sender == ["unavailable: later"]
+    assert request.sender == ["unavailable: [service_unavailable] later"]
     before = CountedQueue.waits
     time.sleep(5 * module.CANCELLATION_POLL_S)
     assert CountedQueue.waits <= before + 1
