@@ -44,7 +44,7 @@ class Output(Generated):
 
 @dataclass(frozen=True)
 class Gain:
-    """What one step of one sequence added to the counts of the same names in `SequenceStats` and `Totals`."""
+    """What one step of one sequence added to the counts of the same names in `SequenceStats`, and to the metrics."""
 
     output_tokens: int
     drafted: int

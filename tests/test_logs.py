@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -16,7 +17,7 @@ from opentelemetry.trace import NoOpTracerProvider
 from redraft import logs
 from redraft.openai.access import Access, Gate
 from redraft.openai.app import create_app
-from redraft.openai.metrics import Metrics
+from redraft.openai.metrics import FrontEndMetrics
 from redraft.openai.tracing import Tracing
 from redraft.worker.server import main
 
@@ -61,7 +62,7 @@ def test_a_request_is_a_line_with_fields(json_logs):
     handler = logging.StreamHandler(written := io.StringIO())
     logs.configure(handlers=[handler])
     tracing = Tracing(NoOpTracerProvider(), "m")
-    gate = Gate(create_app(SimpleNamespace(tracing=tracing)), Access(), Metrics())
+    gate = Gate(create_app(SimpleNamespace(tracing=tracing)), Access(), FrontEndMetrics(Path("none")))
 
     async def ask() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as client:

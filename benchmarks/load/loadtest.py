@@ -36,6 +36,7 @@ from benchmarks.load.workload import ChatTokenizer, Conversation, arrival_times,
 from redraft.bundle.budget import machine_name
 from redraft.chat import Message
 from redraft.console.progress import duration, progress, write
+from redraft.metrics import ACCEPTED_TOKENS, DRAFT_TOKENS, PREFIX, SEQUENCE_STEPS
 from redraft.prompts import Prompt, load_prompts
 from redraft.request import AUTO_REGRESSIVE
 
@@ -274,7 +275,9 @@ async def client_of(args: argparse.Namespace) -> Client:
 
 def acceptance_between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     """Acceptance figures of the steps between two readings of the server's counters."""
-    changes = [after.get(name, 0.0) - before.get(name, 0.0) for name in ("sequence_steps", "drafted", "accepted")]
+    counted = (SEQUENCE_STEPS, DRAFT_TOKENS, ACCEPTED_TOKENS)
+    names = [metric.series.removeprefix(PREFIX) for metric in counted]
+    changes = [after.get(name, 0.0) - before.get(name, 0.0) for name in names]
     return acceptance(*changes)
 
 

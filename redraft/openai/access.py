@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from redraft.errors import Code
 from redraft.openai.errors import ApiError
-from redraft.openai.metrics import Metrics
+from redraft.openai.metrics import FrontEndMetrics
 from redraft.openai.page import FILES
 from redraft.openai.sse import json_response
 from redraft.request import clipped
@@ -109,7 +109,7 @@ class Gate:
     The log has a line per request: method, path, status, seconds, request id and `traceparent`, nothing of its body.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics):
+    def __init__(self, app: ASGIApp, access: Access, metrics: FrontEndMetrics):
         self._app, self._access, self._metrics = app, access, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -107,8 +107,8 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        status = service.status if await service.worker_ready() else None
-        return Response(service.metrics.text(status), media_type=CONTENT_TYPE)
+        engine = service.engine_metrics if await service.worker_ready(metrics=True) else None
+        return Response(service.metrics.page(engine), media_type=CONTENT_TYPE)
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:

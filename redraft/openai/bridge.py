@@ -9,7 +9,7 @@ from functools import partial
 from typing import Self
 
 from redraft.openai.errors import of_worker
-from redraft.openai.metrics import Metrics
+from redraft.openai.metrics import FrontEndMetrics
 from redraft.openai.tracing import Tracing
 from redraft.request import GenerateRequest
 from redraft.worker.client import WorkerClient, WorkerError, WorkerMessage
@@ -24,7 +24,7 @@ class Generation:
         client: WorkerClient,
         requests: Sequence[GenerateRequest],
         fields: Mapping[str, str],
-        metrics: Metrics,
+        metrics: FrontEndMetrics,
         tracing: Tracing,
     ):
         """`fields` are the client's names of the worker's, for what the worker refuses."""

@@ -21,7 +21,7 @@ from redraft import logs
 from redraft.openai.access import Access, Gate, hosts
 from redraft.openai.app import create_app
 from redraft.openai.connection import Connection
-from redraft.openai.metrics import Metrics
+from redraft.openai.metrics import FrontEndMetrics
 from redraft.openai.model import ServedModel
 from redraft.openai.service import Service
 from redraft.openai.tracing import Tracing, exporting
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ValueError, RuntimeError) as error:
         log.error("redraft /v1: %s", error)
         return 2
-    metrics = Metrics()
+    metrics = FrontEndMetrics(options.socket)
     keys = frozenset(os.environ.get(API_KEY_VARIABLE, "").split())
     access = Access(settings.address, hosts(settings.allow_host), keys)
     gc.set_threshold(OBJECTS)

@@ -18,7 +18,7 @@ from redraft.errors import Code
 from redraft.openai.access import log_failure
 from redraft.openai.bridge import Generation
 from redraft.openai.errors import ApiError, internal, invalid_body
-from redraft.openai.metrics import Metrics
+from redraft.openai.metrics import FrontEndMetrics
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import Conversation, ModelBody
 from redraft.openai.sse import ClientGone
@@ -48,7 +48,9 @@ log = logging.getLogger("redraft.openai")
 class Service:
     """The served model and the connection to its worker."""
 
-    def __init__(self, model: ServedModel, client: WorkerClient, metrics: Metrics, silence_s: float, tracing: Tracing):
+    def __init__(
+        self, model: ServedModel, client: WorkerClient, metrics: FrontEndMetrics, silence_s: float, tracing: Tracing
+    ):
         """A worker that has not answered for `silence_s` seconds is away."""
         self.model, self.client, self.metrics, self.tracing = model, client, metrics, tracing
         self._readers = ThreadPoolExecutor(READERS, "redraft-read")
@@ -57,8 +59,10 @@ class Service:
         self._silence_s = silence_s
         self.status: WorkerStatus | None = None
         """What the worker said last."""
+        self.engine_metrics = ""
+        """The page of the worker's metrics as it was last asked for."""
         self._answered = -silence_s
-        self._question: asyncio.Future[bool] | None = None
+        self._questions: dict[bool, asyncio.Future[bool]] = {}
         self._reading: asyncio.Future[ServedModel] | None = None
 
     async def accept(self, request: Request, schema: type[B], translate: Callable[[B, ServedModel], T]) -> tuple[B, T]:
@@ -93,17 +97,23 @@ class Service:
             self.tracing.model = self.model.name
         return self.model
 
-    async def worker_ready(self) -> bool:
-        """Whether the worker is there and ready. While it is slow to answer, what it last said holds, until it has been
-        silent for too long. Those who want to know at the same time share one question."""
-        if self._question is None or self._question.done():
-            self._question = asyncio.ensure_future(asyncio.to_thread(self._ask_worker))
-        return await asyncio.shield(self._question)
+    async def worker_ready(self, metrics: bool = False) -> bool:
+        """Ask whether the worker is there and ready, and for its metrics where these are wanted.
 
-    def _ask_worker(self) -> bool:
+        While it is slow to answer, what it last said holds, until it has been silent for too long. Those who want to
+        know at the same time share one question.
+        """
+        question = self._questions.get(metrics)
+        if question is None or question.done():
+            question = self._questions[metrics] = asyncio.ensure_future(asyncio.to_thread(self._ask_worker, metrics))
+        return await asyncio.shield(question)
+
+    def _ask_worker(self, metrics: bool) -> bool:
         try:
-            self.status = self.client.status(HEALTH_S)
+            self.status = self.client.status(HEALTH_S, metrics)
             self._answered = time.monotonic()
+            if metrics:
+                self.engine_metrics = self.status.metrics
         except WorkerError:
             if not self.client.connected or time.monotonic() - self._answered > self._silence_s:
                 return False

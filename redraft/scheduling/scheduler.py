@@ -11,6 +11,7 @@ from itertools import accumulate, islice, pairwise
 
 import numpy as np
 
+from redraft import metrics
 from redraft.batch import TargetBatch, step_rows
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width, mask_words
@@ -21,8 +22,8 @@ from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.errors import Code, RequestError
 from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
+from redraft.scheduling.counts import Totals, count_end, count_gains, engine_metrics
 from redraft.scheduling.prompt_rows import share_rows
-from redraft.scheduling.service_stats import ServiceStats
 from redraft.scheduling.slots import Limits, Slots
 from redraft.sequence import Gain, Output, Sequence
 
@@ -37,45 +38,13 @@ class Overloaded(RequestError):
         super().__init__(message, Code.OVERLOADED)
 
 
-@dataclass
-class Totals:
-    """Counted since the start. `prefix_cache_queries` are the prompt tokens of requests that may reuse cached ones,
-    `prefix_cache_hits` those that were cached. `step_s` is the wall time of all steps, `engine_s` the part inside the
-    engine, of which `draft_s` inside drafters."""
-
-    requests: int = 0
-    timeouts: int = 0
-    steps: int = 0
-    sequence_steps: int = 0
-    prompt_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    output_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    reused: int = 0
-    rows_executed: int = 0
-    step_s: float = 0.0
-    engine_s: float = 0.0
-    draft_s: float = 0.0
-
-    def add(self, gain: Gain) -> None:
-        """Count one step of one sequence."""
-        self.sequence_steps += 1
-        for name, value in vars(gain).items():
-            setattr(self, name, getattr(self, name) + value)
-
-
 @dataclass(frozen=True)
 class Status:
-    """Sequences that run and that wait, share of all slots' cache rows in use (0 to 1), `Totals` by name, and what an
-    operator watches."""
+    """Sequences that run and that wait, and the share of all slots' cache rows in use, 0 to 1."""
 
     running: int
     waiting: int
     kv_use: float
-    totals: dict[str, float]
-    service: ServiceStats
 
 
 class Scheduler:
@@ -101,8 +70,11 @@ class Scheduler:
         """
         plans = plans or {}
         self.limits = limits
-        self.totals = Totals()
-        self.service = ServiceStats()
+        self.metrics = engine_metrics()
+        self.metrics[metrics.RUNNING].set_function(lambda: self.status().running)
+        self.metrics[metrics.WAITING].set_function(lambda: self.status().waiting)
+        self.metrics[metrics.CACHE_USE].set_function(lambda: self.status().kv_use)
+        self.totals = Totals(self.metrics)
         self.clock = EngineClock()
         self._engine = TimedEngine(engine, self.clock)
         self._sources = {AUTO_REGRESSIVE: Method(None, None, limits.max_tree)} | {
@@ -139,7 +111,7 @@ class Scheduler:
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises Overloaded as `require_room` does."""
         self.require_room()
-        self.totals.requests += 1
+        self.metrics[metrics.REQUESTS].inc()
         self._due = min(self._due, sequence.deadline)
         sequence.pairs = self._source(sequence).pairs()
         self._waiting.append(sequence)
@@ -164,7 +136,6 @@ class Scheduler:
         for sequence in going_on:
             if sequence.deadline <= now:
                 sequence.finish("timeout")
-                self.totals.timeouts += 1
                 self._left = True
         self._due = min((one.deadline for one in going_on if one.finish_reason is None), default=math.inf)
 
@@ -175,14 +146,14 @@ class Scheduler:
         self._slots.forget()
 
     def status(self) -> Status:
-        """Load and totals."""
+        """How loaded it is."""
         used = sum(sequence.cache_length for sequence in self._running)
         kv_use = used / (self.limits.slots * self.limits.max_len)
-        return Status(len(self._running), len(self._waiting), kv_use, dict(vars(self.totals)), self.service)
+        return Status(len(self._running), len(self._waiting), kv_use)
 
     def step(self) -> list[Output]:
         """Admit what fits, execute one step of all running sequences, and return their outputs."""
-        started = time.perf_counter()
+        started, engine_s, draft_s = time.perf_counter(), self.clock.engine_s, self.clock.draft_s
         self._end_late(started)
         outputs = self._sweep()
         decoding = [sequence for sequence in self._running if sequence.prefilled]
@@ -198,20 +169,20 @@ class Scheduler:
         self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
         self._take_chunks(chunks, sum(map(len, tree.nodes)), logits, kept[len(decoding) :])
         outputs += self._sweep()
-        totals = self.totals
-        totals.steps += 1
-        totals.engine_s, totals.draft_s = self.clock.engine_s, self.clock.draft_s
-        totals.step_s += time.perf_counter() - started
+        self.metrics[metrics.STEPS].inc()
+        self.metrics[metrics.ENGINE_TIME].inc(self.clock.engine_s - engine_s)
+        self.metrics[metrics.DRAFT_TIME].inc(self.clock.draft_s - draft_s)
+        self.metrics[metrics.STEP_TIME].inc(time.perf_counter() - started)
         return outputs
 
     def _admit(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
         self._slots.admit(sequence, self._method(sequence))
         sequence.ngram = self._source(sequence).index(sequence.prompt)
-        self.totals.prompt_tokens += len(sequence.prompt)
+        self.metrics[metrics.PROMPT_TOKENS].inc(len(sequence.prompt))
         if self._slots.reads(sequence):
-            self.totals.prefix_cache_queries += len(sequence.prompt)
-            self.totals.prefix_cache_hits += sequence.stats.cached_tokens
+            self.metrics[metrics.CACHE_QUERIES].inc(len(sequence.prompt))
+            self.metrics[metrics.CACHE_HITS].inc(sequence.stats.cached_tokens)
         self._running.append(sequence)
 
     def _sweep(self) -> list[Output]:
@@ -224,7 +195,7 @@ class Scheduler:
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finish_reason)
         for sequence in (*self._running, *dropped):
             if sequence.finish_reason:
-                self.service.end(sequence.finish_reason, sequence.stats)
+                count_end(self.metrics, sequence.finish_reason, sequence.stats)
                 if sequence.has_slot:
                     self._slots.release(sequence)
         self._running = [sequence for sequence in self._running if not sequence.finish_reason]
@@ -340,17 +311,17 @@ class Scheduler:
     def _take_trees(
         self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: list[Features | None]
     ) -> None:
-        now = time.perf_counter()
+        now, gap = time.perf_counter(), self.metrics[metrics.STEP_GAP]
+        gains: dict[str, list[Gain]] = {}
         for sequence, verdict, features, nodes, inner in zip(
             sequences, verdicts, kept, tree.nodes, tree.inner, strict=True
         ):
             goes_on = bool(inner >> verdict.path[-1] & 1)
             gain = sequence.step(verdict, features, nodes, goes_on)
-            self.totals.add(gain)
-            self.service.step_gap.observe(now - sequence.gained_at)
+            gains.setdefault(self._method(sequence), []).append(gain)
+            gap.observe(now - sequence.gained_at)
             sequence.gained_at = now
-            if gain.drafted:
-                self.service.draft(self._method(sequence), gain.drafted, gain.accepted, gain.reused)
+        count_gains(self.metrics, gains)
 
     def _take_chunks(
         self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: list[Features | None]
@@ -358,7 +329,7 @@ class Scheduler:
         for (sequence, count), features in zip(chunks, kept, strict=True):
             wanted = sequence.logits_of(count)
             sequence.prefill(count, features)
-            self.totals.rows_executed += count
+            self.metrics[metrics.ROWS].inc(count)
             if not wanted:
                 continue
             rows = logits[logit_row : logit_row + wanted]
@@ -367,7 +338,7 @@ class Scheduler:
                 sequence.score(rows)
             if sequence.cache_length == len(sequence.prompt):
                 sequence.begin(self._first_token(sequence, rows[-1:]) if sequence.remaining else None)
-                self.totals.output_tokens += sequence.stats.output_tokens
+                self.metrics[metrics.GENERATION_TOKENS].inc(sequence.stats.output_tokens)
 
     def _first_token(self, sequence: Sequence, logits: np.ndarray) -> Verdict:
         """From its logits float32 [1, V], or its token int32 [1]."""

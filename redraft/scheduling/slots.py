@@ -184,23 +184,22 @@ class Slots:
             slot.pairs[slot.method] = _shortened(sequence.pairs)
 
     def _choose(self, sequence: Sequence, method: str) -> tuple[Slot, Slot, int]:
-        """Where a sequence's first rows come from, its slot, and how many rows these are.
-
-        A free slot is taken itself if little is lost there: less than is reused, and less than the least recently used
-        slot holds.
-        """
+        """Return the slot that a sequence's first rows come from, the free slot that it takes, and how many rows it
+        begins after. The first two are the same where nothing is copied."""
         free = self.free
         oldest = free[0]
         if not self.reads(sequence):
             return oldest, oldest, 0
         self._look()
-        rows = {slot: self._kept(slot, slot.rows_for(sequence, method)) for slot in self._slots}
-        copied = {slot: self._kept(slot, min(rows[slot], slot.settled)) for slot in self._slots}
+        rows = {slot: self._usable(slot, slot.rows_for(sequence, method)) for slot in self._slots}
+        # A copy reads only settled rows: those that a commit has yet to move are not in their places.
+        copied = {slot: self._usable(slot, min(rows[slot], slot.settled)) for slot in self._slots}
+        # Taking the best free slot overwrites the rest of its record, which another request may want, such as a chat's
+        # next turn. It is worth that if the rest is short, or shorter than both what is saved and the oldest's record.
         best = max(free, key=rows.__getitem__)
-        if len(best.tokens) - rows[best] <= max(COPY_ROWS, min(rows[best], len(oldest.tokens))):
-            in_place = best
-        else:
-            in_place = oldest
+        lost = len(best.tokens) - rows[best]
+        in_place = best if lost <= max(COPY_ROWS, min(rows[best], len(oldest.tokens))) else oldest
+        # Any slot, a running one too, can be copied from. The copy goes to the oldest: the source keeps its record.
         source = max(self._slots, key=copied.__getitem__)
         if copied[source] - rows[in_place] >= COPY_ROWS:
             return source, oldest, copied[source]
@@ -217,8 +216,8 @@ class Slots:
         written, window_rows = self._written(slot), self._limits.window_rows
         return written - (window_rows - self._limits.window + 1) if 0 < window_rows < written else 0
 
-    def _kept(self, slot: Slot, rows: int) -> int:
-        """The rows to begin after, where so many are the slot's."""
+    def _usable(self, slot: Slot, rows: int) -> int:
+        """Return `rows`, or 0 where layers with a window no longer have the rows before them."""
         return rows if rows >= self._earliest(slot) else 0
 
     def _look(self) -> None:

@@ -27,6 +27,7 @@ def guard(run_dir: RunDir, settings: ServeSettings) -> Part:
     command = [
         *(sys.executable, "-m", "redraft.serving.guard.server", "--metrics-socket", str(run_dir.metrics_socket)),
         *("--http-socket", str(run_dir.http_socket), "--grpc-socket", str(run_dir.grpc_socket)),
+        *("--worker-socket", str(run_dir.socket)),
     ]
     child = Child(
         run_dir,

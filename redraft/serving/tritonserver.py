@@ -289,10 +289,10 @@ def health(http_socket: Path) -> int:
 def show_worker(run_dir: RunDir, up: bool) -> bool:
     """Have /v2/health/ready say whether the engine worker is up. Returns whether it does.
 
-    Triton is not ready while a model's last load has failed. So while the worker is away a stand-in is loaded whose
-    configuration cannot load and says why. When it is back, one that loads takes its place, and is unloaded at once:
-    what has been unloaded does not count, unless its last load failed. An unload may come late or never, and Triton
-    keeps a model that is loaded when another load of it fails: so one that should fail begins with an unload too.
+    Load balancers and Triton's clients ask Triton, over HTTP and gRPC, so it must know; a guard that answered for it
+    would not help who reaches Triton's sockets. Triton takes no word on readiness but its models' states: it is not
+    ready while a model's last load has failed. The models that serve cannot be unloaded for it, since their streams
+    would end. So while the worker is away a stand-in is loaded whose configuration cannot load and says why.
     """
     said, wanted = health(run_dir.http_socket), READY if up else NOT_READY
     if said == wanted:
@@ -300,6 +300,9 @@ def show_worker(run_dir: RunDir, up: bool) -> bool:
     if said not in (READY, NOT_READY):
         return False
     _put_stand_in(run_dir, WHOLE if up else BROKEN)
+    # Up: one that loads replaces the failed load, and is unloaded at once, since what has been unloaded does not count
+    # unless its last load failed. Down: an unload comes first, since Triton keeps a loaded model whose next load fails,
+    # and the unload of the last time may have come late or never.
     for action in ("load", "unload") if up else ("unload", "load"):
         _call(run_dir.http_socket, f"v2/repository/models/{STAND_IN}/{action}", {}, HEALTH_S)
     if up:

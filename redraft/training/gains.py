@@ -68,7 +68,7 @@ def fitting_prompts(model: Path, bundles: Sequence[Path], turns: Sequence[str]) 
 def measure_speed(runtime: Runtime, method: str, prompts: Sequence[list[int]], streams: int) -> Speed:
     """Answer the first prompts, each once, `streams` at a time."""
     scheduler, sent, count = runtime.scheduler, 0, min(max(FEWEST, streams), len(prompts))
-    before = asdict(scheduler.totals)
+    before = dict(scheduler.totals)
     while sent < count or not scheduler.idle:
         status = scheduler.status()
         for place in range(sent, min(sent + streams - status.running - status.waiting, count)):
@@ -76,7 +76,7 @@ def measure_speed(runtime: Runtime, method: str, prompts: Sequence[list[int]], s
             scheduler.submit(runtime.sequence(place, request))
             sent += 1
         scheduler.step()
-    gained = {name: value - before[name] for name, value in asdict(scheduler.totals).items()}
+    gained = {name: value - before[name] for name, value in scheduler.totals}
     return Speed(
         streams=streams,
         tokens_per_s=round(gained["output_tokens"] / gained["step_s"], 2),

@@ -25,6 +25,7 @@ from redraft.worker.protocol import (
     Chunk,
     ErrorMessage,
     ReplacedRequest,
+    StatusRequest,
     WorkerStatus,
     pack,
     unpack,
@@ -175,13 +176,16 @@ class WorkerClient:
             if not self._closed:
                 self._tell(_CANCEL, request_id, _cancellation(request_id))
 
-    def status(self, timeout: float = 5.0) -> WorkerStatus:
-        """The worker's state. Raises WorkerError UNAVAILABLE when it is not there or silent for `timeout` seconds."""
+    def status(self, timeout: float = 5.0, metrics: bool = False) -> WorkerStatus:
+        """The worker's state, with its `metrics` where asked for.
+
+        Raises WorkerError UNAVAILABLE when it is not there or silent for `timeout` seconds.
+        """
         answer: queue.SimpleQueue[WorkerStatus | None] = queue.SimpleQueue()
         with self._lock:
             self._require_worker()
             self._questions.put(answer)
-            self._tell(_STATUS, "", pack({"op": "status"}))
+            self._tell(_STATUS, "", pack(StatusRequest(metrics=metrics)))
         try:
             status = answer.get(timeout=timeout)
         except queue.Empty:

@@ -25,7 +25,6 @@ from redraft.request import (
     describe,
     shown,
 )
-from redraft.scheduling.service_stats import ServiceStats
 
 SUPERVISOR_PIPE = "supervisor.pipe"
 """Name of a pipe beside the worker's socket that a supervisor, where there is one, keeps open as long as it lives."""
@@ -46,9 +45,10 @@ class CancelRequest(StrictModel):
 
 
 class StatusRequest(StrictModel):
-    """Ask for the worker's state."""
+    """Ask for the worker's state, with or without its metrics, which take a millisecond to write."""
 
     op: Literal["status"] = "status"
+    metrics: bool = False
 
 
 class ReplacedRequest(StrictModel):
@@ -79,16 +79,15 @@ class ErrorMessage(BaseModel):
 
 
 class WorkerStatus(BaseModel):
-    """State of a worker. `totals` and `service` count since its start; `limits` are its bundle's, with those of
-    `PromptLimits` and, where there is one, `max_per_client`."""
+    """State of a worker. `limits` are its bundle's, with those of `PromptLimits` and, where there is one,
+    `max_per_client`."""
 
     op: Literal["status"] = "status"
     ready: bool = True
     running: int = 0
     waiting: int = 0
     kv_use: float = Field(default=0.0, description="share of all slots' cache rows in use, 0 to 1")
-    totals: dict[str, float] = Field(default_factory=dict)
-    service: ServiceStats = Field(default_factory=ServiceStats)
+    metrics: str = Field(default="", description="the page of its metrics since its start, where asked for")
     limits: dict[str, int] = Field(default_factory=dict)
     bundle: str = ""
     pid: int = 0

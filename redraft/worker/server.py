@@ -31,6 +31,7 @@ from redraft.errors import Code, RequestError
 from redraft.grammar.trial import QUICK_S, TakesLonger
 from redraft.request import GENERATED, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
 from redraft.runtime import Runtime
+from redraft.scheduling.counts import count_end
 from redraft.scheduling.scheduler import Overloaded
 from redraft.sequence import FinishReason, Output, Sequence
 from redraft.serving.settings import ServeSettings, received
@@ -201,7 +202,7 @@ class Worker:
             elif isinstance(request, CancelRequest):
                 self._cancel((client, request.id))
             else:
-                self._send_status(client)
+                self._send_status(client, request.metrics)
         except Exception as error:
             self._refuse((client, request_id), error)
 
@@ -283,14 +284,13 @@ class Worker:
                 except Exception as error:
                     self._refuse(key, error)
             elif encoding.late:
-                self._runtime.scheduler.totals.timeouts += 1
                 self._end_encoding(key, encoding, "timeout")
 
     def _end_encoding(self, key: Key, encoding: Encoding, reason: FinishReason) -> None:
         encoding.future.cancel()
         del self._active[key]
         stats = SequenceStats(queue_ms=1e3 * (time.perf_counter() - encoding.arrived))
-        self._runtime.scheduler.service.end(reason, stats)
+        count_end(self._runtime.scheduler.metrics, reason, stats)
         message = {"op": "chunk", "id": key[1], "done": True, "finish_reason": reason, "stats": asdict(stats)}
         self._send(key[0], message)
 
@@ -329,12 +329,14 @@ class Worker:
     def _send_error(self, key: Key, code: Code, text: str) -> None:
         self._send(key[0], {"op": "error", "id": key[1], "code": code, "message": text})
 
-    def _send_status(self, client: bytes) -> None:
+    def _send_status(self, client: bytes, metrics: bool) -> None:
         limits, prompt = self._runtime.limits, self._runtime.prompt_limits
         status = WorkerStatus(ready=self._drained_by is None, **vars(self._runtime.scheduler.status()))
         status.limits = {**vars(limits), "vocab_size": self._runtime.vocab_size, "text_bytes": prompt.text_bytes}
         if self._max_per_client is not None:
             status.limits["max_per_client"] = self._max_per_client
+        if metrics:
+            status.metrics = self._runtime.scheduler.metrics.page().decode()
         status.bundle, status.pid, status.untuned = self._runtime.name, os.getpid(), self._runtime.untuned
         self._send(client, status.model_dump())
 

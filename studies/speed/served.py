@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.speed.inprocess import Clock
 from redraft.bundle.config import bundle_ranks
 from redraft.llm import Answer
+from redraft.metrics import read
 from redraft.request import GenerateRequest
 from redraft.serving.ranks import launch_command
 from redraft.serving.settings import ServeSettings, handed_on
@@ -93,6 +94,6 @@ class Served:
         return Answer(answer.token_ids, answer.text, answer.finish_reason, stats=answer.stats, seconds=seconds)
 
     def _clock(self) -> Clock:
-        totals = self.client.status().totals
-        engine_s, draft_s = totals["engine_s"], totals["draft_s"]
-        return Clock(0.0, totals["step_s"], engine_s - draft_s, draft_s, int(totals["steps"]))
+        values = read(self.client.status(metrics=True).metrics)
+        step_s, engine_s, draft_s = (values[f"{name}_seconds_total"] for name in ("step", "engine", "draft"))
+        return Clock(0.0, step_s, engine_s - draft_s, draft_s, int(values["engine_steps_total"]))

@@ -43,10 +43,9 @@ class FakeClient:
     async def counters(self):
         steps = self.chunks * len(self.seen)
         return {
-            "output_tokens": self.words * steps,
-            "sequence_steps": steps,
-            "drafted": 4 * steps,
-            "accepted": (self.words - 1) * steps,
+            "engine_sequence_steps_total": steps,
+            "spec_decode_num_draft_tokens_total": 4 * steps,
+            "spec_decode_num_accepted_tokens_total": (self.words - 1) * steps,
         }
 
     async def close(self):

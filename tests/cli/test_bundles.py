@@ -159,7 +159,7 @@ def test_what_cannot_be_loaded_is_built_again(place, capsys, change, said):
 RUN_TIME = {
     "compiler/built_from.py",
     *(f"{name}.py" for name in ("__init__", "batch", "errors", "method", "request", "runtime")),
-    *(f"scheduling/{name}.py" for name in ("__init__", "prompt_rows", "scheduler", "service_stats", "slots")),
+    *(f"scheduling/{name}.py" for name in ("__init__", "counts", "prompt_rows", "scheduler", "slots")),
     *(f"{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
     *(f"{name}.py" for name in ("chat", "loose_json", "templates/__init__", "templates/renderer")),
     *(f"console/{name}.py" for name in ("__init__", "output", "program", "progress", "resources")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -15,7 +16,7 @@ from opentelemetry.trace import NoOpTracerProvider
 from redraft.openai import access
 from redraft.openai.access import Access, Gate
 from redraft.openai.app import create_app
-from redraft.openai.metrics import Metrics
+from redraft.openai.metrics import FrontEndMetrics
 from redraft.openai.model import ServedModel
 from redraft.openai.service import Service
 from redraft.openai.tracing import Tracing
@@ -97,7 +98,7 @@ def test_whose_requests_count_together(bundle, keys):
         on_message(Chunk(id=wanted.id, done=True, finish_reason="length", stats=SequenceStats()))
 
     client = SimpleNamespace(new_id=lambda: "r1", submit=submit)
-    service = Service(ServedModel(bundle), client, Metrics(), 1.0, NOT_TRACED)
+    service = Service(ServedModel(bundle), client, FrontEndMetrics(Path("none")), 1.0, NOT_TRACED)
     service.status = WorkerStatus(limits={"slots": 2, "max_queue": 2, "max_per_client": 3})
     gate = Gate(create_app(service), Access(keys=frozenset(keys)), service.metrics)
 
@@ -127,7 +128,9 @@ def test_a_failure_is_an_answer_in_openais_form(monkeypatch):
     async def fail() -> bool:
         raise RuntimeError
 
-    gate = Gate(create_app(SimpleNamespace(worker_ready=fail, tracing=NOT_TRACED)), Access(), Metrics())
+    gate = Gate(
+        create_app(SimpleNamespace(worker_ready=fail, tracing=NOT_TRACED)), Access(), FrontEndMetrics(Path("none"))
+    )
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as client:

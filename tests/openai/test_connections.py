@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from redraft.metrics import read
 from redraft.openai import connection
 from redraft.openai.connection import Connection
 from redraft.request import GenerateRequest
@@ -36,8 +37,8 @@ CHAT = "/v1/chat/completions"
 def totals(server) -> dict[str, float]:
     with WorkerClient(server.socket) as client:
         assert client.wait_connected(60)
-        status = client.status()
-    return status.totals | {"running": status.running, "waiting": status.waiting}
+        status = client.status(metrics=True)
+    return read(status.metrics) | {"running": status.running, "waiting": status.waiting}
 
 
 def test_a_connection_without_a_whole_header_is_closed():
@@ -245,7 +246,7 @@ def test_a_client_that_goes_away_ends_its_requests(slow_server, body):
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{slow_server.url}{CHAT}", json=body, timeout=httpx.Timeout(10, read=0.3))
     wait_until(lambda: totals(slow_server)["running"] == 0)
-    assert totals(slow_server)["output_tokens"] - before["output_tokens"] < 150
+    assert totals(slow_server)["generation_tokens_total"] - before["generation_tokens_total"] < 150
     wait_until(lambda: slow_server.metric("redraft_openai_sequences_running") == 0)
 
 
@@ -257,7 +258,7 @@ def test_a_client_that_goes_away_ends_the_first_of_requests_sent_at_once(slow_se
         connection.sendall(2 * sent)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
     wait_until(lambda: totals(slow_server)["running"] == 0)
-    assert totals(slow_server)["output_tokens"] - before["output_tokens"] < 150
+    assert totals(slow_server)["generation_tokens_total"] - before["generation_tokens_total"] < 150
 
 
 def test_a_malformed_request_does_not_answer_within_the_answer_before_it(slow_server):

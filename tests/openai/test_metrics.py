@@ -11,7 +11,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from redraft.scheduling.service_stats import DraftingStats, Histogram
 from tests.conftest import ROOT, wait_until
 from tests.openai.serving import front_end
 from tests.toy_engine import TOY
@@ -118,21 +117,6 @@ def test_prompt_tokens_count_by_what_was_cached(server):
     gains = [after[name,] - before[name,] for name in ("prefix_cache_queries_total", "prefix_cache_hits_total")]
     assert gains[0] == 5 * prompt
     assert 0 <= cached[0] + 4 * (prompt - 1) - gains[1] <= 2
-
-
-def test_a_value_on_a_bound_is_below_it():
-    histogram = Histogram((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 2.0, 3.0):
-        histogram.observe(value)
-    assert (histogram.counts, histogram.sum) == ([2, 2, 1], 8.0)
-
-
-def test_depths_of_drafts_of_different_lengths():
-    stats = DraftingStats()
-    for accepted in (2, 0, 3, 1):
-        stats.add(5, accepted, 1)
-    assert (stats.drafts, stats.drafted, stats.accepted, stats.reused) == (4, 20, 6, 4)
-    assert stats.accepted_per_pos == [3, 2, 1]
 
 
 def test_the_dashboard_asks_for_metrics_that_exist(served):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -14,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from redraft.openai.access import Access, Gate
 from redraft.openai.app import create_app
-from redraft.openai.metrics import Metrics
+from redraft.openai.metrics import FrontEndMetrics
 from redraft.openai.model import ServedModel
 from redraft.openai.service import Service
 from redraft.openai.tracing import ENDPOINT_VARIABLES, Tracing, TracingError, exporting
@@ -35,7 +36,7 @@ def answer(wanted, on_message) -> None:
 def test_a_request_is_traced_with_its_sequences(bundle, stream):
     provider, kept = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(kept))
-    client, metrics = SimpleNamespace(new_id=lambda: "r1", submit=answer), Metrics()
+    client, metrics = SimpleNamespace(new_id=lambda: "r1", submit=answer), FrontEndMetrics(Path("none"))
     model = ServedModel(bundle)
     app = Gate(create_app(Service(model, client, metrics, 1.0, Tracing(provider, model.name))), Access(), metrics)
 

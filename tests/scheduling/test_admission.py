@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from redraft import sequence
+from redraft.metrics import ENDED
 from redraft.scheduling import scheduler as module
 from redraft.scheduling.scheduler import Scheduler
 from tests.scheduling.test_scheduler import LIMITS, PLANS, make
@@ -82,7 +83,7 @@ def test_deadlines_end_requests_that_run_are_prefilled_and_wait(clock):
         assert reasons == {}
     assert scheduler.idle
     assert (len(texts["running"]) > 4, texts["long"], texts["waiting"]) == (True, "", "")
-    assert scheduler.status().totals["timeouts"] == 3
+    assert scheduler.metrics.registry.get_sample_value(ENDED.series, {"finished_reason": "timeout"}) == 3
     scheduler.submit(make("other", prompt=[3], max_tokens=3, end_ids=frozenset(), timeout_s=9))
     while not scheduler.idle:
         step()

@@ -200,7 +200,7 @@ MUTANTS = [
     ("a row more than are kept", Slots._earliest, "< written else", "< written - 1 else"),
     ("a tree over rows of a window", Slots._written, "if user.prefilled", "if False"),
     ("a text over rows of a window", Slots.admit, "self._written(source) if rows", "0 if rows"),
-    ("rows before those that are kept", Slots._choose, "self._kept(slot, slot.rows", "max(0, slot.rows"),
+    ("rows before those that are kept", Slots._choose, "self._usable(slot, slot.rows", "max(0, slot.rows"),
 ]  # fmt: skip
 
 
@@ -382,7 +382,7 @@ def test_counts(scheduler):
     served(scheduler, 0, SYSTEM)
     served(scheduler, 1, [*SYSTEM, 9])
     served(scheduler, 2, SYSTEM, cache_prompt=False)
-    totals = scheduler.status().totals
+    totals = dict(scheduler.totals)
     assert (totals["prefix_cache_queries"], totals["prefix_cache_hits"]) == (81, 39)
     assert totals["prompt_tokens"] == 121
 

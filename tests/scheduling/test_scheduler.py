@@ -357,7 +357,7 @@ def test_slots_are_reused_without_leftovers():
 def test_statistics_add_up():
     scheduler = Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS["beam"]))
     stats = run(scheduler, [make("a", end_ids=frozenset(), max_tokens=50)])["a"][4]
-    totals = scheduler.status().totals
+    totals = dict(scheduler.totals)
     assert stats.prompt_tokens == 29
     assert stats.output_tokens == 50 == totals["output_tokens"]
     assert stats.accepted == sum(stats.accepted_by_depth) == totals["accepted"]

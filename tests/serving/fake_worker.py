@@ -22,8 +22,18 @@ from pathlib import Path
 import zmq
 
 from redraft.errors import Code
+from redraft.metrics import ENGINE, RUNNING, SEQUENCE_STEPS, Metrics
 from redraft.request import GenerateRequest, InvalidRequest, SequenceStats
-from redraft.worker.protocol import CancelRequest, Chunk, ErrorMessage, WorkerStatus, pack, parse_request, unpack
+from redraft.worker.protocol import (
+    CancelRequest,
+    Chunk,
+    ErrorMessage,
+    StatusRequest,
+    WorkerStatus,
+    pack,
+    parse_request,
+    unpack,
+)
 
 WORDS = [f" w{place}é" for place in range(100)]
 MAX_LEN = 512
@@ -39,7 +49,7 @@ class FakeWorker:
         self._socket.bind(f"ipc://{socket_path}")
         self._running: dict[tuple[bytes, str], tuple[GenerateRequest, int, float]] = {}
         self._deadlines: dict[tuple[bytes, str], float] = {}
-        self._steps = 0
+        self._metrics = Metrics(ENGINE)
 
     def run(self) -> None:
         while True:
@@ -78,16 +88,12 @@ class FakeWorker:
             if self._running.pop((peer, request.id), None):
                 self._send(peer, Chunk(id=request.id, done=True, finish_reason="cancelled"))
         else:
-            totals = {
-                "sequence_steps": self._steps,
-                "drafted": 3 * self._steps,
-                "accepted": self._steps,
-                "rows_executed": 4.0,
-            }
-            self._send(peer, WorkerStatus(running=len(self._running), kv_use=0.5, totals=totals, pid=os.getpid()))
+            self._metrics[RUNNING].set(len(self._running))
+            page = self._metrics.page().decode() if isinstance(request, StatusRequest) and request.metrics else ""
+            self._send(peer, WorkerStatus(running=len(self._running), kv_use=0.5, metrics=page, pid=os.getpid()))
 
     def _step(self, key: tuple[bytes, str], request: GenerateRequest, produced: int) -> None:
-        self._steps += 1
+        self._metrics[SEQUENCE_STEPS].inc()
         prompt = request.text or ""
         if time.monotonic() > self._deadlines[key]:
             self._send(key[0], Chunk(id=request.id, done=True, finish_reason="timeout"))

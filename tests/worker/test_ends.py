@@ -58,7 +58,7 @@ def test_a_deadline_ends_running_and_waiting_requests(serving):
     assert running.finish_reason == "timeout"
     assert len(running.token_ids) == running.stats.output_tokens < 240
     wait_until(lambda: client.status().running == 0)
-    assert client.status().totals["timeouts"] == 2
+    assert 'request_success_total{finished_reason="timeout"} 2.0' in client.status(metrics=True).metrics
 
 
 def test_requests_that_end_before_they_are_encoded(serving, monkeypatch):
@@ -87,7 +87,7 @@ def test_requests_that_end_before_they_are_encoded(serving, monkeypatch):
     client.cancel(submit("c"))
     wait_until(lambda: "c" in ended)
     assert [ended[letter].finish_reason for letter in "abc"] == ["timeout", "timeout", "cancelled"]
-    assert client.status().totals["timeouts"] == 2
+    assert 'request_success_total{finished_reason="timeout"} 2.0' in client.status(metrics=True).metrics
     submit("e")
     free.set()
     wait_until(lambda: "e" in ended)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -11,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from redraft.chat import Message
+from redraft.metrics import read
 
-METRICS_DELAY_S = 1.0
 TIMEOUT_S = 600.0
 """Longest time of one request."""
 
@@ -66,30 +65,16 @@ class Client(Protocol):
 
 
 async def read_counters(metrics_url: str | None) -> dict[str, float]:
-    """The values of a metrics page whose names start with `redraft_`, prefix removed, summed over labels; empty without
-    a page.
+    """The values of our metrics on a page by name, see `redraft.metrics.read`; empty without a page.
 
-    Waits first, since the page follows the worker with a delay. Raises GenerationError for a page that is not there.
+    Raises GenerationError for a page that is not there, or is none.
     """
-    if not metrics_url:
-        return {}
-    await asyncio.sleep(METRICS_DELAY_S)
-    return parse_metrics(await asyncio.to_thread(_fetch, metrics_url))
+    return await asyncio.to_thread(_fetch, metrics_url) if metrics_url else {}
 
 
-def _fetch(url: str) -> str:
+def _fetch(url: str) -> dict[str, float]:
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
-            return answer.read().decode()
-    except (urllib.error.URLError, TimeoutError) as error:
+            return read(answer.read().decode())
+    except (urllib.error.URLError, TimeoutError, ValueError) as error:
         raise GenerationError(f"{url}: no metrics: {error}") from None
-
-
-def parse_metrics(page: str, prefix: str = "redraft_") -> dict[str, float]:
-    """Samples of a Prometheus text page under `prefix`, prefix removed and summed over labels, buckets left out."""
-    values: dict[str, float] = {}
-    for match in re.finditer(rf"^{prefix}(\w+)(\{{.*\}})? (\S+)", page, re.MULTILINE):
-        name = match[1]
-        if not name.endswith("_bucket"):
-            values[name] = values.get(name, 0.0) + float(match[3])
-    return values

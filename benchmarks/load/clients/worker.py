@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 
 from benchmarks.load.clients.base import Generation, GenerationError, Piece
+from redraft.metrics import read
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.protocol import Chunk, ErrorMessage
@@ -47,8 +48,8 @@ class BareWorker:
                 self.client.cancel(request.id)
 
     async def counters(self) -> dict[str, float]:
-        """The worker's totals."""
-        return dict((await asyncio.to_thread(self.client.status)).totals)
+        """The worker's metrics."""
+        return read((await asyncio.to_thread(self.client.status, metrics=True)).metrics)
 
     async def close(self) -> None:
         """Close the connection."""

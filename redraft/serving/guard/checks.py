@@ -101,7 +101,7 @@ def _why(data: bytes, error: ValueError) -> str:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """A body of many lists takes four times as long to read while the collector looks for circles in them."""
+    """Pause the collector: a body of many lists takes four times as long to read while it looks for circles."""
     gc.disable()
     try:
         yield

@@ -54,10 +54,22 @@ RequestError for what is not served."""
 
 
 class HttpGuard:
-    """Passes requests on to the Triton server at a Unix socket, those of web pages only from `sites`."""
+    """Passes requests on to the Triton server at a Unix socket, those of web pages only from `sites`.
 
-    def __init__(self, triton: aiohttp.ClientSession, socket: Path, room: Room, sites: Collection[str], route: Route):
+    Where there is `more`, it is called in a thread, and its text follows that of Triton's answers.
+    """
+
+    def __init__(
+        self,
+        triton: aiohttp.ClientSession,
+        socket: Path,
+        room: Room,
+        sites: Collection[str],
+        route: Route,
+        more: Callable[[], bytes] | None = None,
+    ):
         self._triton, self._socket, self._room, self._sites, self._route = triton, socket, room, sites, route
+        self._more = more
         self._requests = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -72,7 +84,10 @@ class HttpGuard:
             _check_origin(request.headers.getall("Origin", ()), self._sites)
             path, action = self._route(request.method, request.rel_url.raw_path)
             if action not in _RUN:
-                return await self._ask(path)
+                answer = await self._ask(path)
+                if self._more is not None and isinstance(answer.body, bytes):
+                    answer.body += await asyncio.to_thread(self._more)
+                return answer
             if self._requests >= MAX_REQUESTS:
                 raise RequestError(
                     f"overloaded: {MAX_REQUESTS} requests are in flight: try again later", Code.OVERLOADED
@@ -318,9 +333,15 @@ class _Dropping(asyncio.Protocol):
 
 @asynccontextmanager
 async def listening(
-    address: str, port: int, socket: Path, room: Room, sites: Collection[str] = (), route: Route = models_route
+    address: str,
+    port: int,
+    socket: Path,
+    room: Room,
+    sites: Collection[str] = (),
+    route: Route = models_route,
+    more: Callable[[], bytes] | None = None,
 ) -> AsyncIterator[None]:
-    """Pass requests on to Triton's socket within the context."""
+    """Pass requests on to Triton's socket within the context; `more` as in `HttpGuard`."""
     async with aiohttp.ClientSession(
         connector=aiohttp.UnixConnector(str(socket), limit=0),
         timeout=aiohttp.ClientTimeout(total=None),
@@ -329,7 +350,7 @@ async def listening(
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
     ) as triton:
         server = web.Server(
-            HttpGuard(triton, socket, room, sites, route).handle,
+            HttpGuard(triton, socket, room, sites, route, more).handle,
             handler_cancellation=True,
             keepalive_timeout=IDLE_S,
             lingering_time=LINGER_S,

@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,14 +25,12 @@ from redraft.request import GenerateRequest, InvalidRequest, SequenceStats, join
 from redraft.serving.triton.backend import end_with_supervisor, error_response, inputs
 from redraft.serving.triton.fields import NUM_TOKENS, PERF_METRICS, STOP, Contract
 from redraft.serving.triton.messages import INTERNAL_ERROR, TIMED_OUT
-from redraft.serving.triton.metrics import LatencyMetrics, RestartMetrics, WorkerMetrics
 from redraft.worker import protocol
-from redraft.worker.client import WorkerClient, WorkerError, WorkerMessage
-from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
+from redraft.worker.client import WorkerClient, WorkerMessage
+from redraft.worker.protocol import Chunk, ErrorMessage
 
 CANCELLATION_POLL_S = 0.02
 CANCELLATIONS_PER_POLL = 8
-STATUS_POLL_S = 0.5
 
 
 class Exchange:
@@ -83,7 +80,6 @@ class GenerationModel:
     """Base of the Triton models; a model says which fields it takes and how a chunk becomes tensors."""
 
     contract: Contract
-    publishes_worker_metrics = False
 
     def initialize(self, args: dict[str, str]) -> None:
         """Connect to the worker at $REDRAFT_WORKER_SOCKET; it need not be there yet."""
@@ -94,16 +90,12 @@ class GenerationModel:
         self._exclude_input = excluded.lower() == "true"
         self._client = WorkerClient(os.environ["REDRAFT_WORKER_SOCKET"])
         self._client.wait_connected(timeout=2.0)
-        self._latency = LatencyMetrics(args["model_name"])
         self._in_flight: dict[str, Exchange] = {}
         self._poll_from = 0
         self._messages: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._threads = [threading.Thread(target=self._respond, name="redraft-responses")]
-        if self.publishes_worker_metrics:
-            self._threads.append(threading.Thread(target=self._publish_metrics, name="redraft-metrics"))
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._respond, name="redraft-responses")
+        self._thread.start()
 
     def execute(self, requests: list[Any]) -> None:
         """Submit Triton's requests; the responses follow from the response thread."""
@@ -115,8 +107,7 @@ class GenerationModel:
         self._client.close()
         self._closing.set()
         self._wake()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
 
     def tensors(self, exchange: Exchange, chunk: Chunk) -> list[Any]:
         """Output tensors, batch dimension first, for a chunk."""
@@ -219,8 +210,6 @@ class GenerationModel:
             elif chunk := exchange.take(message):
                 response = pb_utils.InferenceResponse(self.tensors(exchange, chunk))
                 exchange.sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if ended else 0)
-                if message.stats and message.finish_reason != "cancelled":
-                    self._latency.observe(message.stats)
         except Exception:
             self._give_up(message.id, exchange.sender)
 
@@ -238,18 +227,6 @@ class GenerationModel:
                     self._client.cancel(request_id)
             except Exception:
                 self._give_up(request_id, exchange.sender)
-
-    def _publish_metrics(self) -> None:
-        metrics = WorkerMetrics()
-        restarts = RestartMetrics(Path(os.environ["REDRAFT_WORKER_SOCKET"]).with_name("state.json"))
-        closing = False
-        while not closing:
-            status: WorkerStatus | None = None
-            with contextlib.suppress(WorkerError):
-                status = self._client.status(timeout=STATUS_POLL_S * 10)
-            metrics.update(status)
-            restarts.update()
-            closing = self._closing.wait(STATUS_POLL_S)
 
 
 def _id_and_parameters(request: Any) -> tuple[str, str]:

@@ -117,7 +117,7 @@ def test_a_stop_request_ends_the_request_with_its_id(service, stream, streaming)
         stream.send("tensorrt_llm", "mine", request_output_len=400, streaming=streaming, **CORE_CLIENT)
         if streaming:
             stream.receive()
-        wait_until(lambda: service.metrics()["redraft_requests_running"] == 2)
+        wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 2)
         stopper = GrpcStream(service.grpc)
         stopper.send("tensorrt_llm", "mine", **STOP)
         (answer,) = stopper.receive_all()

@@ -76,13 +76,13 @@ def test_a_full_queue_says_so_at_once(service):
     streams = [GrpcStream(service.grpc) for _ in range(4)]
     for stream in streams:
         stream.send(text_input="fill", max_tokens=240, stream=True, end_id=-1, drafting_method="auto_regressive")
-    wait_until(lambda: service.metrics()["redraft_requests_waiting"] == 2)
+    wait_until(lambda: service.metrics()["redraft_num_requests_waiting"] == 2)
     error = service.generate({"text_input": "one more", "max_tokens": 4})["error"]
     assert "wait" in error
-    assert service.metrics()["redraft_requests_waiting"] == 2, "answered before those who wait"
+    assert service.metrics()["redraft_num_requests_waiting"] == 2, "answered before those who wait"
     for stream in streams:
         stream.close(cancel=True)
-    wait_until(lambda: service.metrics()["redraft_requests_running"] == 0)
+    wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 0)
     assert "text_output" in service.generate({"text_input": "free again", "max_tokens": 4})
 
 
@@ -141,12 +141,12 @@ def test_the_default_model(smollm2_bundle, run_folder):
         assert "Paris" in first
         events = service.generate_stream(body | {"stream": True})
         assert "".join(event["text_output"] for event in events) == first
-        wait_until(lambda: service.metrics()["redraft_requests_running"] == 0)
+        wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 0)
         answers: list[dict] = []
         long = {"text_input": "Once upon a time", "max_tokens": 400, "end_id": -1}
         running = threading.Thread(target=lambda: answers.append(service.generate(long)))
         running.start()
-        wait_until(lambda: service.metrics()["redraft_requests_running"] == 1)
+        wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 1)
         psutil.Process(service.state.worker_pid).send_signal(signal.SIGKILL)
         running.join(60)
         assert "worker went away" in answers[0]["error"]

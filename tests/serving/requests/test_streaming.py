@@ -107,7 +107,7 @@ def test_requests_run_side_by_side(service):
     with told(service, "hold"):
         for thread in threads:
             thread.start()
-        wait_until(lambda: service.metrics()["redraft_requests_running"] == 16)
+        wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 16)
     for thread in threads:
         thread.join()
     assert len(answers) == 16
@@ -207,9 +207,9 @@ def test_cancelling_frees_the_slot_at_once(service):
     connection = GrpcStream(service.grpc)
     connection.send(text_input="slow", max_tokens=400, stream=True)
     connection.receive()
-    wait_until(lambda: service.metrics()["redraft_requests_running"] == 1)
+    wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 1)
     connection.close(cancel=True)
-    wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=SLOW_S / 2)
+    wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 0, timeout=SLOW_S / 2)
 
 
 def test_a_client_that_disconnects_harms_nobody(service):
@@ -218,21 +218,17 @@ def test_a_client_that_disconnects_harms_nobody(service):
     with httpx.stream("POST", url, json=body, timeout=60) as response:
         next(response.iter_lines())
     assert service.generate({"text_input": "hi", "max_tokens": 4})["text_output"] == ANSWER
-    wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=SLOW_S / 2)
+    wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 0, timeout=SLOW_S / 2)
 
 
-def test_metrics(service):
+def test_the_workers_metrics_follow_tritons_own(service):
     before = service.metrics()
     service.generate({"text_input": "hi", "max_tokens": 5})
-    wait_until(lambda: service.metrics()["redraft_sequence_steps"] >= before["redraft_sequence_steps"] + 5)
     metrics = service.metrics()
-    assert metrics["redraft_worker_up"] == 1
-    assert metrics["redraft_acceptance_length"] == 2
-    assert metrics["redraft_kv_use_ratio"] == 0.5
-    for name in ("redraft_time_to_first_token_seconds", "redraft_time_per_output_token_seconds"):
-        series = f'{name}_count{{model="ensemble"}}'
-        assert metrics[series] == before[series] + 1
-        assert any(key.startswith(f"{name}_bucket") for key in metrics)
+    assert metrics["redraft_engine_sequence_steps_total"] == before["redraft_engine_sequence_steps_total"] + 5
+    assert (metrics["redraft_worker_up"], metrics["redraft_worker_restarts"]) == (1, 0)
+    text = httpx.get(f"http://127.0.0.1:{service.settings.metrics_port}/metrics", timeout=60).text
+    assert 'nv_inference_request_success{model="ensemble",version="1"}' in text
 
 
 def test_a_worker_that_dies_fails_its_requests_and_comes_back(service):

@@ -62,7 +62,7 @@ def test_requests_run_side_by_side(service):
     with told(service, "hold"):
         for thread in threads:
             thread.start()
-        wait_until(lambda: service.metrics()["redraft_requests_running"] == 4)
+        wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 4)
     for thread in threads:
         thread.join()
     assert all("outputs" in answer for answer in answers)
@@ -84,7 +84,7 @@ def test_a_stop_request_over_unary_calls(service):
     with grpcclient.InferenceServerClient(service.grpc) as client:
         long = grpc_inputs(input_ids=[0], input_lengths=1, request_output_len=400)
         client.async_infer("tensorrt_llm", long, lambda result, error: results.put((result, error)), request_id="u")
-        wait_until(lambda: service.metrics()["redraft_requests_running"] == 1)
+        wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 1)
         stop = grpc_inputs(input_ids=[0], input_lengths=0, request_output_len=0, stop=True)
         assert client.infer("tensorrt_llm", stop, request_id="u").as_numpy("output_ids") is None
         result, error = results.get(timeout=60)
@@ -106,9 +106,9 @@ def test_cancelling_a_unary_call(service):
         call = client.async_infer(
             "ensemble", grpc_inputs(text_input="slow", max_tokens=400), lambda result, error: done.set()
         )
-        wait_until(lambda: service.metrics()["redraft_requests_running"] == 1)
+        wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 1)
         call.cancel()
-        wait_until(lambda: service.metrics()["redraft_requests_running"] == 0, timeout=SLOW_S / 2)
+        wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 0, timeout=SLOW_S / 2)
         assert done.wait(60)
 
 

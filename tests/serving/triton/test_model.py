@@ -19,7 +19,7 @@ from redraft.errors import Code
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
 from redraft.serving.triton.fields import ENSEMBLE
 from redraft.worker.client import WorkerMessage
-from redraft.worker.protocol import Chunk, ErrorMessage, WorkerStatus
+from redraft.worker.protocol import Chunk, ErrorMessage
 from tests.conftest import wait_until
 
 
@@ -243,32 +243,3 @@ def test_the_response_thread_sleeps_while_nothing_is_in_flight(counted, module, 
     before = CountedQueue.waits
     time.sleep(5 * module.CANCELLATION_POLL_S)
     assert CountedQueue.waits <= before + 1
-
-
-def test_only_restarts_that_changed_are_sent(module, tmp_path):
-    """A server that ends may not take one, and the model would wait for it."""
-    Family.calls, state = [], tmp_path / "state.json"
-    metrics = module.RestartMetrics(state)
-    for restarts, failures in ((0, {}), (0, {}), (1, {"1": 1}), (1, {"1": 1}), (2, {"1": 1, "0": 1})):
-        state.write_text(json.dumps({"worker_restarts": restarts, "rank_failures": failures}))
-        metrics.update()
-    restarts, failures = "redraft_worker_restarts", "redraft_rank_failures"
-    assert Family.calls == [(restarts, 0), (restarts, 1), (failures, 1), (restarts, 2), (failures, 1)]
-
-
-def test_only_metrics_that_changed_are_sent(module):
-    Family.calls = []
-    metrics = module.WorkerMetrics()
-    status = WorkerStatus(running=1, totals={"steps": 5, "sequence_steps": 4, "accepted": 2})
-    metrics.update(status)
-    assert ("redraft_steps", 5.0) in Family.calls
-    assert ("redraft_acceptance_length", 1.5) in Family.calls
-    Family.calls = []
-    metrics.update(status)
-    assert Family.calls == []
-    metrics.update(None)
-    metrics.update(WorkerStatus(totals={"steps": 3}))
-    assert Family.calls == [
-        ("redraft_worker_up", 0.0), ("redraft_requests_running", 0.0), ("redraft_worker_up", 1.0),
-        ("redraft_steps", 3.0), ("redraft_sequence_steps", 0.0), ("redraft_accepted", 0.0),
-    ]  # fmt: skip

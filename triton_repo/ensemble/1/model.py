@@ -19,7 +19,6 @@ class TritonPythonModel(GenerationModel):
     """`text_output` string[1], and what all models have."""
 
     contract = ENSEMBLE
-    publishes_worker_metrics = True
 
     def tensors(self, exchange: Exchange, chunk: Chunk) -> list[Any]:
         """Output tensors of one chunk."""
