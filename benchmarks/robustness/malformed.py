@@ -39,8 +39,9 @@ from benchmarks.robustness.grpc_requests import Call
 from benchmarks.robustness.http_requests import METRICS, OPENAI, TRITON, Raw
 from benchmarks.robustness.service import HANG_S, read_state
 from redraft.console.progress import progress
+from redraft.errors import Code
 from redraft.serving.rundir import RunDir, State
-from redraft.serving.triton.messages import QUEUE_FULL
+from redraft.serving.triton.messages import split_code
 
 HOST = "127.0.0.1"
 QUIET_S = 0.3
@@ -243,7 +244,7 @@ def grpc_stream(port: int, tokens: int) -> str:
         )
         text = b""
         for answer in call(iter([request]), timeout=HANG_S):
-            if QUEUE_FULL in answer.error_message:
+            if split_code(answer.error_message)[0] is Code.OVERLOADED:
                 raise Overloaded
             if answer.error_message:
                 raise RuntimeError(answer.error_message)

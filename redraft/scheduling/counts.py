@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from redraft import metrics
@@ -28,6 +28,10 @@ _TOTALS: dict[str, Metric[Any]] = {
 }
 
 
+MOST_NOTED = 4096
+"""Notes that are kept before they are counted."""
+
+
 class Totals:
     """Sums since the start, each read from its metric when it is asked for: `totals.accepted`, `totals.step_s`."""
 
@@ -40,46 +44,78 @@ class Totals:
         total = self._values.total(_TOTALS[name])
         return total if name.endswith("_s") else int(total)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[tuple[str, float]]:
         """Names and values, for `dict`."""
         return ((name, getattr(self, name)) for name in _TOTALS)
 
 
-def engine_metrics() -> Metrics:
-    """The metrics of one engine. Each end that a request can have has a series from the start."""
-    values = Metrics(metrics.ENGINE)
-    for reason in metrics.FINISH_REASONS:
-        values[metrics.ENDED].labels(reason)
-    return values
+class EngineMetrics(Metrics):
+    """The metrics of one engine. Each end that a request can have has a series from the start.
 
+    What happens in every step is noted, and counted before somebody reads, or when much has been noted: counting takes
+    locks, and at small batches as long as all else that a step does on the host.
+    """
 
-def count_end(values: Metrics, reason: str, stats: SequenceStats) -> None:
-    """Count a request that has ended, and the times that it took."""
-    values[metrics.ENDED].labels(reason).inc()
-    values[metrics.QUEUE_TIME].observe(stats.queue_ms / 1e3)
-    if not stats.output_tokens:
-        return
-    first = stats.queue_ms + stats.prefill_ms
-    values[metrics.FIRST_TOKEN_TIME].observe(first / 1e3)
-    values[metrics.REQUEST_TIME].observe((first + stats.decode_ms) / 1e3)
-    if stats.output_tokens > 1:
-        values[metrics.PER_TOKEN_TIME].observe(stats.decode_ms / 1e3 / (stats.output_tokens - 1))
+    def __init__(self) -> None:
+        super().__init__(metrics.ENGINE)
+        self._gains: list[tuple[str, Gain, float]] = []
+        self._steps: list[tuple[float, float, float]] = []
+        for reason in metrics.FINISH_REASONS:
+            self[metrics.ENDED].labels(reason)
 
+    def total(self, entry: Metric[Any]) -> float:
+        """See `Metrics.total`."""
+        self._count()
+        return super().total(entry)
 
-def count_gains(values: Metrics, gains: Mapping[str, Sequence[Gain]]) -> None:
-    """Count what each method's sequences gained in a step: once a step, since a counter takes a lock."""
-    every = [gain for group in gains.values() for gain in group]
-    values[metrics.SEQUENCE_STEPS].inc(len(every))
-    values[metrics.GENERATION_TOKENS].inc(sum(gain.output_tokens for gain in every))
-    values[metrics.ROWS].inc(sum(gain.rows_executed for gain in every))
-    for method, group in gains.items():
-        if not (drafts := [gain for gain in group if gain.drafted]):
-            continue
-        values[metrics.DRAFTS].labels(method).inc(len(drafts))
-        values[metrics.DRAFT_TOKENS].labels(method).inc(sum(gain.drafted for gain in drafts))
-        accepted = [gain.accepted for gain in drafts]
-        values[metrics.ACCEPTED_TOKENS].labels(method).inc(sum(accepted))
-        values[metrics.REUSED_TOKENS].labels(method).inc(sum(gain.reused for gain in drafts))
-        for depth in range(max(accepted)):
-            deep = sum(count > depth for count in accepted)
-            values[metrics.ACCEPTED_AT].labels(method, str(depth)).inc(deep)
+    def page(self) -> bytes:
+        """See `Metrics.page`."""
+        self._count()
+        return super().page()
+
+    def note_step(self, step_s: float, engine_s: float, draft_s: float) -> None:
+        """Note a step: its wall time, the part inside of the engine, and the part of that inside of drafters."""
+        self._steps.append((step_s, engine_s, draft_s))
+        if len(self._steps) + len(self._gains) > MOST_NOTED:
+            self._count()
+
+    def note_gain(self, method: str, gain: Gain, gap_s: float) -> None:
+        """Note what a step gained a sequence, so long after its last one."""
+        self._gains.append((method, gain, gap_s))
+
+    def count_end(self, reason: str, stats: SequenceStats) -> None:
+        """Count a request that has ended, and the times that it took."""
+        self[metrics.ENDED].labels(reason).inc()
+        self[metrics.QUEUE_TIME].observe(stats.queue_ms / 1e3)
+        if not stats.output_tokens:
+            return
+        first = stats.queue_ms + stats.prefill_ms
+        self[metrics.FIRST_TOKEN_TIME].observe(first / 1e3)
+        self[metrics.REQUEST_TIME].observe((first + stats.decode_ms) / 1e3)
+        if stats.output_tokens > 1:
+            self[metrics.PER_TOKEN_TIME].observe(stats.decode_ms / 1e3 / (stats.output_tokens - 1))
+
+    def _count(self) -> None:
+        steps, self._steps = self._steps, []
+        self[metrics.STEPS].inc(len(steps))
+        times = metrics.STEP_TIME, metrics.ENGINE_TIME, metrics.DRAFT_TIME
+        for entry, seconds in zip(times, zip(*steps, strict=True), strict=False):
+            self[entry].inc(sum(seconds))
+        noted, self._gains = self._gains, []
+        self[metrics.SEQUENCE_STEPS].inc(len(noted))
+        self[metrics.GENERATION_TOKENS].inc(sum(gain.output_tokens for _, gain, _ in noted))
+        self[metrics.ROWS].inc(sum(gain.rows_executed for _, gain, _ in noted))
+        for _, _, gap_s in noted:
+            self[metrics.STEP_GAP].observe(gap_s)
+        drafts: dict[str, list[Gain]] = {}
+        for method, gain, _ in noted:
+            if gain.drafted:
+                drafts.setdefault(method, []).append(gain)
+        for method, gains in drafts.items():
+            self[metrics.DRAFTS].labels(method).inc(len(gains))
+            self[metrics.DRAFT_TOKENS].labels(method).inc(sum(gain.drafted for gain in gains))
+            self[metrics.REUSED_TOKENS].labels(method).inc(sum(gain.reused for gain in gains))
+            accepted = [gain.accepted for gain in gains]
+            self[metrics.ACCEPTED_TOKENS].labels(method).inc(sum(accepted))
+            for depth in range(max(accepted)):
+                self[metrics.ACCEPTED_AT].labels(method, str(depth)).inc(sum(count > depth for count in accepted))

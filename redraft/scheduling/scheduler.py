@@ -22,10 +22,10 @@ from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.errors import Code, RequestError
 from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
-from redraft.scheduling.counts import Totals, count_end, count_gains, engine_metrics
+from redraft.scheduling.counts import EngineMetrics, Totals
 from redraft.scheduling.prompt_rows import share_rows
 from redraft.scheduling.slots import Limits, Slots
-from redraft.sequence import Gain, Output, Sequence
+from redraft.sequence import Output, Sequence
 
 LOOKED_AT = 128
 """Waiting prompts, the earliest, among which a step looks for the shortest."""
@@ -70,7 +70,7 @@ class Scheduler:
         """
         plans = plans or {}
         self.limits = limits
-        self.metrics = engine_metrics()
+        self.metrics = EngineMetrics()
         self.metrics[metrics.RUNNING].set_function(lambda: self.status().running)
         self.metrics[metrics.WAITING].set_function(lambda: self.status().waiting)
         self.metrics[metrics.CACHE_USE].set_function(lambda: self.status().kv_use)
@@ -169,10 +169,8 @@ class Scheduler:
         self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
         self._take_chunks(chunks, sum(map(len, tree.nodes)), logits, kept[len(decoding) :])
         outputs += self._sweep()
-        self.metrics[metrics.STEPS].inc()
-        self.metrics[metrics.ENGINE_TIME].inc(self.clock.engine_s - engine_s)
-        self.metrics[metrics.DRAFT_TIME].inc(self.clock.draft_s - draft_s)
-        self.metrics[metrics.STEP_TIME].inc(time.perf_counter() - started)
+        spent = self.clock.engine_s - engine_s, self.clock.draft_s - draft_s
+        self.metrics.note_step(time.perf_counter() - started, *spent)
         return outputs
 
     def _admit(self, sequence: Sequence) -> None:
@@ -195,7 +193,7 @@ class Scheduler:
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finish_reason)
         for sequence in (*self._running, *dropped):
             if sequence.finish_reason:
-                count_end(self.metrics, sequence.finish_reason, sequence.stats)
+                self.metrics.count_end(sequence.finish_reason, sequence.stats)
                 if sequence.has_slot:
                     self._slots.release(sequence)
         self._running = [sequence for sequence in self._running if not sequence.finish_reason]
@@ -311,17 +309,14 @@ class Scheduler:
     def _take_trees(
         self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: list[Features | None]
     ) -> None:
-        now, gap = time.perf_counter(), self.metrics[metrics.STEP_GAP]
-        gains: dict[str, list[Gain]] = {}
+        now = time.perf_counter()
         for sequence, verdict, features, nodes, inner in zip(
             sequences, verdicts, kept, tree.nodes, tree.inner, strict=True
         ):
             goes_on = bool(inner >> verdict.path[-1] & 1)
             gain = sequence.step(verdict, features, nodes, goes_on)
-            gains.setdefault(self._method(sequence), []).append(gain)
-            gap.observe(now - sequence.gained_at)
+            self.metrics.note_gain(self._method(sequence), gain, now - sequence.gained_at)
             sequence.gained_at = now
-        count_gains(self.metrics, gains)
 
     def _take_chunks(
         self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: list[Features | None]

@@ -31,7 +31,6 @@ from redraft.errors import Code, RequestError
 from redraft.grammar.trial import QUICK_S, TakesLonger
 from redraft.request import GENERATED, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
 from redraft.runtime import Runtime
-from redraft.scheduling.counts import count_end
 from redraft.scheduling.scheduler import Overloaded
 from redraft.sequence import FinishReason, Output, Sequence
 from redraft.serving.settings import ServeSettings, received
@@ -290,7 +289,7 @@ class Worker:
         encoding.future.cancel()
         del self._active[key]
         stats = SequenceStats(queue_ms=1e3 * (time.perf_counter() - encoding.arrived))
-        count_end(self._runtime.scheduler.metrics, reason, stats)
+        self._runtime.scheduler.metrics.count_end(reason, stats)
         message = {"op": "chunk", "id": key[1], "done": True, "finish_reason": reason, "stats": asdict(stats)}
         self._send(key[0], message)
 

@@ -70,7 +70,7 @@ def test_a_guide_that_is_too_complex_to_follow_is_an_error(service):
             list(client.generate(request(client, COMPLEX, stream=stream), timeout=600))
     assert client.complete(request(client, COMPLEX, max_tokens=1), timeout=600).finish_reason == "length"
     assert client.complete(request(client, CHOICE), timeout=600).finish_reason == "stop"
-    assert client.status(60).service.finished["error"] == 2
+    assert 'request_success_total{finished_reason="error"} 2.0' in client.status(60, metrics=True).metrics
     assert client.status(60).running == 0
 
 

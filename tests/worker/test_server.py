@@ -247,7 +247,7 @@ def test_a_text_is_not_encoded_where_the_queue_is_full(client, worker, monkeypat
     for _ in range(LIMITS.slots + LIMITS.max_queue):
         client.submit(request(client, **SLOW), lambda message: None)
     wait_until(lambda: client.status().waiting == LIMITS.max_queue)
-    monkeypatch.setattr(worker[1], "sequence", None)
+    monkeypatch.setattr(type(worker[1].codec), "encode", None)
     with pytest.raises(WorkerError, match="overloaded"):
         client.complete(request(client), timeout=60)
 

@@ -101,13 +101,6 @@ def test_the_core_models_client(service, stream):
     assert (number(result, "batch_index", "INT32"), number(result, "sequence_index", "INT32")) == (0, 0)
 
 
-def test_a_stream_never_starts_with_the_prompt(service, stream):
-    stream.send(text_input="hi", max_tokens=2, stream=True, exclude_input_in_output=False)
-    assert b"".join(result.as_numpy("text_output")[0] for result in stream.receive_all()).decode() == " w0é w1é"
-    stream.send("tensorrt_llm", request_output_len=2, streaming=True, exclude_input_in_output=False, **CORE_CLIENT)
-    assert [result.as_numpy("output_ids").tolist() for result in stream.receive_all()] == [[[[0]]], [[[1]]]]
-
-
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_stop_request_ends_the_request_with_its_id(service, stream, streaming):
     """Which answers what it has, as with TensorRT-LLM; a neighbour of another id goes on."""
@@ -155,17 +148,6 @@ def test_performance_metrics(service, stream, model):
         assert all(result.get_output(name) for name in METRICS), "the client reads them in every response"
 
 
-@pytest.mark.parametrize("name", ["return_context_logits", "return_generation_logits"])
-@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm"])
-def test_logits_are_refused_by_name(service, stream, model, name):
-    prompt = {"text_input": "hi", "max_tokens": 1} if model == "ensemble" else {"request_output_len": 1, **CORE_CLIENT}
-    stream.send(model, **prompt, **{name: True})
-    with pytest.raises(InferenceServerException, match=f"{name}: logits are not returned"):
-        stream.receive()
-    stream.send(model, **prompt, **{name: False})
-    assert len(stream.receive_all()) == 1
-
-
 @pytest.mark.parametrize("words", [np.zeros((1, 2, 0), np.int32), np.array([[[0], [-1]]], np.int32)])
 def test_word_lists_without_a_word(service, stream, words):
     """As TensorRT-LLM's preprocessing makes them of no words, and of one that is empty."""
@@ -174,17 +156,3 @@ def test_word_lists_without_a_word(service, stream, words):
         decoder_input_ids=np.array([[2]], np.int32), decoder_input_lengths=np.array([[1]], np.int32), **CORE_CLIENT,
     )  # fmt: skip
     assert len(stream.receive_all()) == 1
-
-
-def test_a_full_queues_message(service):
-    """TensorRT-LLM's test_max_queue_size looks for the first over gRPC, for the second over HTTP."""
-    error = service.generate({"text_input": "overload", "max_tokens": 4})["error"]
-    for part in ("queue is full", "Exceeds maximum queue size", "Maximum queue size of"):
-        assert part in error
-
-
-def test_a_benchmark_that_joins_the_chunks_itself(service):
-    """vLLM's and SGLang's benchmarks send `accumulate_tokens`, and add each event's text to what they have."""
-    body = {"accumulate_tokens": True, "text_input": "hi", "temperature": 0.0, "top_p": 1.0, "max_tokens": 4}
-    events = service.generate_stream(body | {"stream": True, "min_length": 4, "id": "7"})
-    assert "".join(event["text_output"] for event in events) == ANSWER

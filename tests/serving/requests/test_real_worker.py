@@ -90,9 +90,7 @@ def test_a_full_queue_says_so_at_once(service):
     ("body", "message"),
     [
         ({"text_input": "x", "max_tokens": 99999}, "max_tokens: expected at most 25"),
-        ({"text_input": "x", "max_tokens": 99999999999}, "max_tokens: expected integers of at most 32 bits"),
         ({"text_input": "x" * 300, "max_tokens": 4}, "prompt has|context"),
-        ({"text_input": "x", "max_tokens": 4, "end_id": 10**6}, "end_id: expected an id below"),
     ],
 )
 def test_limits_of_the_bundle(service, body, message):

@@ -108,22 +108,6 @@ def test_what_preprocessing_gives(client):
     assert {output.datatype for output in given.get_response().outputs} == {"INT32"}
 
 
-def test_special_tokens_are_left_out_where_the_text_has_them(client):
-    """This tokenizer adds none anyway."""
-    plain = {"QUERY": PROMPT, "REQUEST_OUTPUT_LEN": 5}
-    given, bare = (
-        client.infer("preprocessing", grpc_inputs(**plain, **fields)).as_numpy("INPUT_ID")
-        for fields in ({}, {"ADD_SPECIAL_TOKENS": False})
-    )
-    assert given.tolist() == bare.tolist()
-    asked = {"text_input": PROMPT, "max_tokens": 5}
-    texts = [
-        client.infer("ensemble", grpc_inputs(**asked, **fields)).as_numpy("text_output").tolist()
-        for fields in ({}, {"add_special_tokens": False, "top_k": -1})
-    ]
-    assert texts[0] == texts[1]
-
-
 def test_several_sequences_are_decoded(client):
     ids = np.array([[[toy_tokenizer().token_to_id(token) for token in "abc"], [0, -1, -1]]], np.int32)
     lengths = np.array([[2, 1]], np.int32)

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -102,22 +101,6 @@ class Client:
         pass
 
 
-class Family:
-    """Triton's metric families, which remember every call."""
-
-    GAUGE, COUNTER, HISTOGRAM = range(3)
-    calls: ClassVar[list[tuple[str, float]]] = []
-
-    def __init__(self, name: str, **_: object):
-        self.name = name
-
-    def Metric(self, **_: object) -> SimpleNamespace:
-        def record(value: float) -> None:
-            self.calls.append((self.name, value))
-
-        return SimpleNamespace(set=record, increment=record, observe=record)
-
-
 @pytest.fixture
 def module(monkeypatch):
     class Error(str):
@@ -128,7 +111,6 @@ def module(monkeypatch):
 
     logged: list[str] = []
     stand_in = SimpleNamespace(
-        MetricFamily=Family,
         TritonError=Error,
         InferenceResponse=lambda tensors=None, error=None: SimpleNamespace(tensors=tensors, error=error),
         Logger=SimpleNamespace(log_error=logged.append),
