@@ -212,7 +212,10 @@ def _too_large(bundle: Bundle, config: BundleConfig, weight_bytes: int, free: in
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether Python, numpy, torch or a library in C++ found no memory, of the host or of a GPU."""
+    """Whether Python, numpy, torch or a library in C++ found no memory, of the host or of a GPU.
+
+    Their texts are all there is: a C++ exception arrives as a RuntimeError, whatever it was.
+    """
     said = str(error).lower()
     return isinstance(error, MemoryError) or any(
         sign in said for sign in ("can't allocate memory", "bad_alloc", "bad allocation", "out of memory")

@@ -242,7 +242,7 @@ class WorkerClient:
                     self._receive(link)
                 if link.monitor in ready:
                     self._follow(link, recv_monitor_message(link.monitor)["event"])
-            for link in self._links[:-1]:
+            for link in self._links[:-1]:  # to replaced workers, which wait for their clients to leave
                 if not (link.questions or link in self._link_of.values()):
                     self._leave(link)
             if self._inbox in ready:
@@ -318,6 +318,7 @@ class WorkerClient:
                 self._send(_CANCEL, request_id, _cancellation(request_id))
 
     def _follow(self, link: _Link, event: int) -> None:
+        """Act on a connection's event: it is up, it was lost, or another try to connect failed."""
         newest = link is self._links[-1]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             link.up = True
@@ -328,7 +329,7 @@ class WorkerClient:
                 self._connected.set()
         elif event == zmq.EVENT_DISCONNECTED:
             link.up = False
-            self._receive(link)
+            self._receive(link)  # last messages came before the end, and a request that has them has not failed
             text = self._unless_stopping(WENT_AWAY)
             if link is not self._links[-1]:
                 self._leave(link, text)

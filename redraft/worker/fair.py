@@ -49,6 +49,7 @@ class FairExecutor:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _run_next(self) -> None:
+        """Run the call whose turn it is, which need not be the one that this was queued with."""
         with self._lock:
             client, future, call = self._waiting.pop(self._next())
         if not future.set_running_or_notify_cancel():

@@ -149,7 +149,8 @@ class Worker:
             self._close()
 
     def _is_drained(self, now: float) -> bool:
-        """Whether it may end. A replaced worker waits for its clients to leave: a request may be on its way."""
+        """Whether it may end. A replaced worker waits for its clients to leave: a request may be on its way. A client
+        that found the socket a moment before the swap may not have connected yet, hence LATECOMERS_S."""
         if self._drained_by is None or now > self._drained_by:
             return self._drained_by is not None
         awaited = self._replaced_at is not None and (self._connections or now < self._replaced_at + LATECOMERS_S)
@@ -182,7 +183,9 @@ class Worker:
                 self._connections.add(message["value"])
             else:
                 self._connections.discard(message["value"])
-                for client in list(self._clients):  # those that are gone are forgotten, with their requests
+                # A closed connection has no name, so all clients are sent something: to those that are gone it fails,
+                # and they are forgotten with their requests.
+                for client in list(self._clients):
                     self._send(client, {"op": "probe"})
 
     def _handle(self, client: bytes, data: bytes) -> None:
@@ -238,15 +241,17 @@ class Worker:
     def _require_room_to_encode(self, key: Key, request: GenerateRequest, compiles: bool) -> None:
         """Raises Overloaded where `max_queue` requests wait to be encoded, or to be compiled. Among those to compile,
         the last one of the client that has most of them makes room for another client's."""
-        waiting = [place for place in self._encoding() if cast(Encoding, self._active[place]).compiles == compiles]
+        waiting = [other for other in self._encoding() if cast(Encoding, self._active[other]).compiles == compiles]
         if len(waiting) < self._runtime.limits.max_queue:
             return
         overloaded = Overloaded(f"overloaded: {len(waiting)} requests wait to be encoded: try again later")
-        clients = Counter(_client(place, self._active[place].request) for place in waiting)
+        clients = Counter(_client(other, self._active[other].request) for other in waiting)
         client, count = clients.most_common(1)[0]
+        # Only compiling takes so long that one client's guides keep others out. Who would have as many as the busiest
+        # client after the exchange gains nothing for fairness, and the two would throw each other out in turn.
         if not compiles or count <= clients[_client(key, request)] + 1:
             raise overloaded
-        last = [place for place in waiting if _client(place, self._active[place].request) == client][-1]
+        last = [other for other in waiting if _client(other, self._active[other].request) == client][-1]
         cast(Encoding, self._active.pop(last)).future.cancel()
         self._refuse(last, overloaded)
 
@@ -254,7 +259,7 @@ class Worker:
         """Raises Overloaded where a client has as many requests as it may."""
         if client is None or self._max_per_client is None:
             return
-        if sum(one.request.client == client for one in self._active.values()) >= self._max_per_client:
+        if sum(active.request.client == client for active in self._active.values()) >= self._max_per_client:
             raise Overloaded(
                 f"overloaded: client {shown(client)} has {self._max_per_client} requests already, the most that "
                 "--max-per-client allows: try again later"
@@ -265,7 +270,7 @@ class Worker:
         self._active[key] = sequence
 
     def _encoding(self) -> list[Key]:
-        return [key for key, one in self._active.items() if isinstance(one, Encoding)]
+        return [key for key, active in self._active.items() if isinstance(active, Encoding)]
 
     def _collect_encoded(self) -> None:
         for key in self._encoding():
@@ -351,8 +356,8 @@ class Worker:
     def _forget(self, client: bytes) -> None:
         self._clients.discard(client)
         for key in [key for key in self._active if key[0] == client]:
-            if isinstance(one := self._active.pop(key), Encoding):
-                one.future.cancel()
+            if isinstance(active := self._active.pop(key), Encoding):
+                active.future.cancel()
             else:
                 self._runtime.scheduler.cancel(key)
 

@@ -1,4 +1,4 @@
-"""The container's files agree with the product: paths, flags, ports and mounts."""
+"""The container's files agree with the product: paths, flags, ports, probes and versions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 from typer.main import get_command
 
@@ -15,68 +16,112 @@ from redraft.serving.settings import API_KEY_VARIABLE, OPTIONS, PREFIX, read
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["redraft"]
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICE, DEPLOYMENT = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
-POD = DEPLOYMENT["spec"]["template"]["spec"]
+PAGE = (ROOT / "docs" / "guides" / "deployment.md").read_text()
 PORTS = {name: OPTIONS[f"{name}_port"].default for name in ("http", "grpc", "metrics", "openai")}
 ALLOW_HOST_VARIABLE = PREFIX + "ALLOW_HOST"
-LINES = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
-INSTRUCTIONS = [line.split(maxsplit=1) for line in LINES if line.strip() and not line.startswith("#")]
+INSTRUCTIONS = [
+    line.split(maxsplit=1)
+    for line in DOCKERFILE.replace("\\\n", " ").splitlines()
+    if line.strip() and not line.startswith("#")
+]
 
 
 def instruction(name: str) -> list[str]:
     return [rest for kind, rest in INSTRUCTIONS if kind == name]
 
 
-def test_the_dockerfile_copies_all_that_runs_and_only_that_is_sent_to_docker():
+def container_command() -> list[str]:
+    return json.loads(instruction("CMD")[-1])
+
+
+def flags() -> dict[str, str]:
+    command = container_command()
+    assert command[:2] == ["redraft", "serve"]
+    assert command[2] == "--foreground"
+    return dict(zip(command[3::2], command[4::2], strict=True))
+
+
+def test_what_the_dockerfile_copies_is_there_and_is_all_that_runs():
     copied = [path for rest in instruction("COPY") for path in rest.split()[:-1]]
     assert all((ROOT / path).exists() for path in copied)
-    packages = re.search(r"packages = \[(.*)\]", (ROOT / "pyproject.toml").read_text())[1]
-    assert {*re.findall(r'"(\w+)"', packages), "triton_repo", "requirements.txt", "requirements-triton.txt"} <= {
-        *copied
-    }
-    first, *others = (ROOT / ".dockerignore").read_text().splitlines()
-    assert first == "*", "not artifacts, environments and history, which are gigabytes"
-    sent = [path for rest in instruction("COPY") for path in rest.split()[:-1] if path != "./"]
-    assert [name[1:] for name in others if name.startswith("!")] == sent
+    rooms = {"build", "benchmarks", "model_defs", "plugins", "redraft", "triton_repo"}
+    assert rooms | {"requirements.txt", "requirements-gpu.txt", "requirements-triton.txt", "pyproject.toml"} < set(
+        copied
+    )
     assert instruction("WORKDIR") == [str(launch.IN_IMAGE)]
+    packages = re.search(r"packages = \[(.*)\]", (ROOT / "pyproject.toml").read_text())[1]
+    assert set(re.findall(r'"(\w+)"', packages)) <= set(copied)
 
 
-def test_versions_and_paths_of_triton_are_the_products():
-    (version,) = [rest.removeprefix("TENSORRT=tensorrt-cu13==") for rest in instruction("ARG") if "TENSORRT" in rest]
-    assert f"tensorrt-cu13-bindings=={version}\n" in (ROOT / "requirements" / "build.txt").read_text()
-    (environment,) = instruction("ENV")
-    assert dict(part.split("=", 1) for part in environment.split())[SERVER_VARIABLE] == str(CONTAINER_SERVER)
-    image = f"redraft:{instruction('ARG')[0].removeprefix('TRITON=')}"
-    assert COMPOSE["image"] == f"${{IMAGE:-{image}}}"
-    assert launch.IMAGE == POD["containers"][0]["image"] == image
+def test_only_what_is_copied_is_sent_to_docker():
+    """Not artifacts, environments and history, which are gigabytes."""
+    copied = [path for rest in instruction("COPY") for path in rest.split()[:-1] if path != "./"]
+    first, *others = (ROOT / ".dockerignore").read_text().splitlines()
+    assert first == "*"
+    assert [name[1:] for name in others if name.startswith("!")] == copied
+    assert "**/__pycache__" in others
 
 
-def test_the_containers_command_and_ports_are_those_of_serve(monkeypatch):
-    """A client inside a cluster sends the service's name as Host, which comes in a variable."""
-    monkeypatch.setenv(ALLOW_HOST_VARIABLE, "a.example b.example")
-    _, name, *arguments = json.loads(instruction("CMD")[-1])
-    with get_command(application("serve")).get_command(None, name).make_context(name, arguments) as context:
-        options = context.params
-    assert (options["foreground"], options["address"], str(options["bundle"])) == (True, "0.0.0.0", "/bundle")
-    assert read({}).allow_host == ["a.example", "b.example"]
+def test_the_containers_command_is_one_of_redrafts():
+    command = get_command(application("serve"))
+    serve = command.get_command(None, "serve")
+    context = serve.make_context("serve", container_command()[2:])
+    assert context.params["foreground"]
+    assert (context.params["address"], str(context.params["bundle"])) == ("0.0.0.0", "/bundle")
+    assert {name: context.params[f"{name}_port"] for name in PORTS} == PORTS
+
+
+def test_ports_are_the_services_own():
     assert launch.PORTS == PORTS
     assert instruction("EXPOSE") == [" ".join(map(str, PORTS.values()))]
-    published = [re.fullmatch(r"\S*:-(\d+)\}:(\d+)", entry).groups() for entry in COMPOSE["ports"]]
-    assert published == [(str(port), str(port)) for port in PORTS.values()]
+    published = [entry.rsplit(":", 1) for entry in COMPOSE["services"]["redraft"]["ports"]]
+    assert [int(inside) for _, inside in published] == list(PORTS.values())
+    defaults = [re.findall(r":-(\d+)\}", outside) for outside, _ in published]
+    assert defaults == [[str(port)] for port in PORTS.values()]
     assert {port["name"]: port["port"] for port in SERVICE["spec"]["ports"]} == PORTS
-    assert {port["name"]: port["containerPort"] for port in POD["containers"][0]["ports"]} == PORTS
-    assert (launch.API_KEY, launch.ALLOW_HOST) == (API_KEY_VARIABLE, ALLOW_HOST_VARIABLE)
-    assert COMPOSE["environment"] == [API_KEY_VARIABLE, ALLOW_HOST_VARIABLE]
-    assert POD["containers"][0]["env"] == [{"name": ALLOW_HOST_VARIABLE, "value": SERVICE["metadata"]["name"]}]
+    (container,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == PORTS
+    annotations = DEPLOYMENT["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(PORTS["openai"]), "the engine's metrics, which the dashboard draws"
 
 
 def test_bundles_and_shared_memory_are_mounted_where_they_are_looked_for():
-    (mount,) = COMPOSE["volumes"]
-    assert (mount["type"], mount["target"], mount["read_only"]) == ("bind", "/bundle", True)
-    assert COMPOSE["stop_grace_period"] == f"{launch.STOP_S}s"
-    assert COMPOSE["shm_size"] == launch.SHARED_MEMORY + "b" == "2gb"
-    assert POD["terminationGracePeriodSeconds"] == launch.STOP_S
-    mounts = {mount["name"]: mount["mountPath"] for mount in POD["containers"][0]["volumeMounts"]}
-    assert mounts == {"bundles": "/bundle", "shared-memory": "/dev/shm"}
-    assert {volume["name"] for volume in POD["volumes"]} == {*mounts}
+    bundle = flags()["--bundle"]
+    service = COMPOSE["services"]["redraft"]
+    (mount,) = service["volumes"]
+    assert (mount["type"], mount["target"], mount["read_only"]) == ("bind", bundle, True)
+    assert "${BUNDLE:?" in mount["source"]
+    assert service["stop_grace_period"] == f"{launch.STOP_S}s"
+    assert service["shm_size"] == launch.SHARED_MEMORY + "b" == "2gb"
+    pod = DEPLOYMENT["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == launch.STOP_S
+    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    assert (mounts["bundles"]["mountPath"], mounts["bundles"]["readOnly"]) == (bundle, True)
+    assert mounts["shared-memory"]["mountPath"] == "/dev/shm"
+    assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
+
+
+def test_the_key_and_the_names_of_v1_reach_the_container(monkeypatch):
+    """A client inside a cluster sends the service's name as Host."""
+    assert (launch.API_KEY, launch.ALLOW_HOST) == (API_KEY_VARIABLE, ALLOW_HOST_VARIABLE)
+    assert COMPOSE["services"]["redraft"]["environment"] == [API_KEY_VARIABLE, ALLOW_HOST_VARIABLE]
+    (container,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == [{"name": ALLOW_HOST_VARIABLE, "value": SERVICE["metadata"]["name"]}]
+    monkeypatch.setenv(ALLOW_HOST_VARIABLE, "a.example b.example")
+    assert read({}).allow_host == ["a.example", "b.example"]
+
+
+@pytest.mark.parametrize("where", ["dockerfile", "compose", "kubernetes", "page"])
+def test_one_release_everywhere(where):
+    release = instruction("ARG")[0].removeprefix("TRITON=")
+    assert f"redraft:{release}" == launch.IMAGE
+    texts = {
+        "dockerfile": DOCKERFILE,
+        "compose": COMPOSE["services"]["redraft"]["image"],
+        "kubernetes": DEPLOYMENT["spec"]["template"]["spec"]["containers"][0]["image"],
+        "page": PAGE,
+    }
+    assert set(re.findall(r"redraft:(\d\d\.\d\d)", texts[where])) == {release}

@@ -7,8 +7,9 @@ import json
 import pytest
 from aiohttp import web
 
-from benchmarks.load.clients.base import Generation, GenerationError, parse_metrics
+from benchmarks.load.clients.base import Generation, GenerationError
 from benchmarks.load.clients.connect import address, connect
+from redraft.metrics import read
 
 SAMPLING = {"temperature": 0.5, "seed": 7, "min_length": 3}
 TALK = ({"role": "user", "content": "hi"},)
@@ -146,4 +147,4 @@ def test_addresses():
 
 def test_counters_are_summed_over_labels():
     page = 'redraft_drafted{model="a"} 1\nredraft_drafted{model="b"} 2.5\nredraft_x_bucket{le="1"} 9\nother 3\n'
-    assert parse_metrics(page) == {"drafted": 3.5}
+    assert read(page) == {"drafted": 3.5}
