@@ -36,7 +36,7 @@ from benchmarks.load.workload import ChatTokenizer, Conversation, arrival_times,
 from redraft.bundle.budget import machine_name
 from redraft.chat import Message
 from redraft.console.progress import duration, progress, write
-from redraft.metrics import ACCEPTED_TOKENS, DRAFT_TOKENS, PREFIX, SEQUENCE_STEPS
+from redraft.metrics import ACCEPTED_TOKENS, DRAFT_TOKENS, GENERATION_TOKENS, PREFIX, SEQUENCE_STEPS, Metric
 from redraft.prompts import Prompt, load_prompts
 from redraft.request import AUTO_REGRESSIVE
 
@@ -237,7 +237,7 @@ class LoadTest:
                     client = await client_of(contender)
                     stack.push_async_callback(client.close)
                     servers.append((contender, client))
-                    contender.served_before = (await client.counters()).get("output_tokens", 0) > FIRST_TOKENS
+                    contender.served_before = _count(await client.counters(), GENERATION_TOKENS) > FIRST_TOKENS
                 for contender, client in servers:  # which may be one service
                     await self.warm_up(contender, client, warmup, lambda: shown.update(shown.done + 1, ""))
             for contender, _ in servers:
@@ -276,9 +276,12 @@ async def client_of(args: argparse.Namespace) -> Client:
 def acceptance_between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     """Acceptance figures of the steps between two readings of the server's counters."""
     counted = (SEQUENCE_STEPS, DRAFT_TOKENS, ACCEPTED_TOKENS)
-    names = [metric.series.removeprefix(PREFIX) for metric in counted]
-    changes = [after.get(name, 0.0) - before.get(name, 0.0) for name in names]
+    changes = [_count(after, metric) - _count(before, metric) for metric in counted]
     return acceptance(*changes)
+
+
+def _count(counters: dict[str, float], metric: Metric[Any]) -> float:
+    return counters.get(metric.series.removeprefix(PREFIX), 0.0)
 
 
 def contenders(args: argparse.Namespace) -> list[argparse.Namespace]:

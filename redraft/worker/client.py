@@ -308,7 +308,7 @@ class WorkerClient:
         if data is None:
             return
         message = unpack(data)
-        if message["op"] == "status" and link.questions:  # else the link's own, which nobody waits for
+        if message["op"] == "status" and link.questions:
             self._questions.put(link.questions.popleft())
             self._send(_STATUS, "", data)
         elif message["op"] == "generate":
@@ -322,7 +322,9 @@ class WorkerClient:
         newest = link is self._links[-1]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             link.up = True
-            for data in (pack({"op": "status"}), *link.held):  # first for the limits; nobody waits for the answer
+            # First for the limits. Nobody waits for the answer, but it comes before those to questions that were held.
+            link.questions.appendleft(queue.SimpleQueue())
+            for data in (pack(StatusRequest()), *link.held):
                 self._pass_on(link, data)
             link.held.clear()
             if newest:

@@ -43,6 +43,7 @@ class FakeClient:
     async def counters(self):
         steps = self.chunks * len(self.seen)
         return {
+            "generation_tokens_total": self.words * steps,
             "engine_sequence_steps_total": steps,
             "spec_decode_num_draft_tokens_total": 4 * steps,
             "spec_decode_num_accepted_tokens_total": (self.words - 1) * steps,
