@@ -80,9 +80,10 @@ class Access:
         address = scope.get("client")
         return address[0] if address else None
 
-    def _check_key(self, given: bytes | None) -> None:
+    def _check_key(self, key: bytes | None) -> None:
         """Each key is compared to its end, so that the time tells nothing."""
-        if given is None or not sum(hmac.compare_digest(given, key.encode()) for key in self.keys):
+        # All keys are compared, so that the time does not tell which one is nearest.
+        if key is None or not sum(hmac.compare_digest(key, known.encode()) for known in self.keys):
             message = "expected the header `Authorization: Bearer KEY` with this server's key"
             raise ApiError(message, code=Code.INVALID_API_KEY, headers={"WWW-Authenticate": "Bearer"})
 
@@ -116,7 +117,7 @@ class Gate:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
-        own = _own_headers(headers)
+        request_headers = _request_headers(headers)
         started, status = time.perf_counter(), 0
         unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
@@ -130,7 +131,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(own | ({"connection": "close"} if unread else {}))
+                MutableHeaders(scope=message).update(request_headers | ({"connection": "close"} if unread else {}))
             elif unread and not message.get("more_body"):
                 await send({**message, "more_body": True})
                 await _drop_body(receive_on)
@@ -147,19 +148,21 @@ class Gate:
             except Exception as error:  # the application has answered, and raises it again
                 log_failure(error)
         finally:
-            self._note(scope, status, time.perf_counter() - started, own)
+            self._note(scope, status, time.perf_counter() - started, request_headers)
 
-    def _note(self, scope: MutableMapping[str, Any], status: int, seconds: float, own: dict[str, str]) -> None:
+    def _note(
+        self, scope: MutableMapping[str, Any], status: int, seconds: float, request_headers: dict[str, str]
+    ) -> None:
         route = scope.get("route")
         self._metrics.count_answer(route.path if route else "other", status)
         level = logging.DEBUG if scope["path"] in PROBED_PATHS else logging.INFO
-        path, ids = clipped(repr(scope["path"])[1:-1]), " ".join(own.values())
+        path, ids = clipped(repr(scope["path"])[1:-1]), " ".join(request_headers.values())
         fields = {
             "method": scope["method"],
             "path": path,
             "status": status or None,
             "seconds": round(seconds, 3),
-            **{name.replace("-", "_"): value for name, value in own.items()},
+            **{name.replace("-", "_"): value for name, value in request_headers.items()},
         }
         values = scope["method"], path, status or "gone", seconds, ids
         log.log(level, "%s %s %s %.3f s %s", *values, extra={"fields": fields})
@@ -178,19 +181,19 @@ def log_failure(error: Exception) -> None:
     log.error("%s in\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
 
 
-def _own_headers(headers: Headers) -> dict[str, str]:
+def _request_headers(headers: Headers) -> dict[str, str]:
     """The headers of the answer that say which request it belongs to: what the client sent, where it is well formed."""
-    given = headers.get("x-request-id", "")
-    own = {"x-request-id": given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex}
+    request_id = headers.get("x-request-id", "")
+    names = {"x-request-id": request_id if _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex}
     if _TRACE_PARENT.fullmatch(trace := headers.get("traceparent", "")):
-        own["traceparent"] = trace
-    return own
+        names["traceparent"] = trace
+    return names
 
 
 def _bearer_key(headers: Headers) -> bytes | None:
     """The key that a request comes with."""
-    given = headers.get("authorization", "")
-    return given[len(BEARER) :].encode("latin-1") if given[: len(BEARER)].lower() == BEARER else None
+    header = headers.get("authorization", "")
+    return header[len(BEARER) :].encode("latin-1") if header[: len(BEARER)].lower() == BEARER else None
 
 
 def _host_name(host: str) -> str:

@@ -37,39 +37,39 @@ class Generation:
     def __enter__(self) -> Self:
         """Submit the requests. Raises ApiError where one cannot be sent."""
         try:
-            for place, request in enumerate(self._requests):
-                self._client.submit(request, partial(self._pass_on, place))
-                self._running.add(place)
+            for index, request in enumerate(self._requests):
+                self._client.submit(request, partial(self._pass_on, index))
+                self._running.add(index)
                 self._metrics.running.inc()
         except WorkerError as error:
-            self.__exit__()
+            self.__exit__()  # Python calls it only after an `__enter__` that succeeds: end those that were sent
             raise of_worker(error, self._fields) from None
         return self
 
     def __exit__(self, *_: object) -> None:
-        for place in self._running:
-            self._client.cancel(self._requests[place].id)
+        for index in self._running:
+            self._client.cancel(self._requests[index].id)
             self._metrics.running.dec()
         self._running.clear()
 
     async def chunks(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Each chunk with its request's place, until all have ended. Raises ApiError where one fails."""
+        """Each chunk with its request's index, until all have ended. Raises ApiError where one fails."""
         while self._running:
-            place, message = await self._messages.get()
+            index, message = await self._messages.get()
             if isinstance(message, ErrorMessage):
-                self._leave(place)
+                self._leave(index)
                 raise of_worker(WorkerError(message.message, message.code), self._fields)
             if message.done:
-                self._leave(place)
+                self._leave(index)
                 if message.stats:
                     self._tracing.sequence(message.finish_reason or "stop", message.stats)
-            yield place, message
+            yield index, message
 
-    def _leave(self, place: int) -> None:
-        self._running.discard(place)
+    def _leave(self, index: int) -> None:
+        self._running.discard(index)
         self._metrics.running.dec()
 
-    def _pass_on(self, place: int, message: WorkerMessage) -> None:
+    def _pass_on(self, index: int, message: WorkerMessage) -> None:
         """Called on the client's thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._messages.put_nowait, (place, message))
+            self._loop.call_soon_threadsafe(self._messages.put_nowait, (index, message))

@@ -157,7 +157,7 @@ class GenerationBody(ModelBody, SamplingOptions, TextOptions):
 
 def without_text() -> Unserved:
     """The fields of `GenerationBody`, for endpoints that generate no text. Their defaults ask for nothing there."""
-    neutral = {name: (value,) for name, value in NEUTRAL.items()}
+    neutral: dict[str, tuple[float, ...]] = {name: (value,) for name, value in NEUTRAL.items()}
     neutral |= {"top_k": (-1, 0), "top_p": (0, 1), "min_length": (0,)}  # several numbers turn these off
     fields = {name: info for name, info in GenerationBody.model_fields.items() if name not in ModelBody.model_fields}
     return {info.alias or name: (neutral.get(name, (info.default,)), NO_TEXT) for name, info in fields.items()}
@@ -291,11 +291,11 @@ class ChatBody(ChoicesBody, Conversation):
 
 def _prompts(value: Any) -> list[str | list[int]]:
     """Each prompt, a text or token ids, of one of the four forms that a field `prompt` has."""
-    given = [value] if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])) else value
-    if isinstance(given, list) and len(given) > MAX_CHOICES:
+    prompts = [value] if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])) else value
+    if isinstance(prompts, list) and len(prompts) > MAX_CHOICES:
         raise ValueError(f"expected at most {MAX_CHOICES} items")
-    if isinstance(given, list) and given and all(isinstance(one, str) or _are_ids(one) for one in given):
-        return given
+    if isinstance(prompts, list) and prompts and all(isinstance(item, str) or _are_ids(item) for item in prompts):
+        return prompts
     raise ValueError("expected a text, token ids, or a list of either")
 
 

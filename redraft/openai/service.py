@@ -79,7 +79,7 @@ class Service:
                 model.check_name(body.model)
                 return body, translate(body, model)
 
-            small = len(data) <= INLINE_BYTES
+            small = len(data) <= INLINE_BYTES  # sooner read here than handed to a thread
             if small and not issubclass(schema, Conversation):
                 return work()
             # A chat template may take seconds, in a process of its own.
@@ -131,7 +131,9 @@ class Service:
             if wanted > most:
                 raise ApiError(f"n: expected at most {most} choices in all, {why}, got {wanted}", "n")
         named = {"client": request.state.client}
-        requests = [one.model_copy(update=named | {"id": self.client.new_id()}) for one in job.requests]
+        requests = [
+            worker_request.model_copy(update=named | {"id": self.client.new_id()}) for worker_request in job.requests
+        ]
         return Generation(self.client, requests, job.fields, self.metrics, self.tracing)
 
 

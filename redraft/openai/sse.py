@@ -56,10 +56,10 @@ async def attended(request: Request, work: Awaitable[T]) -> T:
             raise ClientGone
         return task.result()
     finally:
-        for one in (task, gone):
-            one.cancel()
+        for waiting in (task, gone):
+            waiting.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
-                await one
+                await waiting
 
 
 async def _gone(request: Request) -> None:

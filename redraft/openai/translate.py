@@ -123,11 +123,11 @@ def prompt_text(
 def completion_job(body: CompletionBody, model: ServedModel) -> Job:
     """The job of one or more prompts. Raises ApiError."""
     prompts = []
-    for given in body.prompt:
-        if isinstance(given, str):
-            prompts.append(Prompt(model.encode(given, "prompt", add_special_tokens=body.add_special_tokens), given))
+    for item in body.prompt:
+        if isinstance(item, str):
+            prompts.append(Prompt(model.encode(item, "prompt", add_special_tokens=body.add_special_tokens), item))
         else:
-            ids = model.check_ids(given, "prompt")
+            ids = model.check_ids(item, "prompt")
             prompts.append(Prompt(ids, model.codec.decode(ids, body.skip_special_tokens) if body.echo else ""))
     prompt_log_probs = body.echo and body.log_probs
     return job(body, model, prompts, body.n, body.max_tokens, "max_tokens", "prompt", prompt_log_probs=prompt_log_probs)
@@ -156,8 +156,8 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Items of the input as messages: calls belong to the assistant's message before them, and thoughts to what comes
     after them."""
     messages: list[dict[str, Any]] = []
-    for place, item in enumerate(items):
-        message = _message(item, f"input[{place}]")
+    for index, item in enumerate(items):
+        message = _message(item, f"input[{index}]")
         last = messages[-1] if messages and messages[-1]["role"] == "assistant" == message["role"] else {}
         if last and "tool_calls" in message:
             last.setdefault("tool_calls", []).extend(message["tool_calls"])
@@ -204,14 +204,14 @@ def _content(content: Any, where: str) -> str:
     if not isinstance(content, list):
         raise ApiError(f"{where}: expected a text or a list of text parts, got {shown(content)}", "input")
     texts = []
-    for place, part in enumerate(content):
+    for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in TEXT_PARTS:
             raise not_served(
-                "input", f"{where}[{place}]: expected a part of text, got {shown(kind or part)}: text only"
+                "input", f"{where}[{index}]: expected a part of text, got {shown(kind or part)}: text only"
             )
         if not isinstance(part.get("text"), str):
-            raise ApiError(f"{where}[{place}].text: expected a text, got {shown(part.get('text'))}", "input")
+            raise ApiError(f"{where}[{index}].text: expected a text, got {shown(part.get('text'))}", "input")
         texts.append(part["text"])
     return "\n".join(texts)
 
@@ -234,6 +234,7 @@ def job(
     if len(prompts) * n > MAX_CHOICES:
         raise ApiError(f"n: expected at most {MAX_CHOICES} choices in all, got {len(prompts) * n}", "n")
     base = body.seed if body.seed is not None else secrets.randbits(63)
+    # One choice without a seed leaves it to the worker; several need seeds that differ.
     seeds = [derived_seed(base, choice) for choice in range(n)] if body.seed is not None or n > 1 else [None]
     thinking = prompts[0].thinking
     special = (tools is not None and tools.special) or (thinking is not None and thinking.special)

@@ -30,14 +30,14 @@ class ChatAnswer:
     async def whole(self, generation: Generation) -> dict[str, Any]:
         """The answer, once all choices have ended."""
         scores: dict[str, Any] = {}
-        async for place, chunk in generation.chunks():
-            self._choices[place].add(chunk)
-            if chunk.prompt_log_probs is not None and place == 0:
+        async for index, chunk in generation.chunks():
+            self._choices[index].add(chunk)
+            if chunk.prompt_log_probs is not None and index == 0:  # all choices have the same prompt
                 ids, alternatives = self._job.prompts[0].ids, self._body.prompt_alternatives
                 scores = {"prompt_logprobs": prompt_log_probs(ids, chunk, self._model, alternatives or 0)}
             if self._body.logprobs:
-                self._choices[place].log_probs += chat_log_probs(chunk, self._model, self._body.alternatives)
-            self._choices[place].trees += self._trees[place].write(chunk.draft_trees or ())
+                self._choices[index].log_probs += chat_log_probs(chunk, self._model, self._body.alternatives)
+            self._choices[index].trees += self._trees[index].write(chunk.draft_trees or ())
         return {
             **self._head,
             "object": "chat.completion",
@@ -59,27 +59,28 @@ class ChatAnswer:
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """The answer's events; several are sent at once where they come from one chunk."""
         begun: set[int] = set()
-        async for place, chunk in generation.chunks():
-            choice, parts = self._choices[place], []
+        async for index, chunk in generation.chunks():
+            choice, parts = self._choices[index], []
             deltas = choice.add(chunk)
-            if place not in begun:
-                begun.add(place)
-                parts.append(self._event(place, {"role": "assistant", "content": ""}))
+            if index not in begun:
+                begun.add(index)
+                parts.append(self._event(index, {"role": "assistant", "content": ""}))
             entries = chat_log_probs(chunk, self._model, self._body.alternatives) if self._body.logprobs else []
-            trees = self._trees[place].write(chunk.draft_trees or ())
+            trees = self._trees[index].write(chunk.draft_trees or ())
             thoughts = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
             text = "".join(delta for delta in deltas if isinstance(delta, str))
             if not self._body.include_reasoning:
                 thoughts = ""
             if thoughts:
+                # Scores and trees of the chunk go out once: with its text where it has some.
                 beside = ([], []) if text else (entries, trees)
-                parts.append(self._event(place, {"reasoning_content": thoughts}, *beside))
+                parts.append(self._event(index, {"reasoning_content": thoughts}, *beside))
             if text or ((entries or trees) and not thoughts):
-                parts.append(self._event(place, {"content": text}, entries, trees))
+                parts.append(self._event(index, {"content": text}, entries, trees))
             calls = [_call_delta(delta) for delta in deltas if isinstance(delta, CallPart)]
-            parts += [self._event(place, {"tool_calls": [call]}) for call in calls]
+            parts += [self._event(index, {"tool_calls": [call]}) for call in calls]
             if chunk.done:
-                parts.append(self._event(place, {}, ending=choice.ending))
+                parts.append(self._event(index, {}, ending=choice.ending))
             if parts:
                 yield b"".join(parts)
         if self._body.usage_at_end:
@@ -95,10 +96,15 @@ class ChatAnswer:
         trees: list[dict[str, Any]] | None = None, *, ending: dict[str, Any] | None = None,
     ) -> bytes:  # fmt: skip
         log_probs = {"content": entries, "refusal": None} if entries else None
-        one = {"index": index, "delta": delta, "logprobs": log_probs, **(ending or {"finish_reason": None})}
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": delta,
+            "logprobs": log_probs,
+            **(ending or {"finish_reason": None}),
+        }
         if trees:
-            one["draft_trees"] = trees
-        return self._write([one], usage(self._job, self._choices) if self._body.usage_always else None)
+            choice["draft_trees"] = trees
+        return self._write([choice], usage(self._job, self._choices) if self._body.usage_always else None)
 
     def _write(self, choices: list[dict[str, Any]], counts: dict[str, Any] | None) -> bytes:
         data: dict[str, Any] = {**self._head, "object": "chat.completion.chunk", "choices": choices}

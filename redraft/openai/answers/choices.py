@@ -79,6 +79,8 @@ class Choice:
                 self.calls[delta.index].arguments += delta.arguments
         self.token_ids += chunk.token_ids
         self.finish_reason, self.stop_reason = chunk.finish_reason or self.finish_reason, chunk.stop_reason
+        # Only whole calls are to be run: one that a stop word or the length cut keeps that reason. `enough`: what the
+        # length cut comes after the last call that is wanted.
         if self.reader is not None and self.calls and self.reader.whole:
             ended = self.finish_reason == "stop" or (self.finish_reason == "length" and self.reader.enough)
             self.finish_reason = TOOL_CALLS if ended else self.finish_reason

@@ -40,21 +40,21 @@ class CompletionAnswer:
         texts = [""] * len(self._choices)
         lists: list[dict[str, Any] | None] = [None] * len(self._choices)
         scores: list[dict[str, Any]] = [{}] * len(self._choices)
-        async for place, chunk in generation.chunks():
-            text, found = self._add(place, chunk)
-            self._choices[place].trees += self._trees[place].write(chunk.draft_trees or ())
-            texts[place] += text
-            lists[place] = _joined(lists[place], found)
+        async for index, chunk in generation.chunks():
+            text, log_probs = self._add(index, chunk)
+            self._choices[index].trees += self._trees[index].write(chunk.draft_trees or ())
+            texts[index] += text
+            lists[index] = _joined(lists[index], log_probs)
             if (alternatives := self._body.prompt_alternatives) is not None and chunk.prompt_log_probs is not None:
-                ids = self._job.prompt_of(place).ids
-                scores[place] = {"prompt_logprobs": prompt_log_probs(ids, chunk, self._model, alternatives)}
+                ids = self._job.prompt_of(index).ids
+                scores[index] = {"prompt_logprobs": prompt_log_probs(ids, chunk, self._model, alternatives)}
         return {
             **self._head,
             "choices": [
-                {"index": index, "text": text, "logprobs": found, **choice.ending}
+                {"index": index, "text": text, "logprobs": log_probs, **choice.ending}
                 | scores[index]
                 | ({"draft_trees": choice.trees} if self._body.draft_trees else {})
-                for index, (text, found, choice) in enumerate(zip(texts, lists, self._choices, strict=True))
+                for index, (text, log_probs, choice) in enumerate(zip(texts, lists, self._choices, strict=True))
             ],
             "usage": usage(self._job, self._choices),
             **metrics(self._choices),
@@ -62,13 +62,13 @@ class CompletionAnswer:
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         """The answer's events."""
-        async for place, chunk in generation.chunks():
-            text, found = self._add(place, chunk)
-            trees = self._trees[place].write(chunk.draft_trees or ())
-            if text or found or trees or chunk.done:
-                ending = self._choices[place].ending if chunk.done else {"finish_reason": None}
-                one = {"index": place, "text": text, "logprobs": found, **ending}
-                yield self._write([one | ({"draft_trees": trees} if trees else {})])
+        async for index, chunk in generation.chunks():
+            text, log_probs = self._add(index, chunk)
+            trees = self._trees[index].write(chunk.draft_trees or ())
+            if text or log_probs or trees or chunk.done:
+                ending = self._choices[index].ending if chunk.done else {"finish_reason": None}
+                choice = {"index": index, "text": text, "logprobs": log_probs, **ending}
+                yield self._write([choice | ({"draft_trees": trees} if trees else {})])
         if self._body.usage_at_end:
             yield self._write([])
         yield END
@@ -77,22 +77,23 @@ class CompletionAnswer:
         """The event with which a stream ends that fails."""
         return event(error.body)
 
-    def _add(self, place: int, chunk: Chunk) -> tuple[str, dict[str, Any] | None]:
+    def _add(self, index: int, chunk: Chunk) -> tuple[str, dict[str, Any] | None]:
         """Text and log-probabilities that a chunk adds to a choice; those of an echo with the first."""
-        self._choices[place].add(chunk)
-        text, found, writer = chunk.text, None, self._log_probs[place]
-        first = place not in self._begun
+        self._choices[index].add(chunk)
+        text, log_probs, writer = chunk.text, None, self._log_probs[index]
+        first = index not in self._begun
         if first and self._body.echo:
-            prompt = self._job.prompt_of(place)
+            prompt = self._job.prompt_of(index)
             text = prompt.text + text
             if self._body.log_probs:
                 scores, best = chunk.prompt_log_probs or [], chunk.prompt_top_log_probs
-                found = writer.add(prompt.ids, scores, best, prompt.text)
-        self._begun.add(place)
+                log_probs = writer.add(prompt.ids, scores, best, prompt.text)
+        self._begun.add(index)
+        # An answer without tokens has empty lists, not none: clients index into them.
         if self._body.log_probs and (chunk.token_ids or (first and chunk.done)):
             new = writer.add(chunk.token_ids, list(chunk.log_probs or ()), chunk.top_log_probs)
-            found = _joined(found, new)
-        return text, found
+            log_probs = _joined(log_probs, new)
+        return text, log_probs
 
     def _write(self, choices: list[dict[str, Any]]) -> bytes:
         data: dict[str, Any] = {**self._head, "choices": choices}

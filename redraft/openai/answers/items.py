@@ -19,22 +19,22 @@ class MessageItem:
 
     def begin(self) -> list[Event]:
         """The events before its first piece."""
-        place = {"item_id": self.id, "content_index": 0}
+        location = {"item_id": self.id, "content_index": 0}
         item = self.whole("in_progress") | {"content": []}
-        return [("output_item.added", {"item": item}), ("content_part.added", {**place, "part": self._part()})]
+        return [("output_item.added", {"item": item}), ("content_part.added", {**location, "part": self._part()})]
 
     def add(self, text: str, log_probs: list[dict[str, Any]]) -> Event:
         """The event of a piece."""
         self.text += text
         self.log_probs += log_probs
-        place = {"item_id": self.id, "content_index": 0}
-        return "output_text.delta", {**place, "delta": text, "logprobs": log_probs}
+        location = {"item_id": self.id, "content_index": 0}
+        return "output_text.delta", {**location, "delta": text, "logprobs": log_probs}
 
     def end(self) -> list[Event]:
         """The events after its last piece."""
-        place = {"item_id": self.id, "content_index": 0}
+        location = {"item_id": self.id, "content_index": 0}
         text = {"text": self.text, "logprobs": self.log_probs}
-        return [("output_text.done", place | text), ("content_part.done", {**place, "part": self._part()})]
+        return [("output_text.done", location | text), ("content_part.done", {**location, "part": self._part()})]
 
     def whole(self, status: str) -> dict[str, Any]:
         """The item as it is."""
@@ -54,9 +54,9 @@ class ReasoningItem:
 
     def begin(self) -> list[Event]:
         """The events before its first piece."""
-        place = {"item_id": self.id, "content_index": 0}
+        location = {"item_id": self.id, "content_index": 0}
         item = self.whole("in_progress") | {"content": []}
-        return [("output_item.added", {"item": item}), ("content_part.added", {**place, "part": self._part()})]
+        return [("output_item.added", {"item": item}), ("content_part.added", {**location, "part": self._part()})]
 
     def add(self, text: str) -> Event:
         """The event of a piece."""
@@ -65,10 +65,10 @@ class ReasoningItem:
 
     def end(self) -> list[Event]:
         """The events after its last piece."""
-        place = {"item_id": self.id, "content_index": 0}
+        location = {"item_id": self.id, "content_index": 0}
         return [
-            ("reasoning_text.done", {**place, "text": self.text}),
-            ("content_part.done", {**place, "part": self._part()}),
+            ("reasoning_text.done", {**location, "text": self.text}),
+            ("content_part.done", {**location, "part": self._part()}),
         ]
 
     def whole(self, status: str) -> dict[str, Any]:

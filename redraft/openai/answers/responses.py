@@ -119,7 +119,7 @@ class ResponsesAnswer:
         count = len(self._log_probs)
         if self._job.tools is not None and text:
             covered = enumerate(accumulate(len(entry["token"]) for entry in self._log_probs), 1)
-            count = next((place for place, length in covered if length >= len(text)), count)
+            count = next((index for index, length in covered if length >= len(text)), count)
         taken, self._log_probs = self._log_probs[:count], self._log_probs[count:]
         return taken
 
@@ -127,13 +127,13 @@ class ResponsesAnswer:
         """Begin an item, after the end of the one before."""
         parts = self._close("completed") if self._items else []
         self._items.append(item)
-        return parts + [self._item_event(one) for one in item.begin()]
+        return parts + [self._item_event(item_event) for item_event in item.begin()]
 
     def _close(self, status: str) -> list[bytes]:
         """End the last item."""
         item = self._items[-1]
         done: Event = ("output_item.done", {"item": item.whole(self._last_status(status))})
-        return [self._item_event(one) for one in (*item.end(), done)]
+        return [self._item_event(item_event) for item_event in (*item.end(), done)]
 
     def _last_status(self, status: str) -> str:
         """The last item's status in a response of a status: a call that a stop word cut is not complete."""
@@ -142,8 +142,8 @@ class ResponsesAnswer:
         )
         return "incomplete" if cut else status
 
-    def _item_event(self, one: Event) -> bytes:
-        kind, data = one
+    def _item_event(self, item_event: Event) -> bytes:
+        kind, data = item_event
         return self._event(kind, {"output_index": len(self._items) - 1} | data)
 
     def _event(self, kind: str, data: dict[str, Any]) -> bytes:

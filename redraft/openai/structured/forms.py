@@ -291,8 +291,8 @@ def _read_braced(mark: str, end: str, quote: str) -> Callable[[CallReader], Read
     """A reader of `call:NAME{KEY:VALUE}` between a mark and an end, or of Hermes' form."""
 
     def read(answer: CallReader) -> Reading[None]:
-        while found := (yield from answer.text_until(mark, CALL)):
-            if found == mark:
+        while written := (yield from answer.text_until(mark, CALL)):
+            if written == mark:
                 yield from answer.braced_call(quote, end)
             else:
                 yield from _read_objects(answer)

@@ -117,7 +117,7 @@ class CallReader:
         self.enough = False
         """Whether as many calls are whole as the answer may have. What comes then is dropped."""
         self._ended = False
-        self._found: list[Delta] = []
+        self._deltas: list[Delta] = []
         self._reading = read(self)
 
     @property
@@ -137,14 +137,14 @@ class CallReader:
         except _Enough:
             self._text, self._mark, self._at = "", 0, 0
             self.enough = not self._ended
-        found, self._found = self._found, []
-        return found
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def finish(self) -> list[Delta]:
         """The last pieces: no more text comes."""
         self._ended = True
-        found = self.push("")
-        return [*found, self._space] if self._space and not self.calls and not self._only_calls else found
+        deltas = self.push("")
+        return [*deltas, self._space] if self._space and not self.calls and not self._only_calls else deltas
 
     # -- what forms are made of ----------------------------------------------------------------------------
 
@@ -152,9 +152,9 @@ class CallReader:
         """Pass text on up to the first of the marks, which is read, and returned; "" at the text's end. What has been
         read of something else is text."""
         while True:
-            places = [(place, mark) for mark in marks if (place := self._text.find(mark, self._at)) >= 0]
-            if places:
-                end, mark = min(places)
+            starts = [(index, mark) for mark in marks if (index := self._text.find(mark, self._at)) >= 0]
+            if starts:
+                end, mark = min(starts)
             else:
                 mark, rest = "", self._text[self._at :]
                 end = len(self._text) - (0 if self._ended else max(overlap(rest, mark) for mark in marks))
@@ -167,10 +167,10 @@ class CallReader:
     def skip(self, literal: str) -> Reading[bool]:
         """Read a literal and the white space before it, if they follow."""
         undecided = self._at > self._mark
-        found = yield from self._literal(literal)
-        if found and not undecided:
+        follows = yield from self._literal(literal)
+        if follows and not undecided:
             self._mark = self._at
-        return found
+        return follows
 
     def peek(self) -> Reading[str]:
         """The next character that is no white space, up to which is read; nothing at the text's end."""
@@ -270,12 +270,12 @@ class CallReader:
 
     def _whole_object(self, text: str, after: int, bare: bool) -> None:
         fields = from_json(text)
-        name, given = fields.get("name"), [fields[key] for key in ARGUMENTS if key in fields]
+        name, arguments = fields.get("name"), [fields[key] for key in ARGUMENTS if key in fields]
         called = isinstance(name, str) and name
-        if not called or (bare and not (given and self._is_tool(fields) and fields.keys() <= _FIELDS)):
+        if not called or (bare and not (arguments and self._is_tool(fields) and fields.keys() <= _FIELDS)):
             raise NotACall
         self._begin(name, after)
-        self._argue_value(given[0] if given else None)
+        self._argue_value(arguments[0] if arguments else None)
 
     def _headed(self, head: re.Pattern[str], end: str) -> Reading[None]:
         match = yield from self._matching(head, "{")
@@ -335,9 +335,9 @@ class CallReader:
         """Pass on a text as it arrives; False at the answer's end."""
         begun = not tags.own_lines
         while True:
-            place = self._text.find(tags.value_end, self._at)
-            end = place
-            if place < 0:
+            index = self._text.find(tags.value_end, self._at)
+            end = index
+            if index < 0:
                 end = len(self._text) - (0 if self._ended else overlap(self._text[self._at :], tags.value_end))
             if not begun and end > self._at:
                 self._at += self._text.startswith("\n", self._at)
@@ -346,8 +346,8 @@ class CallReader:
                 end -= 1
             piece, self._at = self._text[self._at : end], end
             self._argue(escaped(piece))
-            if place >= 0:
-                self._at = self._mark = place + len(tags.value_end)
+            if index >= 0:
+                self._at = self._mark = index + len(tags.value_end)
                 return True
             if self._ended:
                 return False
@@ -393,17 +393,17 @@ class CallReader:
     def _begin(self, name: str, after: int) -> None:
         """Begin a call, whose arguments come `after` there."""
         self._space = ""
-        self._found.append(CallPart(self.calls, id=self._new_id(), name=name))
+        self._deltas.append(CallPart(self.calls, id=self._new_id(), name=name))
         self.calls += 1
         self._mark = self._at = after
 
     def _argue(self, text: str) -> None:
         self._mark = self._at
-        last = self._found[-1] if self._found else None
+        last = self._deltas[-1] if self._deltas else None
         if isinstance(last, CallPart) and last.name is None:
-            self._found[-1] = replace(last, arguments=last.arguments + text)
+            self._deltas[-1] = replace(last, arguments=last.arguments + text)
         elif text:
-            self._found.append(CallPart(self.calls - 1, text))
+            self._deltas.append(CallPart(self.calls - 1, text))
 
     def _argue_value(self, arguments: Any) -> None:
         """Pass on a whole call's arguments: models write them as a quoted text too, and null or no text for none."""
@@ -471,32 +471,32 @@ class CallReader:
         yield from self.peek()
         while not self._ended and len(rest := self._text[self._at :]) < len(literal) and literal.startswith(rest):
             yield
-        found = self._text.startswith(literal, self._at)
-        self._at = self._at + len(literal) if found else self._mark + start
-        return found
+        follows = self._text.startswith(literal, self._at)
+        self._at = self._at + len(literal) if follows else self._mark + start
+        return follows
 
     def _matching(self, pattern: re.Pattern[str], end: str) -> Reading[re.Match[str]]:
         """Read what matches a pattern up to an `end`, and the end."""
-        while (place := self._text.find(end, self._at)) < 0:
+        while (index := self._text.find(end, self._at)) < 0:
             if self._ended or len(self._text) - self._at > LONGEST_HEAD:
                 raise NotACall
             yield
-        match = pattern.fullmatch(self._text, self._at, place)
-        if match is None or place - self._at > LONGEST_HEAD:
+        match = pattern.fullmatch(self._text, self._at, index)
+        if match is None or index - self._at > LONGEST_HEAD:
             raise NotACall
-        self._at = place + len(end)
+        self._at = index + len(end)
         return match
 
     def _collect(self, end: str) -> Reading[str | None]:
         """Read the text up to an `end`, and the end; None where the text ends before."""
         searched = 0
-        while (place := self._text.find(end, self._at + searched)) < 0:
+        while (index := self._text.find(end, self._at + searched)) < 0:
             searched = max(0, len(self._text) - self._at - len(end))
             if self._ended:
                 return None
             yield
-        text = self._text[self._at : place]
-        self._at = place + len(end)
+        text = self._text[self._at : index]
+        self._at = index + len(end)
         return text
 
     def _give(self, text: str) -> None:
@@ -506,7 +506,7 @@ class CallReader:
         text = self._space + text
         kept = text.rstrip()
         self._space = text[len(kept) :]
-        if kept and self._found and isinstance(self._found[-1], str):
-            self._found[-1] += kept
+        if kept and self._deltas and isinstance(self._deltas[-1], str):
+            self._deltas[-1] += kept
         elif kept:
-            self._found.append(kept)
+            self._deltas.append(kept)

@@ -123,16 +123,16 @@ class ThoughtReader:
             self._state, self._stripping = ("within" if self._begun else "after"), self._begun
 
     def _think(self, ended: bool) -> str:
-        place = self._text.find(self._marks.end)
-        certain = self._text[:place] if place >= 0 else self._text
-        if place < 0 and not ended:
+        index = self._text.find(self._marks.end)
+        certain = self._text[:index] if index >= 0 else self._text
+        if index < 0 and not ended:
             certain = certain[: len(certain) - overlap(certain, self._marks.end)]
         certain = certain.rstrip()
         thoughts = certain.lstrip() if self._stripping else certain
         self._stripping = self._stripping and not thoughts
-        if place >= 0:
+        if index >= 0:
             self._state, self._stripping = "after", True
-            self._text = self._text[place + len(self._marks.end) :]
+            self._text = self._text[index + len(self._marks.end) :]
         else:
             self._text = self._text[len(certain) :]
         return thoughts

@@ -28,7 +28,7 @@ class Function(BaseModel):
     @field_validator("parameters")
     @classmethod
     def _of_an_object(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
-        types = (schema or {}).get("type") or "object"
+        types = (schema or {}).get("type") or "object"  # clients leave the type out
         if "object" not in (types if isinstance(types, list) else [types]):
             raise ValueError(f"expected a schema of type object, got {shown(types)}")
         return schema
@@ -50,11 +50,11 @@ class ResponsesTool(Function):
 
 
 def _no_hosted_tools(tools: Any) -> Any:
-    for place, tool in enumerate(tools if isinstance(tools, list) else ()):
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind not in (None, "function"):
             expected = "no hosted tools are served: expected function"
-            raise not_served("tools", f"tools[{place}].type: {expected}, got {shown(kind)}")
+            raise not_served("tools", f"tools[{index}].type: {expected}, got {shown(kind)}")
     return tools
 
 

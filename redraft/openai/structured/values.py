@@ -126,6 +126,6 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
         return set.intersection(*joined) if joined else set()
     for several in ("anyOf", "oneOf"):
         if isinstance(schema.get(several), list):
-            found = [_types(one, root, depth + 1) for one in schema[several]]
-            return set().union(*found) if all(found) else set()
+            types_of = [_types(part, root, depth + 1) for part in schema[several]]
+            return set().union(*types_of) if all(types_of) else set()
     return set()

@@ -160,10 +160,11 @@ class Contract:
         flags = (name for name, other in self.others.items() if other.rule is Rule.FLAG and name in tensors)
         return frozenset(name for name in flags if _scalar(name, tensors[name]))
 
-    def in_client_terms(self, text: str, given: Iterable[str] = ()) -> str:
-        """An error text (`field: problem; field: problem`) with the client's names of the fields: the `given` ones."""
+    def in_client_terms(self, text: str, used_names: Iterable[str] = ()) -> str:
+        """An error text (`field: problem; field: problem`) with the client's names of the fields: of
+        several, one of `used_names`."""
         names = {protocol: client for client, protocol in self.fields.items()}
-        names |= {self.fields[client]: client for client in given if client in self.fields}
+        names |= {self.fields[client]: client for client in used_names if client in self.fields}
         pattern = "|".join(re.escape(name) for name in names)
         return re.sub(rf"(?:^|(?<=; ))({pattern})(?!\w)", lambda match: names[match.group()], text)
 
@@ -174,13 +175,13 @@ class Contract:
                 f"id and unknown fields: expected at most {_MAX_PARAMETERS} characters, got {len(parameters)}"
             )
         try:
-            given: dict[str, Any] = json.loads(parameters) if parameters else {}
+            values: dict[str, Any] = json.loads(parameters) if parameters else {}
         except RecursionError:
             raise InvalidRequest("id and unknown fields: expected JSON that is not nested so deeply") from None
         expected = _TRITON_PARAMETERS | _CLIENT_PARAMETERS
         unknown = [
             name
-            for name, value in given.items()
+            for name, value in values.items()
             if not (name in expected or name.startswith("triton_") or turned_off(name, value, penalties))
         ]
         if unknown:
@@ -188,7 +189,7 @@ class Contract:
             named = ", ".join(shown(name) for name in sorted(unknown)[:_MOST_NAMED])
             more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
             raise InvalidRequest(f"unknown field {named}{more}: expected some of {known}")
-        return given
+        return values
 
     def _check_size(self, name: str, tensor: np.ndarray, limits: PromptLimits) -> None:
         """Refuse what is too large before it is converted."""

@@ -218,9 +218,9 @@ class GenerationModel:
         exchanges = list(self._in_flight.items())
         if self._poll_from >= len(exchanges):
             self._poll_from = 0
-        some = exchanges[self._poll_from : self._poll_from + CANCELLATIONS_PER_POLL]
-        self._poll_from += len(some)
-        for request_id, exchange in some:
+        polled = exchanges[self._poll_from : self._poll_from + CANCELLATIONS_PER_POLL]
+        self._poll_from += len(polled)
+        for request_id, exchange in polled:
             try:
                 if not exchange.cancelled and exchange.sender.is_cancelled():
                     exchange.cancelled = True

@@ -98,11 +98,11 @@ class Preprocessing(TokenModel):
             **{name: np.array([[number]], np.int32) for name, number in numbers.items()},
         }
 
-    def _words(self, words: list[str], given: bool) -> np.ndarray:
+    def _words(self, words: list[str], in_request: bool) -> np.ndarray:
         """Words as int32[1, 2, n]: the ids of all of them one after the other, and where each word ends. The shorter
         row is filled up, with -1 below; n is at least 1 for words that were given, as TensorRT-LLM has it."""
         encoded = self.codec.encode_words(words)
-        array = np.zeros((1, 2, max(sum(map(len, encoded)), int(given))), np.int32)
+        array = np.zeros((1, 2, max(sum(map(len, encoded)), int(in_request))), np.int32)
         array[0, 1] = -1
         array[0, 0, : sum(map(len, encoded))] = [token for ids in encoded for token in ids]
         array[0, 1, : len(encoded)] = np.cumsum([len(ids) for ids in encoded])
