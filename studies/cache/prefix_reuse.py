@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,24 +99,22 @@ def history(
 def compared(llm: LLM, text: str, special: bool, first: bool) -> dict[str, float]:
     """Times to the first token of a chat's text, with reuse and without; `first`: in this order. `special`: the
     tokenizer adds its special tokens."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for reuses in (first, not first):
-        seconds, answer = timed(
-            lambda reuses=reuses: llm.generate(text, 1, cache_prompt=reuses, add_special_tokens=special)
-        )  # type: ignore[misc]
-        found["reused" if reuses else "anew"] = 1e3 * seconds
+        seconds, answer = timed(partial(llm.generate, text, 1, cache_prompt=reuses, add_special_tokens=special))
+        result["reused" if reuses else "anew"] = 1e3 * seconds
         if reuses:
-            found["cached"], found["prompt"] = answer.stats.cached_tokens, answer.stats.prompt_tokens
-    return found
+            result["cached"], result["prompt"] = answer.stats.cached_tokens, answer.stats.prompt_tokens
+    return result
 
 
 def next_turns(llm: LLM, tokenizer: ChatTokenizer, texts: Texts, sizes: Sizes) -> list[dict[str, float]]:
     """The first turn after each of several histories."""
     pairs = []
-    for place in tracked(range(sizes.chats), "next turns", "chats", console):
-        messages, share = history(llm, tokenizer, texts, sizes.history, sizes.temperature, place)
+    for index in tracked(range(sizes.chats), "next turns", "chats", console):
+        messages, share = history(llm, tokenizer, texts, sizes.history, sizes.temperature, index)
         text = tokenizer.write([*messages, texts.user(sizes.turn)])
-        pairs.append(compared(llm, text, tokenizer.adds_special_tokens, place % 2 == 0) | {"answered": share})
+        pairs.append(compared(llm, text, tokenizer.adds_special_tokens, index % 2 == 0) | {"answered": share})
     return pairs
 
 
@@ -125,8 +124,8 @@ def after_system(llm: LLM, tokenizer: ChatTokenizer, texts: Texts, sizes: Sizes)
     prompts = [tokenizer.write([system, texts.user(sizes.turn)]) for _ in range(sizes.turns + 1)]
     llm.generate(prompts[0], 1, add_special_tokens=tokenizer.adds_special_tokens)
     return [
-        compared(llm, text, tokenizer.adds_special_tokens, place % 2 == 0)
-        for place, text in enumerate(tracked(prompts[1:], "after a system prompt", "turns", console))
+        compared(llm, text, tokenizer.adds_special_tokens, index % 2 == 0)
+        for index, text in enumerate(tracked(prompts[1:], "after a system prompt", "turns", console))
     ]
 
 
@@ -136,11 +135,10 @@ def unshared(llms: dict[str, LLM], texts: Texts, sizes: Sizes) -> dict[str, list
     found: dict[str, list[dict[str, float]]] = {name: [] for name in llms}
     warm_up = max(llm.runtime.limits.slots for llm in llms.values())
     prompts = [texts.next(sizes.prompt) for _ in range(warm_up + sizes.prompts)]
-    for place, text in enumerate(tracked(prompts, "nothing shared", "prompts", console)):
-        for name in sorted(llms, reverse=place % 2 == 0):
-            options: dict[str, Any] = {"end_id": -1}
-            seconds, answer = timed(lambda llm=llms[name]: llm.generate(text, sizes.max_tokens, **options))  # type: ignore[misc] # noqa: B023
-            if place >= warm_up:
+    for index, text in enumerate(tracked(prompts, "nothing shared", "prompts", console)):
+        for name in sorted(llms, reverse=index % 2 == 0):
+            seconds, answer = timed(partial(llms[name].generate, text, sizes.max_tokens, end_id=-1))
+            if index >= warm_up:
                 decoded = answer.stats.decode_ms
                 times = {"first": 1e3 * seconds - decoded, "further": decoded / max(sizes.max_tokens - 1, 1)}
                 found[name].append(times)
@@ -163,17 +161,17 @@ def table(report: dict[str, Any]) -> Table:
     """The report's ratios."""
     shown = Table("Time with prefix reuse over time without", ["", "ratio", "95%", "cached", "with, ms", "without, ms"])
     for name in ("next turn", "system prompt"):
-        one, medians = report[name], report[name]["medians"]
+        entry, medians = report[name], report[name]["medians"]
         cached = f"{medians['cached']:.0f} of {medians['prompt']:.0f}"
-        shown.rows.append([name, *_ratio(one), cached, f"{medians['reused']:.1f}", f"{medians['anew']:.1f}"])
-    for name, one in report["nothing shared"].items():
-        shown.rows.append([f"nothing shared, {name} token", *_ratio(one), "0", "", ""])
+        shown.rows.append([name, *_ratio(entry), cached, f"{medians['reused']:.1f}", f"{medians['anew']:.1f}"])
+    for name, entry in report["nothing shared"].items():
+        shown.rows.append([f"nothing shared, {name} token", *_ratio(entry), "0", "", ""])
     return shown
 
 
-def _ratio(one: dict[str, Any]) -> list[str]:
-    low, high = one["interval"]
-    return [f"{one['ratio']:.1%}", f"{low:.1%} to {high:.1%}"]
+def _ratio(entry: dict[str, Any]) -> list[str]:
+    low, high = entry["interval"]
+    return [f"{entry['ratio']:.1%}", f"{low:.1%} to {high:.1%}"]
 
 
 def main(
