@@ -32,6 +32,7 @@ class Code(StrEnum):
     HEADERS_TOO_LARGE = "headers_too_large", 431, "RESOURCE_EXHAUSTED", "the headers are larger than is taken"
     CANCELLED = "cancelled", 499, "CANCELLED", "the client cancelled the request"
     INTERNAL = "internal_error", 500, "INTERNAL", "the server failed; its log has the cause"
+    NOT_IMPLEMENTED = "not_implemented", 501, "UNIMPLEMENTED", "Triton does not do this with models that stream"
     UNAVAILABLE = "service_unavailable", 503, "UNAVAILABLE", "the worker or Triton is restarting, or shutting down"
     DEADLINE = "deadline_exceeded", 504, "UNAVAILABLE", "the request's own timeout passed"  # gRPC: as Triton has it
 

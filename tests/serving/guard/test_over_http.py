@@ -315,6 +315,7 @@ ERRORS = [
     ("Failed to increase the shared memory pool size", 500, Code.TOO_LARGE),
     ("generate expects model to produce exactly 1 response", 200, Code.INVALID_REQUEST),
     ("Stub process 'ensemble_0_0' is not healthy.", 500, Code.INTERNAL),
+    ("HTTP end point doesn't support models with decoupled transaction policy", 501, Code.NOT_IMPLEMENTED),
 ]
 
 
