@@ -55,17 +55,18 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     """A field as typer takes it. What typer has no type for comes as text, which the field reads."""
-    kind, default = field.annotation, field.default
+    kind: Any = field.annotation
+    default = field.default
     if isinstance(kind, types.UnionType):
         kind = get_args(kind)[0]
     if get_origin(kind) is not list and not (isinstance(kind, type) and issubclass(kind, _TYPES)):
         kind, default = str, default or None
     bounds = {type(bound): bound for bound in field.metadata}
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    metavar = field.json_schema_extra["metavar"] if isinstance(field.json_schema_extra, dict) else None
     make = typer.Argument if name == "source" else typer.Option
     info = make(
         help=field.description,
-        metavar=extra.get("metavar"),
+        metavar=metavar if isinstance(metavar, str) else None,
         min=getattr(bounds.get(annotated_types.Ge), "ge", None),
         max=getattr(bounds.get(annotated_types.Le), "le", None),
     )

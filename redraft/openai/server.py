@@ -27,7 +27,7 @@ from redraft.openai.service import Service
 from redraft.openai.tracing import Tracing, exporting
 from redraft.serving.guard.limits import IDLE_S
 from redraft.serving.listeners import FRONT_END_DRAIN_S, MAX_LOG_BYTES
-from redraft.serving.settings import API_KEY_VARIABLE, received
+from redraft.serving.settings import API_KEY_VARIABLE, process_settings
 from redraft.worker.client import WorkerClient
 
 OBJECTS = 100_000
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--socket", type=Path, required=True, help="the worker's socket")
     parser.add_argument("--log", type=Path, help="the file that the output goes to, which this process keeps short")
     options = parser.parse_args(argv)
-    settings = received()
+    settings = process_settings()
     handlers = [Log(options.log)] if options.log else None
     logs.configure(handlers=handlers)
     try:

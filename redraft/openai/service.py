@@ -24,7 +24,7 @@ from redraft.openai.schemas import Conversation, ModelBody
 from redraft.openai.sse import ClientGone
 from redraft.openai.tracing import Tracing
 from redraft.openai.translate import Job
-from redraft.serving.room import Room
+from redraft.serving.guard.limits import Room
 from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.protocol import WorkerStatus
 

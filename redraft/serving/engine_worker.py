@@ -19,7 +19,7 @@ from redraft.serving import ranks
 from redraft.serving.child import Child, Part
 from redraft.serving.processes import ServingError, end_processes
 from redraft.serving.rundir import RunDir, SwapOrder, SwapState, point
-from redraft.serving.settings import ServeSettings, handed_on
+from redraft.serving.settings import ServeSettings, environment_of
 from redraft.serving.tritonserver import send_first_requests
 from redraft.worker.client import WorkerClient, WorkerError
 
@@ -29,8 +29,8 @@ MAX_DELAY_S = 30.0
 """A worker that ends again and again is broken."""
 END_S = 5.0
 """A worker without requests may take so long to end."""
-LAST_WORDS_S = 1.0
-"""A worker that dies takes so long to be seen dead after its connection."""
+DEATH_S = 1.0
+"""A worker whose connection has ended may take so long to be seen dead."""
 ASK_S, PING_S = 0.2, 5.0
 RESTARTED_REQUEST_S = 10.0
 LAUNCHER_END_S = 5.0
@@ -52,7 +52,7 @@ def worker_process(run_dir: RunDir, settings: ServeSettings, number: int = 0) ->
         "the engine worker",
         ranks.launch_command(command, bundle_ranks(settings.bundle), settings.hostfile),
         run_dir.worker_log,
-        handed_on(settings),
+        environment_of(settings),
         REPOSITORY,
         MAX_DELAY_S,
     )
@@ -226,7 +226,7 @@ class Swap:
         child, limit = self._newcomer, self.settings.start_timeout_s
         if self.serves or child is None:
             return self._error
-        if not child.alive or (self._error and child.ends_within(LAST_WORDS_S)):
+        if not child.alive or (self._error and child.ends_within(DEATH_S)):
             return child.death
         if not (self._answered or self._error) and child.age > limit:
             return f"{child.name} was not ready within {limit:.0f} s; {child.log_end}"

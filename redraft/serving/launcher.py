@@ -167,7 +167,7 @@ def _pass_on(logs: dict[Path, int], on_text: Callable[[str], None]) -> None:
 
 
 def _follow_swap(run_dir: RunDir, order: SwapOrder, on_progress: Callable[[str], None]) -> State:
-    shown, begun = "", time.monotonic()
+    last_phase, begun = "", time.monotonic()
     while is_running(run_dir):
         state = run_dir.read_state()
         swap = state.swap if state else None
@@ -176,8 +176,8 @@ def _follow_swap(run_dir: RunDir, order: SwapOrder, on_progress: Callable[[str],
                 return state
             if swap.phase == "failed":
                 raise ServingError(swap.error)
-            if swap.phase != shown:
-                shown = swap.phase
+            if swap.phase != last_phase:
+                last_phase = swap.phase
                 on_progress(_SWAPPING[swap.phase].format(order.bundle.name))
         elif time.monotonic() > begun + STOP_S:
             run_dir.swap_order.unlink(missing_ok=True)
@@ -206,7 +206,8 @@ def _check_memory(bundle: Path, state: State, run_dir: RunDir) -> None:
     """Raises ServingError where the machine has too little memory for a second worker: one that is as large as the one
     that serves, or larger by as much as its bundle's files are."""
     sizes = [
-        sum(file.stat().st_size for file in one.rglob("*") if file.is_file()) for one in (bundle, state.settings.bundle)
+        sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        for folder in (bundle, state.settings.bundle)
     ]
     needed = 0.0
     for process in owned_processes(run_dir.path):
@@ -222,7 +223,7 @@ def _check_memory(bundle: Path, state: State, run_dir: RunDir) -> None:
 
 
 def _end_supervisor(run_dir: RunDir, supervisor: psutil.Process) -> None:
-    """Ask it to end, and kill it where it says nothing of that within STOP_S, or takes longer than it may."""
+    """Send SIGTERM, and SIGKILL after STOP_S, or later by `drain_s` where the supervisor says that it is stopping."""
     begun = time.monotonic()
     with contextlib.suppress(psutil.NoSuchProcess):
         supervisor.terminate()
@@ -332,8 +333,8 @@ def _check_ports(settings: ServeSettings) -> None:
     if settings.openai_port:
         ports["OpenAI"] = settings.openai_port
     if len(set(ports.values())) < len(ports):
-        given = ", ".join(f"{purpose} {port}" for purpose, port in ports.items())
-        raise ServingError(f"the ports are {given}: expected different ones")
+        listing = ", ".join(f"{purpose} {port}" for purpose, port in ports.items())
+        raise ServingError(f"the ports are {listing}: expected different ones")
     deadline = time.monotonic() + FREED_S
     for purpose, port in ports.items():
         while True:
@@ -349,9 +350,9 @@ def _check_ports(settings: ServeSettings) -> None:
 def _write_settings(settings: ServeSettings, run_dir: RunDir) -> None:
     """Leave the settings to the supervisor, in a directory without the last service's logs and state."""
     try:
-        written = (run_dir.triton_log, run_dir.guard_log, run_dir.openai_log)
-        limited = [log for one in written for log in run_dir.path.glob(f"{one.name}*")]
-        for old in (run_dir.worker_log, run_dir.supervisor_log, *limited, run_dir.state_file):
+        limited = (run_dir.triton_log, run_dir.guard_log, run_dir.openai_log)
+        full = [log for file in limited for log in run_dir.path.glob(f"{file.name}*")]  # with what was moved to `.1`
+        for old in (run_dir.worker_log, run_dir.supervisor_log, *full, run_dir.state_file):
             old.unlink(missing_ok=True)
         check_room(run_dir.path, DISK_BYTES, "settings, state and logs", "free some, or choose another with --run-dir")
         run_dir.settings_file.write_text(settings.model_dump_json(indent=1))
@@ -374,7 +375,7 @@ def _start_supervisor(run_dir: RunDir) -> subprocess.Popen[bytes]:
 
 
 def _follow(run_dir: RunDir, supervisor: subprocess.Popen[bytes], on_progress: Callable[[str], None]) -> State:
-    shown = ""
+    last_detail = ""
     while True:
         ended = supervisor.poll() is not None
         state = run_dir.read_state()
@@ -383,7 +384,7 @@ def _follow(run_dir: RunDir, supervisor: subprocess.Popen[bytes], on_progress: C
         if ended:
             log = f"the supervisor ended with status {supervisor.returncode}:\n{tail(run_dir.supervisor_log)}"
             raise ServingError(state.error if state and state.error else log)
-        if state and state.detail != shown:
-            shown = state.detail
-            on_progress(shown)
+        if state and state.detail != last_detail:
+            last_detail = state.detail
+            on_progress(last_detail)
         time.sleep(_POLL_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from redraft.serving.child import Child, Part
 from redraft.serving.rundir import RunDir
-from redraft.serving.settings import ServeSettings, handed_on
+from redraft.serving.settings import ServeSettings, environment_of
 
 PROBE_S, ANSWER_S = 2.0, 5.0
 """Each is asked every 2 s, and has 5 s to answer."""
@@ -35,7 +35,7 @@ def guard(run_dir: RunDir, settings: ServeSettings) -> Part:
         "the guard of Triton's ports",
         command,
         run_dir.guard_log,
-        handed_on(settings),
+        environment_of(settings),
         REPOSITORY,
         GUARD_DELAY_S,
         MAX_LOG_BYTES,
@@ -55,7 +55,7 @@ def front_end(run_dir: RunDir, settings: ServeSettings) -> Part:
         "the /v1 front end",
         command,
         run_dir.openai_log,
-        handed_on(settings),
+        environment_of(settings),
         REPOSITORY,
         FRONT_END_DELAY_S,
         MAX_LOG_BYTES,

@@ -17,7 +17,7 @@ import psutil
 OWNER_VARIABLE = "REDRAFT_SERVICE"
 """Environment variable that every process of a service carries, children of children included."""
 PART_VARIABLE = "REDRAFT_PART"
-"""And the one that says which child of the supervisor it belongs to."""
+"""Environment variable with the part of the service that a process belongs to."""
 
 SHARED_MEMORY = Path("/dev/shm")
 _KILL_S = 5.0
@@ -28,18 +28,19 @@ class ServingError(RuntimeError):
 
 
 def owned_processes(run_dir: Path, part: str | None = None) -> list[psutil.Process]:
-    """Live processes of the service at `run_dir`, or of one part of it, whoever their parent is now; never the calling
-    process."""
-    found = []
+    """Return the live processes of the service at `run_dir`, or of one part of it, whoever their parent is now; never
+    the calling process."""
+    owned = []
     for process in psutil.process_iter():
         try:
             environment = process.environ()
-            mine = environment.get(OWNER_VARIABLE) == str(run_dir) and part in (None, environment.get(PART_VARIABLE))
-            if mine and process.pid != os.getpid() and is_alive(process):
-                found.append(process)
+            belongs = environment.get(OWNER_VARIABLE) == str(run_dir)
+            belongs &= part in (None, environment.get(PART_VARIABLE))
+            if belongs and process.pid != os.getpid() and is_alive(process):
+                owned.append(process)
         except psutil.Error:
             continue
-    return found
+    return owned
 
 
 def is_alive(process: psutil.Process) -> bool:

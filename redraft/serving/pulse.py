@@ -1,4 +1,4 @@
-"""Whether something answers, asked from a thread of its own: whoever wants to know never waits."""
+"""Health questions that a thread asks again and again, so that the supervisor never waits for an answer."""
 
 from __future__ import annotations
 

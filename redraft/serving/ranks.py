@@ -22,6 +22,7 @@ ASCII = "ascii:backslashreplace"
 
 _ENDS = re.compile(r"^\[\d+\](\d+):Return code = (\d+)(?:, signaled with (.+))?$", re.MULTILINE)
 _BAD_END = re.compile(r"^=\s+PID (\d+) RUNNING AT (\S+)\n=\s+EXIT CODE: (\d+)$", re.MULTILINE)
+_BY_LAUNCHER = ("was killed (Quit)", "was killed (Interrupt)")
 
 
 def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) -> list[str]:
@@ -46,46 +47,48 @@ def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) 
 
 
 def ranks_of(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
-    """The ranks among a worker's processes; those on other machines are not, nor what a rank started in its turn."""
-    found: dict[int, psutil.Process] = {}
+    """Return the ranks among a worker's processes. Those on other machines are not among them."""
+    by_rank: dict[int, psutil.Process] = {}
     for process in processes:
         with contextlib.suppress(psutil.Error, KeyError):
             rank = int(process.environ()[RANK_VARIABLE])
-            found[rank] = min(found.get(rank, process), process, key=psutil.Process.create_time)
-    return dict(sorted(found.items()))
+            # What a rank starts in its turn inherits the variable: the rank itself is the oldest.
+            by_rank[rank] = min(by_rank.get(rank, process), process, key=psutil.Process.create_time)
+    return dict(sorted(by_rank.items()))
 
 
 def fallen(ranks: Mapping[int, psutil.Process]) -> list[int]:
-    """Those that have ended."""
+    """Return the ranks that have ended."""
     return [rank for rank, process in ranks.items() if not is_alive(process)]
 
 
 def stopped(ranks: Mapping[int, psutil.Process]) -> list[int]:
-    """Those that a signal or a debugger has stopped."""
-    found = []
+    """Return the ranks that a signal or a debugger has stopped."""
+    indices = []
     for rank, process in ranks.items():
         with contextlib.suppress(psutil.Error):
             if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-                found.append(rank)
-    return found
+                indices.append(rank)
+    return indices
 
 
 def ends_in(log: str, pids: Mapping[int, int]) -> dict[int, str]:
-    """How ranks ended, by rank, from what the launcher wrote: on one machine all but those that it ended itself, across
-    machines the one that took the others with it (-1 where its number is unknown). `pids` are those of this machine.
-    """
+    """Read how ranks ended, by rank, from what the launcher wrote: on one machine all but those that it ended itself,
+    across machines the one that took the others with it (-1 where its number is unknown). `pids` are those of this
+    machine."""
     ends = {}
     for rank, code, name in _ENDS.findall(log):
         ends[int(rank)] = f"was killed ({name})" if name else f"ended with status {code}"
-    own = {rank: how for rank, how in ends.items() if how not in ("was killed (Quit)", "was killed (Interrupt)")}
+    # With these two signals the launcher ends ranks that outlive another.
+    by_themselves = {rank: how for rank, how in ends.items() if how not in _BY_LAUNCHER}
     for pid, host, code in _BAD_END.findall(log):
-        rank = next((rank for rank, known in pids.items() if known == int(pid)), -1)
+        rank = next((rank for rank, rank_pid in pids.items() if rank_pid == int(pid)), -1)
         return {rank: f"on {host} ended (exit status or signal {code})"}
-    return own or ends
+    return by_themselves or ends
 
 
 def death(fallen: list[int], log: str, pids: Mapping[int, int]) -> dict[int, str]:
-    """The ranks that are to blame, by rank, and how each ended. `fallen` were seen to end while others ran, if any."""
+    """Return how the ranks ended that are to blame. `fallen` are those that ended while others still ran, if any."""
     ends = ends_in(log, pids)
     if fallen and len(fallen) < len(pids):
         return {rank: ends.get(rank, "ended") for rank in fallen}
@@ -93,6 +96,6 @@ def death(fallen: list[int], log: str, pids: Mapping[int, int]) -> dict[int, str
 
 
 def describe(ends: Mapping[int, str], pids: Mapping[int, int]) -> str:
-    """One line for logs and the state."""
+    """Write how ranks ended in one line, for logs and the state."""
     named = (f"rank {rank} (pid {pids[rank]})" if rank in pids else "a rank" for rank in ends)
     return "; ".join(f"{name} {how}" for name, how in zip(named, ends.values(), strict=True))

@@ -28,14 +28,14 @@ SwapPhase = Literal["loading", "draining", "done", "failed"]
 
 
 class SwapOrder(BaseModel):
-    """What `redraft swap` asks of the supervisor."""
+    """An order of `redraft swap` to the supervisor."""
 
     id: str
     bundle: Path
 
 
 class SwapState(BaseModel):
-    """How the last swap went, or goes: in `draining` the new bundle serves, and the old one's requests end."""
+    """The last swap, or the one that goes on: in `draining` the new bundle serves, and the old one's requests end."""
 
     order: SwapOrder
     phase: SwapPhase = "loading"
@@ -163,7 +163,7 @@ class RunDir:
             path.unlink(missing_ok=True)
 
     def take_order(self) -> SwapOrder | None:
-        """What `redraft swap` asks for, once; None where it asks for nothing, or cannot be read."""
+        """Read the order of `redraft swap` and remove it; None where there is none, or one that cannot be read."""
         try:
             text = self.swap_order.read_text()
             self.swap_order.unlink()
@@ -206,7 +206,7 @@ def cannot_write(path: Path, error: OSError) -> ServingError:
 
 
 def point(link: Path, target: Path) -> None:
-    """Have a link lead to another place, in one move. Raises OSError."""
+    """Make a link lead to `target`, in one move. Raises OSError."""
     new = link.with_suffix(".new")
     new.unlink(missing_ok=True)
     new.symlink_to(target)

@@ -26,7 +26,7 @@ PREFIX = "REDRAFT_"
 SETTINGS_VARIABLE = "REDRAFT_SETTINGS"
 """Environment variable in which the supervisor hands a process its settings, as JSON."""
 API_KEY_VARIABLE = "REDRAFT_API_KEY"
-"""Environment variable with the keys of /v1: the one setting that is handed on outside of SETTINGS_VARIABLE, since that
+"""Environment variable with the keys of /v1: the one setting that is passed outside of SETTINGS_VARIABLE, since that
 is also written to files."""
 DEFAULT = "default"
 """The model that is served where none is named."""
@@ -34,7 +34,10 @@ DAY_S = 86_400
 
 _Port = Annotated[int, Field(ge=1, le=65535)]
 # None only until `redraft serve` has prepared a bundle from `source`: nobody who gets the settings afterwards asks.
-_Bundle = Path if TYPE_CHECKING else Path | None
+if TYPE_CHECKING:
+    _Bundle = Path
+else:
+    _Bundle = Path | None
 _Limit = Annotated[float, Field(ge=1, le=DAY_S)]
 
 
@@ -76,12 +79,12 @@ class ReasoningParser(StrEnum):
 
 
 def _words(value: object) -> object:
-    """A list from an environment variable."""
+    """Split the text of an environment variable into a list."""
     return value.split() if isinstance(value, str) else value
 
 
 def _json(value: object) -> object:
-    """An object from a flag, an environment variable or a file's text."""
+    """Read the object that a flag, an environment variable or a text of a file holds."""
     if not isinstance(value, str):
         return value
     try:
@@ -203,14 +206,14 @@ OPTIONS = {name: field for name, field in ServeSettings.model_fields.items() if 
 """The fields that users set."""
 
 
-def handed_on(settings: ServeSettings) -> dict[str, str]:
-    """The environment of a process that takes these settings."""
+def environment_of(settings: ServeSettings) -> dict[str, str]:
+    """Return this process's environment with the settings for a child: what its `process_settings` returns."""
     return dict(os.environ) | {SETTINGS_VARIABLE: settings.model_dump_json()}
 
 
-def received() -> ServeSettings:
-    """The settings of this process, as the supervisor has handed them on. One that somebody starts by hand takes them
-    from REDRAFT_* variables, and is ended by one that is wrong."""
+def process_settings() -> ServeSettings:
+    """Return the settings that the supervisor has given this process. One that somebody starts by hand takes them from
+    REDRAFT_* variables, and is ended by one that is wrong."""
     if text := os.environ.get(SETTINGS_VARIABLE):
         return ServeSettings.model_validate_json(text)
     try:
@@ -224,12 +227,13 @@ class SettingsError(ValueError):
 
 
 def flag(name: str) -> str:
-    """A field's option on the command line."""
+    """Return a field's option on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def read(flags: Mapping[str, Any], file: Path | None = None) -> ServeSettings:
-    """The settings in force, from the flags that were given. Raises SettingsError."""
+    """Return the settings in force: the flags of the command line, then variables, a file and defaults. Raises
+    SettingsError."""
     layers: dict[str, Mapping[str, Any]] = {
         "file": _from_file(file) if file else {},
         "variables": _from_variables(),
@@ -252,13 +256,13 @@ def read(flags: Mapping[str, Any], file: Path | None = None) -> ServeSettings:
 
 
 def toml(settings: ServeSettings) -> str:
-    """The settings in force, without secrets, as a file for `--config`. What is not set is left out."""
-    values = settings.model_dump(mode="json", include=OPTIONS.keys())
+    """Write settings as a file for `--config`, without secrets. What is not set is left out."""
+    values = settings.model_dump(mode="json", include=set(OPTIONS))
     return "".join(f"{name} = {_toml_value(value)}\n" for name, value in values.items() if value is not None)
 
 
 def _toml_value(value: object) -> str:
-    """TOML of a value, which is JSON but for objects: these are the text of one, since TOML has no null."""
+    """Write a value as TOML, which takes JSON; but an object as JSON in a text, since TOML has no null."""
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(text, ensure_ascii=False) if isinstance(value, dict) else text
 
@@ -284,7 +288,7 @@ def _from_file(file: Path) -> Mapping[str, Any]:
         if name not in OPTIONS:
             raise SettingsError(f"{file}: {name}: no such setting{_similar(name, OPTIONS)}")
         if OPTIONS[name].exclude:
-            raise SettingsError(f"{file}: {name}: a secret does not belong into a file: set {PREFIX}{name.upper()}")
+            raise SettingsError(f"{file}: {name}: a secret does not belong in a file: set {PREFIX}{name.upper()}")
     return values
 
 

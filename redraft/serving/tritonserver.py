@@ -100,18 +100,18 @@ class TritonInstallation:
             )
         version = python.name.removeprefix("python")
         wheel = python / "site-packages" / "pytriton" / "tritonserver"
-        given = os.environ.get(SERVER_VARIABLE)
-        if not given and (wheel.exists() or not CONTAINER_SERVER.exists()):
+        named = os.environ.get(SERVER_VARIABLE)
+        if not named and (wheel.exists() or not CONTAINER_SERVER.exists()):
             home, stubs = wheel, wheel / "python_backend_stubs" / version
-            own_libraries = [str(python / "site-packages" / "nvidia_pytriton.libs")]
+            libraries = [str(python / "site-packages" / "nvidia_pytriton.libs")]
         else:
-            home = Path(given) if given else CONTAINER_SERVER
+            home = Path(named) if named else CONTAINER_SERVER
             stubs = home / "backends" / "python"
-            own_libraries = [str(home / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+            libraries = [str(home / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         self.server = home / "bin" / "tritonserver"
         self.backend = home / "backends" / "python"
         self.stub = stubs / "triton_python_backend_stub"
-        self.library_path = ":".join([*own_libraries, str(sysconfig.get_config_var("LIBDIR"))])
+        self.library_path = ":".join([*libraries, str(sysconfig.get_config_var("LIBDIR"))])
         """LD_LIBRARY_PATH of the server and its model processes."""
         for path in (self.server, self.stub):
             if not path.exists():
@@ -123,8 +123,8 @@ class TritonInstallation:
 
     def _check_python(self, version: str) -> None:
         environment = os.environ | {"LD_LIBRARY_PATH": self.library_path}
-        found = subprocess.run(["ldd", str(self.stub)], env=environment, capture_output=True, text=True, check=False)
-        linked = _LIBPYTHON.search(found.stdout)
+        result = subprocess.run(["ldd", str(self.stub)], env=environment, capture_output=True, text=True, check=False)
+        linked = _LIBPYTHON.search(result.stdout)
         if linked and linked[1] != version:
             raise ServingError(
                 f"Triton's Python backend runs Python {linked[1]}, the models' environment {self.environment} has "
@@ -294,10 +294,10 @@ def show_worker(run_dir: RunDir, up: bool) -> bool:
     ready while a model's last load has failed. The models that serve cannot be unloaded for it, since their streams
     would end. So while the worker is away a stand-in is loaded whose configuration cannot load and says why.
     """
-    said, wanted = health(run_dir.http_socket), READY if up else NOT_READY
-    if said == wanted:
+    status, wanted = health(run_dir.http_socket), READY if up else NOT_READY
+    if status == wanted:
         return True
-    if said not in (READY, NOT_READY):
+    if status not in (READY, NOT_READY):
         return False
     _put_stand_in(run_dir, WHOLE if up else BROKEN)
     # Up: one that loads replaces the failed load, and is unloaded at once, since what has been unloaded does not count
@@ -339,13 +339,16 @@ def send_first_requests(http_socket: Path, timeout: float) -> None:
 
 
 def models_live(http_socket: Path, timeout: float) -> bool:
-    """Whether each model answers in that time, the worker left out: how busy that is does not matter. Of those around
-    `tensorrt_llm` an error of their own, which has a code, is an answer; one of Triton says that the process hangs."""
+    """Whether each model answers in that time. Probes do not go on to the worker: how busy that is does not matter. An
+    error that preprocessing or postprocessing writes itself, which has a code, is an answer; one of Triton says that
+    the process hangs."""
     for model, body in _FIRST_REQUESTS.items():
         if _call(http_socket, f"v2/models/{model}/generate", body | {"id": PROBE}, timeout)[0] != 200:
             return False
     for model, inputs in _TOKEN_REQUESTS.items():
-        tensors = [{"name": name, "datatype": kind, "shape": shape, "data": [one]} for name, kind, shape, one in inputs]
+        tensors = [
+            {"name": name, "datatype": kind, "shape": shape, "data": [value]} for name, kind, shape, value in inputs
+        ]
         status, text = _call(http_socket, f"v2/models/{model}/infer", {"inputs": tensors}, timeout)
         if status != 200 and not _is_models_own(text):
             return False

@@ -33,7 +33,7 @@ from redraft.request import GENERATED, MAX_MESSAGE_BYTES, GenerateRequest, Inval
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Overloaded
 from redraft.sequence import FinishReason, Output, Sequence
-from redraft.serving.settings import ServeSettings, received
+from redraft.serving.settings import ServeSettings, process_settings
 from redraft.worker.fair import FairExecutor
 from redraft.worker.protocol import (
     SHUTTING_DOWN,
@@ -376,7 +376,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     logs.configure("redraft worker: %(message)s")
     parent = os.getppid()
-    settings = received()
+    settings = process_settings()
     try:
         runtime = Runtime.load(
             options.bundle,

@@ -17,7 +17,7 @@ from redraft.llm import Answer
 from redraft.metrics import read
 from redraft.request import GenerateRequest
 from redraft.serving.ranks import launch_command
-from redraft.serving.settings import ServeSettings, handed_on
+from redraft.serving.settings import ServeSettings, environment_of
 from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import DRAIN_S
 
@@ -41,7 +41,7 @@ def worker_of(bundle: Path, threads: int | None = None, source: Path | None = No
             "--socket",
             f"{folder}/worker.sock",
         ]
-        environment = handed_on(ServeSettings(threads=threads))
+        environment = environment_of(ServeSettings(threads=threads))
         if source is not None:
             environment["PYTHONPATH"] = str(source.resolve())
         process = subprocess.Popen(launch_command(command, bundle_ranks(bundle)), env=environment, cwd=source)

@@ -173,13 +173,13 @@ from types import SimpleNamespace
 from typer.testing import CliRunner
 from redraft.cli import application
 from redraft.serving import launcher
-from redraft.serving.settings import handed_on, received
+from redraft.serving.settings import environment_of, process_settings
 from redraft.worker import server
 
 def start(settings, *_):
-    os.environ |= handed_on(settings)
+    os.environ |= environment_of(settings)
     server.Worker = lambda *_: SimpleNamespace(run=lambda alive: print("worker at", os.nice(0)))
-    server.serve(SimpleNamespace(engine=SimpleNamespace(close=lambda: None)), "socket", None, received())
+    server.serve(SimpleNamespace(engine=SimpleNamespace(close=lambda: None)), "socket", None, process_settings())
     raise launcher.ServingError("enough")
 
 launcher.serve = start

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
 from redraft.request import GenerateRequest, SamplingConfig
-from redraft.serving.settings import ServeSettings, handed_on
+from redraft.serving.settings import ServeSettings, environment_of
 from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import Chunk
 from tests.conftest import ROOT, wait_until
@@ -95,7 +95,7 @@ class FrontEnd:
             self.process = subprocess.Popen(
                 [*map(str, command)],
                 cwd=ROOT,
-                env=handed_on(wanted) | ({"REDRAFT_API_KEY": key} if key else {}),
+                env=environment_of(wanted) | ({"REDRAFT_API_KEY": key} if key else {}),
                 stdout=log,
                 stderr=log,
             )

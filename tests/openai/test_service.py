@@ -22,7 +22,7 @@ import pytest
 from redraft.openai import server
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
-from redraft.serving.settings import SETTINGS_VARIABLE, ServeSettings, handed_on, toml
+from redraft.serving.settings import SETTINGS_VARIABLE, ServeSettings, environment_of, toml
 from tests.cli.commands import run_command
 from tests.conftest import ROOT, wait_until
 from tests.openai.serving import MODEL
@@ -77,7 +77,7 @@ def test_the_options_reach_the_service(tmp_path, monkeypatch):
     assert (wanted.openai_port, wanted.model_name, wanted.allow_host) == (9000, "mine", ["a.example", "b.example"])
     assert key == KEY
     assert KEY not in wanted.model_dump_json()
-    assert KEY not in handed_on(wanted)[SETTINGS_VARIABLE] + toml(wanted)
+    assert KEY not in environment_of(wanted)[SETTINGS_VARIABLE] + toml(wanted)
 
 
 def test_a_log_that_is_full_begins_anew(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
 from redraft.serving.rundir import RunDir, State
-from redraft.serving.settings import OPTIONS, ServeSettings, SettingsError, handed_on, read, toml
+from redraft.serving.settings import OPTIONS, ServeSettings, SettingsError, environment_of, read, toml
 from tests.cli.commands import run_command
 
 
@@ -112,7 +112,7 @@ def test_what_status_prints_serves_the_same_again(tmp_path, monkeypatch):
 
 def test_a_process_gets_all_settings_whole_whatever_the_variables_say(monkeypatch):
     settings = ServeSettings(threads=3, default_chat_template_kwargs={"a": None}, worker_command=["x"])
-    program = "from redraft.serving.settings import received; print(received().model_dump_json())"
+    program = "from redraft.serving.settings import process_settings; print(process_settings().model_dump_json())"
     monkeypatch.setenv("REDRAFT_THREADS", "nine")
 
     def started(environment: dict[str, str]) -> tuple[str, str]:
@@ -120,7 +120,7 @@ def test_a_process_gets_all_settings_whole_whatever_the_variables_say(monkeypatc
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         return done.stdout.strip(), done.stderr.strip()
 
-    assert started(handed_on(settings)) == (settings.model_dump_json(), "")
+    assert started(environment_of(settings)) == (settings.model_dump_json(), "")
     assert started(dict(os.environ))[1].startswith("REDRAFT_THREADS: "), "started by hand"
     by_hand = started(os.environ | {"REDRAFT_THREADS": "9"})[0]
     assert ServeSettings.model_validate_json(by_hand) == ServeSettings(threads=9)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 MAX_BODY_BYTES = 4 * 2**20
 """A body or message. A prompt of 128k tokens takes 0.5 MB as text and 1 MB as token ids."""
 MAX_BODIES_BYTES = 16 * MAX_BODY_BYTES
@@ -44,3 +47,28 @@ METADATA_S = 5.0
 """Triton answers anything but inference in milliseconds, or hangs."""
 END_S = 1.0
 """What is in flight when the guard is asked to end may take so long: Triton has ended before it."""
+
+
+class Room:
+    """The bytes that the bodies of all requests take together, at most `limit`. `refuse` makes the error for more."""
+
+    def __init__(self, limit: int, refuse: Callable[[str], Exception]):
+        self._limit, self._refuse = limit, refuse
+        self._taken = 0
+
+    @contextmanager
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """Count one body while it is held. Yields a function that counts more bytes of it, or raises."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._taken + size > self._limit:
+                raise self._refuse(f"overloaded: bodies of {self._limit} bytes are held: try again later")
+            self._taken += size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._taken -= taken

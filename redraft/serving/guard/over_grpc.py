@@ -24,9 +24,9 @@ from redraft.serving.guard.limits import (
     MAX_HEADER_BYTES,
     MAX_STREAMS,
     METADATA_S,
+    Room,
 )
 from redraft.serving.guard.refusal import triton_away
-from redraft.serving.room import Room
 from redraft.serving.triton.messages import split_code, with_code
 
 _SERVICE = "/inference.GRPCInferenceService/"

@@ -30,9 +30,9 @@ from redraft.serving.guard.limits import (
     MAX_REQUESTS,
     METADATA_S,
     UNREAD_S,
+    Room,
 )
 from redraft.serving.guard.refusal import triton_away
-from redraft.serving.room import Room
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of a body's JSON, which tensors in binary follow."""

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from redraft.errors import Code, RequestError
-from redraft.serving.guard.limits import MAX_BODIES_BYTES
-from redraft.serving.room import Room
+from redraft.serving.guard.limits import MAX_BODIES_BYTES, Room
 from redraft.worker.protocol import STOPPING
 
 TRITON_AWAY = "the Triton server is restarting or not running: try again shortly"

@@ -17,7 +17,7 @@ from redraft.serving.guard import over_grpc, over_http
 from redraft.serving.guard.limits import METADATA_S
 from redraft.serving.guard.refusal import room_for_bodies
 from redraft.serving.metrics_page import metrics_page
-from redraft.serving.settings import ServeSettings, received
+from redraft.serving.settings import ServeSettings, process_settings
 from redraft.worker.client import WorkerClient, WorkerError
 
 
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     sockets = parser.parse_args(argv)
     logs.configure(level=logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # it logs what malformed requests hold
-    asyncio.run(_serve(received(), sockets))
+    asyncio.run(_serve(process_settings(), sockets))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from grpc import aio
 from tritonclient.grpc import service_pb2 as pb
 
 from redraft.serving.guard import over_grpc, over_http
+from redraft.serving.guard.limits import Room
 from redraft.serving.guard.refusal import room_for_bodies
-from redraft.serving.room import Room
 from tests.serving.client_side import free_ports
 
 SERVICE = "/inference.GRPCInferenceService/"

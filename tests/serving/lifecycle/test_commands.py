@@ -120,8 +120,6 @@ def test_another_users_service(service, monkeypatch, command):
         (["generate", "hi", "--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),
         (["chat", "b", "--chat-template-kwargs", "x"], "--chat-template-kwargs"),
         (["serve", "--bundle", "b", "--start-timeout-s", "inf"], "--start-timeout-s"),
-        (["serve", "--bundle", "b", "--silence-s", "nan"], "--silence-s"),
-        (["serve", "--bundle", "b", "--triton-silence-s", "0"], "--triton-silence-s"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_option(arguments, message):

@@ -24,7 +24,7 @@ from redraft.request import GenerateRequest
 from redraft.serving import launcher, ranks
 from redraft.serving.processes import ServingError, is_alive, owned_processes
 from redraft.serving.rundir import State
-from redraft.serving.settings import ServeSettings, handed_on
+from redraft.serving.settings import ServeSettings, environment_of
 from redraft.worker.client import WorkerClient, wait_for_worker
 from tests.conftest import wait_until
 from tests.engines.tiny import random_model, tiny_bundle, tiny_target
@@ -220,7 +220,7 @@ def test_a_stop_lets_a_request_of_all_ranks_end(bundle, tmp_path):
     worker = [sys.executable, "-m", "redraft.worker.server", "--bundle", str(bundle), "--socket", str(socket)]
     before = set(Path("/dev/shm").glob("mpich_shm_*"))
     process = subprocess.Popen(
-        ranks.launch_command(worker, 2), env=handed_on(ServeSettings(drain_s=60)), stdin=subprocess.DEVNULL
+        ranks.launch_command(worker, 2), env=environment_of(ServeSettings(drain_s=60)), stdin=subprocess.DEVNULL
     )
     try:
         most = wait_for_worker(socket, START_S).limits["max_len"] - 16
