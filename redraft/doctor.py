@@ -14,15 +14,8 @@ import numpy as np
 import psutil
 
 from redraft.bundle.backends import OPENVINO
-from redraft.bundle.budget import (
-    BUSY_SHARE,
-    BudgetFile,
-    BudgetTable,
-    doubts,
-    how_to_tune,
-    machine_name,
-    minutes_for_all,
-)
+from redraft.bundle.budget import BUSY_SHARE, BudgetFile, doubts, how_to_tune, machine_name, minutes_for_all
+from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Manifest, cpu_features
 from redraft.chat import render_chat, template_digest
@@ -241,7 +234,7 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, Bu
         return
     for name in (method for method in llm.methods if method != AUTO_REGRESSIVE):
         found = tokens_per_step(llm, name, chat or prompts, add_special_tokens=not chat)
-        table, plan = tuned.get(name), llm.runtime.plans[name]
+        table, plan = tuned.get(name), llm.runtime.methods[name]
         usual = tuned_length(table) if table and not plan.retrieves else None
         text = f"{name}: {found:.2f} tokens/step on these prompts"
         if plan.retrieves and found < LEAST_FROM_NGRAMS:

@@ -74,7 +74,7 @@ class LLM:
     @property
     def methods(self) -> list[str]:
         """Methods that a request can name; the first is the default."""
-        return list(dict.fromkeys([*self.runtime.plans, AUTO_REGRESSIVE]))
+        return list(dict.fromkeys([*self.runtime.methods, AUTO_REGRESSIVE]))
 
     @property
     def sampling_defaults(self) -> Options:

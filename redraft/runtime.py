@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from redraft.bundle.budget import BudgetFile, BudgetTable
+from redraft.bundle.budget import BudgetFile
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine
 from redraft.errors import Code
 from redraft.grammar.compiler import Grammars
-from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, shown
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from redraft.text import TextCodec
 
 if TYPE_CHECKING:
-    from redraft.bundle.config import BundleConfig
     from redraft.grammar.state import Grammar
 
 BIGRAMS_FILE_NAME = "bigrams.npy"
@@ -42,7 +41,7 @@ class Runtime:
         limits: Limits,
         vocab_size: int,
         end_ids: frozenset[int] = frozenset(),
-        plans: Mapping[str, MethodPlan] | None = None,
+        methods: Mapping[str, MethodConfig] | None = None,
         bigrams: np.ndarray | None = None,
         name: str = "",
         stream_interval_s: float = 0.0,
@@ -63,7 +62,7 @@ class Runtime:
         """The bundle's folder."""
         self.prompt_limits = codec.limits(limits.max_len)
         self.grammars = Grammars(codec, vocab_size, end_ids)
-        self.plans = dict(plans or {})
+        self.methods = dict(methods or {})
         """The bundle's own, by method."""
         self.taken = False
         """Whether an `LLM` steps the scheduler, whose outputs nobody else gets."""
@@ -71,7 +70,7 @@ class Runtime:
         if prefix_reuse and (reason := engine.reuse_refusal):
             log.info("no prompt is reused: %s", reason)
         self._unknown_tokens = unknown_tokens
-        self.scheduler = self._scheduler(self.plans)
+        self.scheduler = self._scheduler(self.methods)
 
     @classmethod
     def load(
@@ -96,7 +95,7 @@ class Runtime:
             limits=limits,
             vocab_size=config.target.vocab_size,
             end_ids=frozenset(config.target.eos_token_ids),
-            plans=bundle_plans(config, Path(path)),
+            methods=BudgetFile.load(Path(path)).tuned(config.methods),
             bigrams=np.load(bigrams) if bigrams.is_file() else None,
             name=config.name,
             stream_interval_s=stream_interval_s,
@@ -108,34 +107,34 @@ class Runtime:
     @property
     def untuned(self) -> list[str]:
         """The bundle's methods whose budgets rest on no measurement."""
-        return [name for name, plan in self.plans.items() if not (plan.budget and plan.budget.measured)]
+        return [name for name, method in self.methods.items() if not (method.budget and method.budget.measured)]
 
-    def with_plans(
+    def with_methods(
         self,
-        plans: Mapping[str, MethodPlan],
+        methods: Mapping[str, MethodConfig],
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
         served: Collection[Iterable[int]] = (),
     ) -> None:
-        """Serve with other plans from now on, on the same engine, whose methods keep their names. `observe` and
-        `served` are as in `Scheduler`. Raises RuntimeError while a request is running."""
+        """Serve by other methods from now on, on the same engine, whose drafters go by the methods' names. `observe`
+        and `served` are as in `Scheduler`. Raises RuntimeError while a request is running."""
         if not self.scheduler.idle:
-            raise RuntimeError("the plans can change only while no request is running")
-        self.scheduler = self._scheduler(plans, observe, served)
+            raise RuntimeError("the methods can change only while no request is running")
+        self.scheduler = self._scheduler(methods, observe, served)
 
     def _scheduler(
         self,
-        plans: Mapping[str, MethodPlan],
+        methods: Mapping[str, MethodConfig],
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
         served: Collection[Iterable[int]] = (),
     ) -> Scheduler:
         return Scheduler(
-            self.engine, self.limits, plans, self.bigrams, observe, served, self.prefix_reuse, self._unknown_tokens
+            self.engine, self.limits, methods, self.bigrams, observe, served, self.prefix_reuse, self._unknown_tokens
         )
 
     def check(self, request: GenerateRequest) -> None:
         """Raises InvalidRequest where a request does not fit the bundle, as far as can be told without encoding it."""
-        if request.method not in (None, AUTO_REGRESSIVE, *self.plans):
-            known = ", ".join((*self.plans, AUTO_REGRESSIVE))
+        if request.method not in (None, AUTO_REGRESSIVE, *self.methods):
+            known = ", ".join((*self.methods, AUTO_REGRESSIVE))
             raise InvalidRequest(f"method: expected one of {known}, got {shown(request.method)}")
         if request.text is not None:
             self.prompt_limits.check_text(len(request.text.encode()))
@@ -190,23 +189,3 @@ class Runtime:
                 Code.CONTEXT_LENGTH,
             )
         return prompt
-
-
-def bundle_plans(config: BundleConfig, path: Path) -> dict[str, MethodPlan]:
-    """The plans of a bundle's methods: their own, with what its budget tables say of those that have been tuned."""
-    tuned = BudgetFile.load(path).methods
-    plans = {}
-    for name, method in config.methods.items():
-        budget = tuned.get(name) or BudgetTable.constant(method.tree_budget)
-        plans[name] = MethodPlan(
-            construction=budget.construction or method.construction,
-            verification=method.verification,
-            ngram=method.ngram if budget.ngram is None else budget.ngram,
-            budget=budget,
-            resample_above=method.resample_above,
-            resample_budget=method.resample_budget,
-            skip_above=method.skip_above,
-            levels=method.levels,
-            support=method.support,
-        )
-    return plans

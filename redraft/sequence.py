@@ -17,7 +17,7 @@ from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.origins import Proposals
 from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.sampling import Sampler
-from redraft.decoding.token_tree import Node, follow
+from redraft.decoding.token_tree import Node
 from redraft.decoding.verification import Verdict
 from redraft.engines.features import Features, join
 from redraft.request import DraftTree, FinishReason, Generated, GenerateRequest, SequenceStats, StopReason
@@ -106,9 +106,7 @@ class Sequence:
     `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `features` [1, F] of
     the token before the root, or the `pairs` that a drafter with a context ingests.
 
-    `chain` float32 [n, K] are the raw logits of the last draft that predict the n tokens after the root; drafters that
-    make no chain leave none.
-    `fresh` is the last draft tree before re-sampled nodes were merged in; None where there were none.
+    `memory` is what its method drafts from beside the drafter, and is told every token of; None: nothing.
     `generated` are the tokens taken so far, an end token included.
     `reusable` is how many tokens of the prompt a slot would have in place, while it waits for one; `reusable_in` the
     state of the slots in which that was counted.
@@ -151,7 +149,7 @@ class Sequence:
             seed,
             None if grammar is None else grammar.start(self.end_ids),
         )
-        self.ngram: NgramIndex | RetrievalText | None = None
+        self.memory: NgramIndex | RetrievalText | None = None
         self.generated: list[int] = []
         self.slot = -1
         self.reusable = 0
@@ -161,8 +159,6 @@ class Sequence:
         self.root = -1
         self.features: Features | None = None
         self.pairs: Pairs | None = None
-        self.chain: np.ndarray | None = None
-        self.fresh: list[Node] | None = None
         self.proposals = Proposals() if request.draft_trees else None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: StopReason | None = None
@@ -268,7 +264,8 @@ class Sequence:
         `features` are those of `kept`'s rows; `goes_on` says whether the tree has nodes below the accepted path. Tokens
         after the text's end count as rejected.
         """
-        before = self.stats.output_tokens
+        stats = self.stats
+        before, reused = stats.output_tokens, stats.reused
         taken = self._advance(verdict, nodes)
         accepted, path = taken - 1, verdict.path[:taken]
         goes_on = goes_on or taken < len(verdict.tokens)
@@ -279,16 +276,11 @@ class Sequence:
             self.pairs.add(features[:taken], verdict.tokens[:taken])
         else:
             self.features = features
-        if self.chain is not None:
-            self.chain = self.chain[len(verdict.tokens) :]
-        fresh = accepted if self.fresh is None else len(follow(self.fresh, verdict.tokens[:accepted]))
-        stats = self.stats
         rows = len(nodes)
-        gain = Gain(stats.output_tokens - before, rows - 1, accepted, accepted - fresh, rows)
+        gain = Gain(stats.output_tokens - before, rows - 1, accepted, stats.reused - reused, rows)
         stats.steps += 1
         stats.drafted += gain.drafted
         stats.accepted += gain.accepted
-        stats.reused += gain.reused
         stats.rows_executed += gain.rows_executed
         return gain
 
@@ -360,8 +352,8 @@ class Sequence:
             tokens, parents, scores = (list(column) for column in zip(*nodes, strict=True))
             self._output.draft_trees.append(DraftTree(tokens, parents, scores, origins, path, gained))
         self.generated += verdict.tokens[:taken]
-        if self.ngram is not None:
-            self.ngram.extend(verdict.tokens[:taken])
+        if self.memory is not None:
+            self.memory.extend(verdict.tokens[:taken])
         return taken
 
     def _append(self, verdict: Verdict, place: int) -> None:

@@ -20,13 +20,13 @@ from itertools import combinations, islice, product
 import numpy as np
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
-from redraft.bundle.budget import BudgetEntry, BudgetTable
+from redraft.bundle.budget_table import BudgetEntry, BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.verification import VERIFIERS
 from redraft.grammar.compiler import Grammars
 from redraft.grammar.state import Grammar
-from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, Guide, SamplingConfig
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Output, Sequence
@@ -307,8 +307,9 @@ def generate(
             BudgetEntry(running=LIMITS.slots, nodes=case.cut),
         ]
     )
-    plan = MethodPlan(
-        case.construction, case.verification, case.ngram, budget=table, levels=case.levels, support=case.support,
+    plan = MethodConfig(
+        construction=case.construction, verification=case.verification, ngram=case.ngram,
+        budget=table, levels=case.levels, support=case.support,
         resample_above=case.resample_above,
         resample_budget=2,
     )  # fmt: skip

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from redraft import doctor
-from redraft.bundle.budget import BudgetEntry, BudgetFile, BudgetTable
-from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
+from redraft.bundle.budget import BudgetFile
+from redraft.bundle.budget_table import BudgetEntry, BudgetTable
+from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
+from redraft.bundle.method import MethodConfig
 
 TARGET = TargetInfo(
     num_layers=3, hidden_size=96, feature_size=96, num_heads=3, num_kv_heads=3, head_size=32, vocab_size=111,
@@ -111,7 +113,7 @@ class Answers:
         self.runtime = SimpleNamespace(
             codec=SimpleNamespace(encode=str.split),
             limits=SimpleNamespace(max_len=512),
-            plans={"a": SimpleNamespace(retrieves=False)},
+            methods={"a": SimpleNamespace(retrieves=False)},
         )
 
     def generate(

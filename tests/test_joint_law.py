@@ -10,8 +10,7 @@ from collections import Counter
 
 import pytest
 
-from redraft.bundle.budget import BudgetTable
-from redraft.method import MethodPlan
+from redraft.bundle.method import MethodConfig
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
 from tests.conftest import slow_but
@@ -58,11 +57,11 @@ def engine(construction: str, support: int = 12, **options) -> DrawingToyEngine:
     return DrawingToyEngine(construction, PLANS[construction], support, slots=3, **options)
 
 
-def plan(construction: str, verification: str, budget: int = 12, **options) -> MethodPlan:
-    return MethodPlan(
-        construction,
-        verification,
-        budget=BudgetTable.constant(budget),
+def plan(construction: str, verification: str, budget: int = 12, **options) -> MethodConfig:
+    return MethodConfig(
+        construction=construction,
+        verification=verification,
+        tree_budget=budget,
         levels=PLANS[construction],
         support=12,
         **options,
@@ -136,8 +135,8 @@ def test_greedy_trees_are_cut_to_their_likeliest_nodes(construction, verificatio
 def test_a_vocabulary_of_two_at_temperature_001():
     for construction, verification in (("gumbel_top_k", "recursive_rejection"), ("independent", "k_seq")):
         toy = DrawingToyEngine(construction, PLANS[construction], 2, vocab_size=2, slots=3)
-        two = MethodPlan(
-            construction, verification, budget=BudgetTable.constant(9), levels=PLANS[construction], support=2
+        two = MethodConfig(
+            construction=construction, verification=verification, tree_budget=9, levels=PLANS[construction], support=2
         )
         sequence = make("a", sampling={"temperature": 0.01, "seed": 1}, prompt=[1], end_ids=frozenset())
         got = run(Scheduler(toy, LIMITS, only(two)), [sequence])["a"]
@@ -147,9 +146,9 @@ def test_a_vocabulary_of_two_at_temperature_001():
 
 def test_plans_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match=r"'gumbel_top_k' needs levels .* got levels \(\) and support 8"):
-        MethodPlan("gumbel_top_k", "recursive_rejection", support=8)
+        MethodConfig(construction="gumbel_top_k", verification="recursive_rejection", support=8).check()
     with pytest.raises(ValueError, match=r"got levels \(2, 0\) and support 0"):
-        MethodPlan("stochastic_beam", "recursive_rejection", levels=(2, 0))
+        MethodConfig(construction="stochastic_beam", verification="recursive_rejection", levels=(2, 0)).check()
     with pytest.raises(ValueError, match="'independent' needs a drafter that draws at random"):
         Scheduler(ToyEngine(slots=3), LIMITS, only(plan("independent", "k_seq")))
 

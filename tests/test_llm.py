@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from redraft import LLM
-from redraft.bundle.budget import BudgetTable
-from redraft.method import MethodPlan
+from redraft.bundle.method import MethodConfig
 from redraft.request import GenerateRequest, Guide, InvalidRequest
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
@@ -23,7 +22,7 @@ from tests.engines.tiny import tiny_bundle, tiny_target
 from tests.toy_engine import TOY, ToyEngine, only, toy_codec, toy_tokenizer
 
 PROMPTS = ["hello", "to be or not", "abab", "Once upon a time", "x"]
-PLAN = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+PLAN = MethodConfig(construction="best_first", ngram=True, tree_budget=8)
 LIMITS = Limits(slots=2, max_len=256, max_tree=32, prefill_chunk=8)
 
 

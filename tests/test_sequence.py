@@ -117,14 +117,14 @@ def test_text_that_was_held_back_does_not_wait_for_the_interval(clock):
 def test_nothing_counts_behind_the_end_of_the_text(word, accepted):
     """Neither as accepted nor for the n-grams that later requests are drafted from."""
     sequence, retrieval = begun("a", stop_words=[word]), Retrieval()
-    sequence.ngram = RetrievalText(retrieval, [*PROMPT, *CODEC.encode("a")])
+    sequence.memory = RetrievalText(retrieval, [*PROMPT, *CODEC.encode("a")])
     word_tokens = [0] if word == "<end>" else CODEC.encode("P")
     tokens = [*CODEC.encode("STO"), *word_tokens, *CODEC.encode("xyz")]
     sequence.step(Verdict(list(range(7)), tokens), None, NODES, False)
     assert sequence.stats.accepted == accepted
     assert sum(sequence.stats.accepted_by_depth) == accepted
     assert len(sequence.stats.offered_by_depth) == min(accepted + 1, 6)
-    sequence.ngram.read()
+    sequence.memory.read()
     assert len(retrieval) == len(PROMPT) + 1 + accepted + 1
 
 

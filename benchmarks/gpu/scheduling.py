@@ -52,12 +52,14 @@ def random_llm(
     `nodes` drafted nodes. With `eager_prompts` steps of more rows than all trees have run without a CUDA graph. Raises
     BundleError where they do not fit the device."""
     from redraft.bundle.backends import TORCH, Precision
-    from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
+    from redraft.bundle.budget import BudgetFile
+    from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
     from redraft.bundle.manifest import Bundle, Manifest
+    from redraft.bundle.method import MethodConfig
     from redraft.engines.cuda.buckets import step_buckets
     from redraft.engines.torch import TorchEngine
     from redraft.llm import LLM
-    from redraft.runtime import Runtime, bundle_plans
+    from redraft.runtime import Runtime
     from redraft.scheduling.scheduler import Limits
     from redraft.text import TextCodec
 
@@ -113,9 +115,9 @@ def random_llm(
     ):
         engine = TorchEngine(bundle)
     words = Tokenizer(WordLevel({f"t{i}": i for i in range(config.vocab_size)}, unk_token="t0"))
-    plans = bundle_plans(bundle.config, bundle.path)
+    methods = BudgetFile.load(bundle.path).tuned(bundle.config.methods)
     runtime = Runtime(
-        engine, TextCodec(words), Limits(**limits.model_dump()), config.vocab_size, plans=plans, prefix_reuse=False
+        engine, TextCodec(words), Limits(**limits.model_dump()), config.vocab_size, methods=methods, prefix_reuse=False
     )
     return LLM(runtime)
 
@@ -150,7 +152,7 @@ def serve(
             for i in range(streams)
         ]
 
-    llm.runtime.with_plans(llm.runtime.plans)
+    llm.runtime.with_methods(llm.runtime.methods)
     llm.run(requests(min(WARM_UP, tokens)), streams)
     answers, spent = timed(llm, requests(tokens), streams)
     host = spent.step_s - spent.target_s - spent.draft_s

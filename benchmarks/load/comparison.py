@@ -47,11 +47,11 @@ class LLMDecoder:
 
     def forget(self) -> None:
         """See `Decoder.forget`; the LLM's other methods do too."""
-        self.llm.runtime.with_plans(self.llm.runtime.plans)
+        self.llm.runtime.with_methods(self.llm.runtime.methods)
 
     def warm_up(self, requests: list[GenerateRequest]) -> None:
         """See `Decoder.warm_up`."""
-        plans = self.llm.runtime.plans
+        plans = self.llm.runtime.methods
         plan = plans.get(self.method or next(iter(plans), ""))
         self.run(requests if plan and plan.retrieves else requests[:1])
 

@@ -28,9 +28,8 @@ from benchmarks.command import Report, run
 from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Samplers
-from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, INT32_MAX, GenerateRequest
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence as Stream
@@ -145,8 +144,8 @@ def _search() -> tuple[np.ndarray, np.ndarray]:
 def measure(method: str, streams: int, nodes: int, vocab_size: int, logits: bool, steps: int) -> Overhead:
     """The scheduler's time in `steps` steps of `streams` streams, with trees of `nodes` nodes if the method drafts."""
     plans = {
-        BEST_FIRST: MethodPlan("best_first", budget=BudgetTable.constant(nodes)),
-        WITH_NGRAMS: MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(nodes)),
+        BEST_FIRST: MethodConfig(construction="best_first", tree_budget=nodes),
+        WITH_NGRAMS: MethodConfig(construction="best_first", ngram=True, tree_budget=nodes),
     }
     limits = Limits(streams, INT32_MAX, max_tree=nodes + 1, prefill_chunk=streams * PROMPT)
     engine = NullEngine(streams * max(nodes + 1, PROMPT), vocab_size, logits)

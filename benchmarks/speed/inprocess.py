@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 import typer
 
 from redraft.batch import TargetBatch
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget_table import BudgetTable
 from redraft.decoding.token_tree import mask_width
 from redraft.engines.features import on_host
 from redraft.llm import LLM, Answer
@@ -59,7 +58,7 @@ def load_llm(bundle: Path, threads: int | None = None, prefix_reuse: bool = Fals
 
 def methods_of(llm: LLM, names: Sequence[str] | None) -> list[str]:
     """Return these methods of a bundle; None or `all`: all of them. Raises typer.BadParameter for others."""
-    methods = list(llm.runtime.plans)
+    methods = list(llm.runtime.methods)
     if names is None or list(names) == ["all"]:
         return methods
     if unknown := set(names) - {*methods, AUTO_REGRESSIVE}:
@@ -69,8 +68,8 @@ def methods_of(llm: LLM, names: Sequence[str] | None) -> list[str]:
 
 def fix_budget(llm: LLM, nodes: int) -> None:
     """Let every method draft this many nodes, whatever runs."""
-    budget, plans = BudgetTable.constant(nodes), llm.runtime.plans
-    llm.runtime.with_plans({name: dataclasses.replace(plan, budget=budget) for name, plan in plans.items()})
+    budget, plans = BudgetTable.constant(nodes), llm.runtime.methods
+    llm.runtime.with_methods({name: plan.changed(budget=budget) for name, plan in plans.items()})
 
 
 def timed(llm: LLM, requests: Sequence[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:

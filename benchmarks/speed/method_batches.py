@@ -67,8 +67,8 @@ class Workload:
 
     def answer(self, llm: LLM, method: str, batch: int) -> tuple[list[Answer], Clock]:
         """One round: all requests, `batch` at a time, after the warm-up. What was served before is forgotten."""
-        llm.runtime.with_plans(llm.runtime.plans)
-        plan = llm.runtime.plans.get(method)
+        llm.runtime.with_methods(llm.runtime.methods)
+        plan = llm.runtime.methods.get(method)
         requests, warm_up = (
             [request.model_copy(update={"method": method}) for request in part]
             for part in (self.requests, self.warm_up)

@@ -176,7 +176,7 @@ def load_decoders(
         raise typer.BadParameter("--methods: expected one bundle")
     llms = {name: load_llm(bundle, threads) for name, bundle in bundles.items()}
     first = next(iter(llms.values()))
-    if methods and not first.runtime.plans:
+    if methods and not first.runtime.methods:
         raise typer.BadParameter(f"--methods: {speculative[0]} has no drafter: nothing to compare")
     base = load_llm(auto_regressive, threads) if auto_regressive else first
     if methods:

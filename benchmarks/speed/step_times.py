@@ -18,8 +18,8 @@ from benchmarks.command import Repeats, Report, Threads, run
 from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
 from redraft.batch import DraftBatch, DraftSampling, TargetBatch
-from redraft.bundle.config import MethodConfig
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import MethodConfig
 from redraft.console.progress import tracked
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.sampling import Sampler

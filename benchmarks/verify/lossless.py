@@ -164,7 +164,7 @@ class Verifier:
 
     def methods(self, setting: str) -> list[str]:
         """The methods that promise the same tokens in a setting; for sampled ones these are the walking verifiers."""
-        plans = self.speculative.runtime.plans
+        plans = self.speculative.runtime.methods
         if self.same_methods:
             return self._chosen or [AUTO_REGRESSIVE, *plans]
         sampled = "temperature" in SETTINGS[setting]
@@ -187,7 +187,7 @@ class Verifier:
         return divergences
 
     def _margin(self, generation: GenerateRequest, expected: list[int], place: int, got: int) -> float:
-        plan = self.reference.runtime.plans.get(generation.method or "") if self.same_methods else None
+        plan = self.reference.runtime.methods.get(generation.method or "") if self.same_methods else None
         if plan and not generation.sampling.greedy and not VERIFIERS[plan.verification].merges:
             margin = rejection_margin(self.reference, generation, expected, place, got)
             if margin is not None:
@@ -360,7 +360,7 @@ def main(
     if unknown := {*settings} - {*SETTINGS}:
         raise typer.BadParameter(f"--settings {', '.join(unknown)}: expected some of {'; '.join(SETTINGS)}")
     drafting = load_llm(speculative)
-    if not drafting.runtime.plans:
+    if not drafting.runtime.methods:
         raise typer.BadParameter(f"--speculative: {speculative} has no method")
     chosen = methods_of(drafting, methods) if methods else None
     if tree_budget is not None:

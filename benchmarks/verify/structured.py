@@ -344,7 +344,7 @@ def main(
 ) -> int:
     """Returns 1 if a divergence is no near-tie or a finished answer is not valid."""
     llm = load_llm(bundle, threads, prefix_reuse=not speed)
-    walking = [name for name, plan in llm.runtime.plans.items() if VERIFIERS[plan.verification].merges]
+    walking = [name for name, plan in llm.runtime.methods.items() if VERIFIERS[plan.verification].merges]
     chosen = walking if methods == ["all"] else methods_of(llm, methods or llm.methods[:1])
     if not speed:
         fix_budget(llm, tree_budget)

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from redraft.bundle.backends import Backend, Form, Precision, backend_of
+from redraft.bundle.method import MethodConfig
 from redraft.errors import BundleError, how_to_rebuild
 
 FORMAT_VERSION = 3
@@ -79,55 +80,6 @@ class LimitsInfo(Section):
     prefill_chunk: int = Field(ge=1)
     window: int = Field(default=0, ge=0)
     window_rows: int = Field(default=0, ge=0)
-
-
-class ContextInfo(Section):
-    """A drafter's context cache: as many slots as the target's, with `draft_rows` rows after max_len for the nodes
-    that a draft expands."""
-
-    layers: int = Field(ge=1)
-    num_kv_heads: int = Field(ge=1)
-    head_size: int = Field(ge=1)
-    draft_rows: int = Field(ge=0)
-    from_text: bool = False
-    """Whether the first token of a text has a row too, which no features precede."""
-
-
-class MethodConfig(Section):
-    """A method: what its drafter network is unrolled for, and how its drafts are used."""
-
-    drafter: str | None
-    construction: str | None
-    beam_width: int
-    beam_length: int
-    candidates: int
-    tree_budget: int
-    ngram: bool
-    verification: str
-    levels: tuple[int, ...] = ()
-    """A random construction's draws at each level."""
-    support: int = 0
-    """Most likely tokens of each node that a random construction draws from, or that a beam search chooses its
-    candidates from by the target's noise; 0: it takes the most likely."""
-    chat_template: str | None = None
-    """sha256 of the chat template that the drafter's training data was written with; None where it is not known."""
-    form: str | None = None
-    """The form that the drafter was read from, where another project trained it."""
-    context: ContextInfo | None = None
-    """None where the drafter keeps no context."""
-    chain_levels: int = 0
-    """Levels that the engine can draft again from the chain of a draft before; 0 where it cannot."""
-    resample_above: int | None = None
-    """Draft again from a chain where more than so many steps are left of it (Lyanna's r); null: never."""
-    resample_budget: int = 0
-    """Nodes of that tree that are verified with a new draft, on top of its budget."""
-    skip_above: int | None = None
-    """Where more than so many are left, do not draft anew; null: always draft anew."""
-
-    @property
-    def shares_noise(self) -> bool:
-        """Whether its drafter's network takes the target's noise: see `SharedNoise`."""
-        return self.support > 0 and not self.levels
 
 
 class BundleConfig(Section):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ from rich.markup import escape
 
 from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Form, Precision
 from redraft.bundle.config import BundleConfig, LimitsInfo
+from redraft.bundle.method import MethodFields
 from redraft.cli.bundles import as_arguments, complete, needs_build, say_built
 from redraft.cli.options import BACKEND_NAMES, ModelOption, backend_named
 from redraft.compiler.built_from import built_from
@@ -45,7 +48,6 @@ from redraft.engines.memory import (
 from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL
 from redraft.model_defs.drafters.eagle3 import parse_layers
-from redraft.model_defs.drafters.token_info import InfoForm
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.errors import UnsupportedModelError
 from redraft.request import describe
@@ -62,13 +64,37 @@ def by_backend(value: Callable[[Backend], object]) -> str:
     return ", ".join(f"{given} ({', '.join(names)})" for given, names in found.items() if given is not None)
 
 
-def setting(name: str, *flags: str) -> Any:
-    """The flag of a method's setting. Without it, the setting's default."""
+def with_method_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each field of a method's settings. It gets those that were given as `given`."""
+    own = [name for name in MethodSettings.model_fields if name not in MethodFields.model_fields]
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        flags = {name: arguments.pop(name) for name in (*own, *MethodFields.model_fields)}
+        command(**arguments, given={name: value for name, value in flags.items() if value is not None})
+
+    signature = inspect.signature(command, eval_str=True)
+    before = [parameter for name, parameter in signature.parameters.items() if name != "given"]
+    parameters = [*before, *map(method_flag, (*own, *MethodFields.model_fields))]
+    # typer reads a command's options off its signature and annotations
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def method_flag(name: str) -> inspect.Parameter:
+    """The option of a field of a method's settings. Not given, it leaves the field's default."""
     field = MethodSettings.model_fields[name]
-    default = f" [default: {field.default}]" if field.default is not None else ""
-    return typer.Option(*flags, help=f"{field.description}{default}", show_default=False)
+    kind, text = field.annotation, field.description or ""
+    usual = "" if field.default is None or "efault" in text else f" [default: {field.default}]"
+    names = [f"--{name}/--no-{name}"] if kind is bool else []
+    option = typer.Option(*names, help=f"{text}{usual}", show_default=False)
+    value: Any = str if name == "levels" else kind
+    annotation: Any = Annotated[value | None, option]  # type: ignore[operator]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+@with_method_flags
 def main(
     context: typer.Context,
     model: ModelOption = Path(DEFAULT_MODEL),
@@ -155,22 +181,8 @@ def main(
         Path | None,
         typer.Option(help="Token successors for the n-gram branch, from redraft count; default: the drafter's own."),
     ] = None,
-    drafter: Annotated[Path | None, setting("drafter")] = None,
-    read_as: Annotated[str | None, setting("read_as")] = None,
-    hot_vocabulary: Annotated[Path | None, setting("hot_vocabulary")] = None,
-    construction: Annotated[str | None, setting("construction")] = None,
-    beam_width: Annotated[int | None, setting("beam_width")] = None,
-    beam_length: Annotated[int | None, setting("beam_length")] = None,
-    candidates: Annotated[int | None, setting("candidates")] = None,
-    levels: Annotated[str | None, setting("levels")] = None,
-    support: Annotated[int | None, setting("support")] = None,
-    tree_budget: Annotated[int | None, setting("tree_budget")] = None,
-    ngram: Annotated[bool | None, setting("ngram", "--ngram/--no-ngram")] = None,
-    verification: Annotated[str | None, setting("verification")] = None,
-    token_info: Annotated[InfoForm | None, setting("token_info")] = None,
-    resample_above: Annotated[int | None, setting("resample_above")] = None,
-    resample_budget: Annotated[int | None, setting("resample_budget")] = None,
-    skip_above: Annotated[int | None, setting("skip_above")] = None,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Export a target and its drafters, and compile them into an engine bundle.
 
@@ -178,8 +190,6 @@ def main(
     the model's own drafter is used, or else n-grams from what was served. The bundle is written to a temporary folder
     and renamed: a failure leaves nothing, and an old bundle in place.
     """
-    flags = {name: value for name, value in locals().items() if name in MethodSettings.model_fields}
-    given = {name: value for name, value in flags.items() if value is not None}
     try:
         options = complete(given_options(context))
         # What was left out, and follows from the rest.
@@ -205,7 +215,7 @@ def main(
         chosen = read_methods(methods) if methods else method_of_flags(given, no_drafter, method_name)
         if target_layers and (chosen or not features):
             raise BundleError(f"--target-layers {target_layers}: expected with --features, and without a drafter")
-        if bigrams and not any(settings.info().ngram for settings in chosen.values()):
+        if bigrams and not any(settings.config().ngram for settings in chosen.values()):
             raise BundleError(f"--bigrams {bigrams}: no method here has an n-gram branch that would read them")
         if not needs_build(options, named=output is not None and not replace):
             say_built(options)
@@ -228,7 +238,7 @@ def main(
                 max_tree=max_tree,
                 prefill_chunk=prefill_chunk or min(backend.prefill_chunk, length),
             ),
-            methods={name: settings.info() for name, settings in chosen.items()},
+            methods={name: settings.config() for name, settings in chosen.items()},
             tensor_parallel=tp,
             shards=shard_infos(target, tp),
             form=form,

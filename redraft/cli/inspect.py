@@ -14,8 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from redraft.bundle.budget import BudgetFile
-from redraft.bundle.config import LimitsInfo, MethodConfig
+from redraft.bundle.config import LimitsInfo
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import MethodConfig
 from redraft.engines.memory import target_cache_bytes
 from redraft.errors import BundleError
 

@@ -62,17 +62,17 @@ def main(
     except (ValueError, OSError, RuntimeError) as error:
         write(console, f"redraft tune: {error}")
         raise typer.Exit(2) from None
-    if not runtime.plans:
+    if not runtime.methods:
         write(console, f"{bundle.name} has no drafter: nothing to tune")
         raise typer.Exit()
-    if unknown := set(method or ()) - set(runtime.plans):
+    if unknown := set(method or ()) - set(runtime.methods):
         write(
             console,
-            f"redraft tune: --method: expected some of {', '.join(runtime.plans)}, got {', '.join(sorted(unknown))}",
+            f"redraft tune: --method: expected some of {', '.join(runtime.methods)}, got {', '.join(sorted(unknown))}",
         )
         raise typer.Exit(2)
     tuned = BudgetFile.load(bundle).methods
-    names = method or [name for name in runtime.plans if name not in tuned] or list(runtime.plans)
+    names = method or [name for name in runtime.methods if name not in tuned] or list(runtime.methods)
     try:
         tune_bundle(bundle, runtime, names, known, num_prompts, tokens, minutes, console)
     except InvalidRequest as error:

@@ -9,12 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from redraft.bundle.backends import Backend
-from redraft.bundle.config import BundleConfig, ContextInfo, MethodConfig
+from redraft.bundle.config import BundleConfig
+from redraft.bundle.method import ContextInfo, MethodConfig, MethodFields
 from redraft.compiler.draft_model import is_model, load_draft_model
-from redraft.decoding.construction import CONSTRUCTIONS, Draws
+from redraft.decoding.construction import Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS, check_pairing, draws_of
@@ -34,8 +35,8 @@ from redraft.model_defs.target.model import Target
 from redraft.plugins.operators.perturbed_topk.cuda import MOST as MOST_SUPPORT
 from redraft.request import AUTO_REGRESSIVE, describe
 
-USUAL_LENGTH, USUAL_BUDGET, USUAL_RESAMPLED = 5, 15, 4
-"""With the root a tree is 16 rows: CPUs compute 16 rows in one tile, and CUDA graphs of the batch have as many."""
+USUAL_RESAMPLED = 4
+"""Re-sampled nodes where `resample_above` is set and their number is not."""
 RESAMPLING = {"resample_above", "resample_budget", "skip_above"}
 NGRAM = "ngram"
 """What a method without drafter is called."""
@@ -75,10 +76,8 @@ Source = tuple[Path, Path | None, str | None]
 """What a drafter is read from: `drafter`, `hot_vocabulary` and `read_as` of a method's settings."""
 
 
-class MethodSettings(BaseModel):
-    """One method: a table of the TOML file, or the flags of the same names. The descriptions are their help."""
-
-    model_config = ConfigDict(extra="forbid")
+class MethodSettings(MethodFields):
+    """One method as a user writes it: a table of the TOML file, or the flags of the same names."""
 
     drafter: Path | None = Field(
         None,
@@ -93,59 +92,11 @@ class MethodSettings(BaseModel):
     hot_vocabulary: Path | None = Field(
         None, description="Trained drafter whose hot vocabulary a model as draft LM drafts from; default: all tokens."
     )
-    construction: str = Field(
-        "best_first",
-        description=f"How draft trees are made: {', '.join(CONSTRUCTIONS)}; at random: "
-        f"{', '.join(RANDOM_CONSTRUCTIONS)}; without a drafter, from the text and all that was served: {NGRAM_TRIE}.",
-    )
-    beam_width: int = Field(4, ge=1, description="Nodes that the drafter expands at each depth.")
-    beam_length: int | None = Field(None, ge=1, description="Depth of the drafts; default: 5, or the drafter's most.")
-    candidates: int = Field(8, ge=1, description="Children of an expanded node.")
-    levels: str | None = Field(
-        None,
-        description="Random draws at each depth, such as 4,2,1: children of every node (gumbel_top_k), or nodes of the "
-        "depth. Default: "
-        + "; ".join(f"{name} {','.join(map(str, known.levels))}" for name, known in RANDOM_CONSTRUCTIONS.items()),
-    )
-    support: int | None = Field(
-        None,
-        ge=0,
-        description="Most likely tokens of each node that random draws are from, default 64; or that sampled requests' "
-        "own noise chooses the candidates from, default 128, 0: they are the most likely.",
-    )
-    tree_budget: int | None = Field(
-        None, ge=1, description="Drafted nodes a step until the bundle is tuned; default: 15, or all of --levels."
-    )
-    ngram: bool | None = Field(
-        None,
-        description="Merge an n-gram branch; default: with a drafter or ngram_trie, where the verification allows it.",
-    )
-    verification: str | None = Field(
-        None,
-        description=f"Which drafted tokens are kept: {', '.join(VERIFIERS)}. Default: sampled_walk; at random: "
-        + ", ".join(f"{known.verification} ({name})" for name, known in RANDOM_CONSTRUCTIONS.items()),
-    )
     token_info: InfoForm | None = Field(
         None,
         description="What a hidden_state drafter's network holds of token info: a table in int8, fp8 or bf16, or "
         "low_rank: its factors, which take little memory and more time. Default: int8, with TensorRT bf16.",
     )
-    resample_above: int | None = Field(
-        None,
-        ge=0,
-        description="Draft again from a rejected draft's chain where more steps than this are left of it.",
-    )
-    resample_budget: int | None = Field(
-        None, ge=1, description="Nodes drafted so that are verified beside a new draft, on top of its own; default: 4."
-    )
-    skip_above: int | None = Field(
-        None, ge=0, description="Where more steps than this are left, do so instead of a new draft."
-    )
-
-    @property
-    def retrieves(self) -> bool:
-        """Whether it drafts from what was served."""
-        return self.construction == NGRAM_TRIE
 
     @property
     def way(self) -> Way | None:
@@ -159,19 +110,23 @@ class MethodSettings(BaseModel):
     @model_validator(mode="after")
     def _reads_all_that_is_given(self) -> Self:
         if self.drafter:
-            draws_of(self.construction)
-        if self.resample_budget and self.resample_above is None:
-            raise ValueError(f"--resample-budget {self.resample_budget}: expected --resample-above too")
+            draws_of(self.construction or "chain")
+        if "resample_budget" in self.model_fields_set and not (
+            self.resample_budget and self.resample_above is not None
+        ):
+            wanted = "expected --resample-above too" if self.resample_budget else "expected 1 or more"
+            raise ValueError(f"--resample-budget {self.resample_budget}: {wanted}")
         for name in sorted(self.model_fields_set):
             value, readers = getattr(self, name), [way for way in READS if name in READS[way]]
             if value is None or value is False or self.way in readers:
                 continue
-            flag = f"--{name.replace('_', '-')} {value}"
+            written = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            flag = f"--{name.replace('_', '-')} {written}"
             if self.way is None:
                 raise ValueError(f"{flag}: expected {SOURCES} too")
             why = WHY_OTHERS_DO_NOT[self.way]
             raise ValueError(f"{flag}: only for {' and '.join(readers)}, and this method drafts by {self.way}, {why}")
-        if self.way == Way.search and (self.support or 0) > MOST_SUPPORT:
+        if self.way == Way.search and self.support > MOST_SUPPORT:
             raise ValueError(
                 f"--support {self.support}: expected at most {MOST_SUPPORT}, as many as a GPU's kernel takes"
             )
@@ -191,44 +146,45 @@ class MethodSettings(BaseModel):
                 "noise; they draft the most likely tokens"
             )
 
-    def _support(self) -> int:
-        usual = USUAL_SUPPORT.get(self.way, 0) if self.way else 0
-        return usual if self.support is None else self.support
-
-    def info(self) -> MethodConfig:
-        """What the bundle says of the method. Raises BundleError, or FileNotFoundError where there is no drafter."""
-        random = RANDOM_CONSTRUCTIONS[self.construction] if self.way == Way.draws else None
-        draws = (parse_levels(self.levels) if self.levels else random.levels) if random else ()
-        verification = self.verification or (random.verification if random else "sampled_walk")
-        merges = verification in VERIFIERS and VERIFIERS[verification].merges
+    def config(self) -> MethodConfig:
+        """The method as the bundle records it: what was set, and the usual of its way for the rest. Raises BundleError,
+        or FileNotFoundError where there is no drafter."""
+        random = RANDOM_CONSTRUCTIONS[self.construction or ""] if self.way == Way.draws else None
+        levels = self.levels or (random.levels if random else ())
+        verification = random.verification if random else self.verification
+        if "verification" in self.model_fields_set:
+            verification = self.verification
+        usual = {
+            "levels": levels,
+            "verification": verification,
+            "support": USUAL_SUPPORT.get(self.way, 0) if self.way else 0,
+            "ngram": verification in VERIFIERS and VERIFIERS[verification].merges,
+            "resample_budget": 0 if self.resample_above is None else USUAL_RESAMPLED,
+        }
+        if random:
+            usual["tree_budget"] = sum(random.shape(levels).widths)
+        if not (self.drafter or self.retrieves):
+            usual["construction"] = None
+        fields = {name: getattr(self, name) for name in MethodFields.model_fields}
         trained = read_json(self.drafter / "config.json") if self.drafter and not is_model(self.drafter) else None
         return MethodConfig(
+            **fields | {name: value for name, value in usual.items() if name not in self.model_fields_set},
             drafter=drafter_kind(self.drafter) if self.drafter else None,
             form=form_of(self.drafter) if self.drafter and trained else None,
-            construction=self.construction if self.drafter or self.retrieves else None,
-            beam_width=self.beam_width,
-            beam_length=self.beam_length or USUAL_LENGTH,
-            candidates=self.candidates,
-            tree_budget=self.tree_budget or (sum(random.shape(draws).widths) if random else USUAL_BUDGET),
-            ngram=merges if self.ngram is None else self.ngram,
-            verification=verification,
-            levels=draws,
-            support=self._support(),
-            resample_above=self.resample_above,
-            resample_budget=0 if self.resample_above is None else self.resample_budget or USUAL_RESAMPLED,
-            skip_above=self.skip_above,
             chat_template=None if trained is None else trained.get("chat_template"),
         )
 
     def fitted(self, method: MethodConfig, most: int | None) -> MethodConfig:
         """The method of these settings for a drafter of at most `most` steps, None for any number: a depth that was not
-        given is no greater. Raises BundleError for thresholds that never matter then."""
-        if most is None or self.beam_length or self.levels or (len(method.levels) or method.beam_length) <= most:
+        set is no greater. Raises BundleError for thresholds that never matter then."""
+        depth_is_set = not {"beam_length", "levels"}.isdisjoint(self.model_fields_set)
+        if most is None or depth_is_set or (len(method.levels) or method.beam_length) <= most:
             return method
         if levels := method.levels[:most]:
-            draws = sum(RANDOM_CONSTRUCTIONS[self.construction].shape(levels).widths)
-            return method.model_copy(update={"levels": levels, "tree_budget": self.tree_budget or draws})
-        check_thresholds(shorter := method.model_copy(update={"beam_length": most}), fitted=True)
+            draws = sum(RANDOM_CONSTRUCTIONS[self.construction or ""].shape(levels).widths)
+            budget = self.tree_budget if "tree_budget" in self.model_fields_set else draws
+            return method.changed(levels=levels, tree_budget=budget)
+        check_thresholds(shorter := method.changed(beam_length=most), fitted=True)
         return shorter
 
 
@@ -256,20 +212,11 @@ def read_methods(path: Path) -> dict[str, MethodSettings]:
     return found
 
 
-def parse_levels(text: str) -> tuple[int, ...]:
-    """Numbers of draws from "4,2,1". Raises BundleError."""
-    counts = text.split(",")
-    if not all(count.strip().isdecimal() and int(count) for count in counts):
-        raise BundleError(f"--levels {text}: expected whole numbers of 1 or more with commas between them")
-    return tuple(map(int, counts))
-
-
 def check_method(name: str, method: MethodConfig, config: BundleConfig) -> None:
     """Refuse a method that cannot work in this bundle. Raises BundleError or ValueError."""
     if name == AUTO_REGRESSIVE:
         raise BundleError(f"a method cannot be called {name!r}: every bundle has that one")
-    merged = method.ngram or method.resample_above is not None
-    check_pairing(method.construction or "chain", method.verification, merged)
+    check_pairing(method.construction or "chain", method.verification, method.merges)
     if method.drafter and method.drafter not in DRAFTERS:
         raise BundleError(f"unknown drafter {method.drafter!r}; known are {', '.join(DRAFTERS)}")
     chains = [name for name, kind in DRAFTERS.items() if kind.has_raw_logits]
@@ -388,7 +335,7 @@ def drafting_loop(
         needs["support"] = 0 if native else min(method.support, known)
         if 0 < method.support < method.candidates:
             raise ValueError(f"--support {method.support}: expected at least --candidates {method.candidates}, or 0")
-    method = method.model_copy(update=needs)
+    method = method.changed(**needs)
     loop: Drafting = (
         RandomDraws(drafter, random.rule, method.levels, method.support)
         if random

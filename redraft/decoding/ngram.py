@@ -19,6 +19,8 @@ CHANCES = {
 """How often a guess is right, by the number of tokens matched and by how often in a row (1, 2, 3, 4 or more times) the
 same token followed them. Measured on answers of SmolLM2-135M-Instruct."""
 TABLE_CHANCE = 0.25
+NGRAM_LENGTH = 16
+"""Deepest that n-grams draft: code that is edited repeats for long."""
 LONGEST, MOST_TIMES = max(CHANCES), 4
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from redraft.batch import DraftBatch, DraftSampling, SharedNoise, TargetBatch
-from redraft.bundle.config import LimitsInfo, MethodConfig, TargetInfo
+from redraft.bundle.config import LimitsInfo, TargetInfo
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
 from redraft.decoding.token_tree import mask_width
 from redraft.engines.features import on_host

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import torch
 
 from redraft.bundle.backends import TORCH, Backend
-from redraft.bundle.config import BundleConfig, ContextInfo, TargetInfo, target_folder
+from redraft.bundle.config import BundleConfig, TargetInfo, target_folder
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import ContextInfo
 from redraft.console.resources import host_bytes
 from redraft.engines.cuda.buckets import draft_buckets, most_rows
 from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES

@@ -9,8 +9,9 @@ import numpy as np
 import openvino as ov
 
 from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise, TargetBatch
-from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
+from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Gather, Samplers, forbid_unknown, local_logits
 from redraft.engines.cache_rows import copy_rows
 from redraft.engines.host_buffers import ChainBuffers, NoiseBuffers, PairBuffers, RowBuffers, SamplingBuffers

@@ -23,8 +23,9 @@ import redraft.plugins.operators.all_reduce.torch_op
 import redraft.plugins.operators.perturbed_topk.torch_op
 import redraft.plugins.operators.tree_attention.torch_op  # noqa: F401 (they register operators that the programs call)
 from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise, TargetBatch
-from redraft.bundle.config import BundleConfig, MethodConfig, target_folder
+from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import MethodConfig
 from redraft.engines import memory
 from redraft.engines.api import Gather, LogitRows, Samplers, forbid_unknown, local_logits
 from redraft.engines.cache_rows import copy_rows

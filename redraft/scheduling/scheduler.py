@@ -13,14 +13,16 @@ import numpy as np
 
 from redraft import metrics
 from redraft.batch import TargetBatch, step_rows
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width, mask_words
 from redraft.decoding.verification import Verdict
+from redraft.drafting import start_method
+from redraft.drafting.method import AutoRegressive
 from redraft.engines.api import Engine, LogitRows
 from redraft.engines.features import Features, take
 from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.errors import Code, RequestError
-from redraft.method import Method, MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from redraft.scheduling.counts import EngineMetrics, Totals
 from redraft.scheduling.prompt_rows import share_rows
@@ -54,21 +56,21 @@ class Scheduler:
         self,
         engine: Engine,
         limits: Limits,
-        plans: Mapping[str, MethodPlan] | None = None,
+        methods: Mapping[str, MethodConfig] | None = None,
         bigrams: np.ndarray | None = None,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
         served: Collection[Iterable[int]] = (),
         prefix_reuse: bool = True,
         unknown_tokens: frozenset[int] = frozenset(),
     ):
-        """`plans` by method, the first of which serves requests that name none; `observe` is shown every step's tree,
+        """`methods` by name, the first of which serves requests that name none; `observe` is shown every step's tree,
         place in it and verdict of each sequence; `served` are the tokens of texts that count as served before.
         `unknown_tokens` are not drafted, since the engine never gives them.
         With `prefix_reuse` requests begin after the rows of an earlier one with the same first tokens: see `Slots`.
 
-        Raises ValueError where a plan asks of the engine's drafter what it cannot do.
+        Raises ValueError where a method makes no sense, or asks of the engine's drafter what it cannot do.
         """
-        plans = plans or {}
+        methods = methods or {}
         self.limits = limits
         self.metrics = EngineMetrics()
         self.metrics[metrics.RUNNING].set_function(lambda: self.status().running)
@@ -77,11 +79,13 @@ class Scheduler:
         self.totals = Totals(self.metrics)
         self.clock = EngineClock()
         self._engine = TimedEngine(engine, self.clock)
-        self._sources = {AUTO_REGRESSIVE: Method(None, None, limits.max_tree)} | {
-            name: Method(plan, self._engine.drafters.get(name), limits.max_tree, bigrams, served, unknown_tokens)
-            for name, plan in plans.items()
+        self._sources = {AUTO_REGRESSIVE: AutoRegressive()} | {
+            name: start_method(
+                config, self._engine.drafters.get(name), limits.max_tree, bigrams, served, unknown_tokens
+            )
+            for name, config in methods.items()
         }
-        self._default = next(iter(plans), AUTO_REGRESSIVE)
+        self._default = next(iter(methods), AUTO_REGRESSIVE)
         self._observe = observe
         self._waiting: deque[Sequence] = deque()
         self._left = False
@@ -119,7 +123,7 @@ class Scheduler:
     def _method(self, sequence: Sequence) -> str:
         return sequence.request.method or self._default
 
-    def _source(self, sequence: Sequence) -> Method:
+    def _source(self, sequence: Sequence) -> AutoRegressive:
         return self._sources[self._method(sequence)]
 
     def cancel(self, key: Hashable) -> None:
@@ -176,7 +180,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
         self._slots.admit(sequence, self._method(sequence))
-        sequence.ngram = self._source(sequence).index(sequence.prompt)
+        sequence.memory = self._source(sequence).remember(sequence)
         self.metrics[metrics.PROMPT_TOKENS].inc(len(sequence.prompt))
         if self._slots.reads(sequence):
             self.metrics[metrics.CACHE_QUERIES].inc(len(sequence.prompt))
@@ -227,7 +231,7 @@ class Scheduler:
 
     def _draft(self, sequences: list[Sequence]) -> TokenTree:
         """Draft trees of the sequences, in their order; each method drafts for all of its own at once."""
-        groups: dict[Method, list[int]] = {}
+        groups: dict[AutoRegressive, list[int]] = {}
         for place, sequence in enumerate(sequences):
             groups.setdefault(self._source(sequence), []).append(place)
         if not groups:

@@ -98,8 +98,8 @@ def measure_gains(drafter: Path, ngrams: Path, bundle: Path, prompts: Sequence[l
             if streams <= min(runtime.limits.slots, len(prompts)):
                 with step(f"measure {name}, {streams} stream{'s' * (streams > 1)}"):
                     speeds = []
-                    for method in (AUTO_REGRESSIVE, next(iter(runtime.plans))):
-                        runtime.with_plans(runtime.plans)  # forgets the answers of the measurement before
+                    for method in (AUTO_REGRESSIVE, next(iter(runtime.methods))):
+                        runtime.with_methods(runtime.methods)  # forgets the answers of the measurement before
                         speeds.append(measure_speed(runtime, method, prompts, streams))
                 plain, drafted = speeds
                 row = asdict(drafted) | {"auto_regressive_tokens_per_s": plain.tokens_per_s}

@@ -11,7 +11,6 @@ is not auto-regressive decoding's. Methods take turns at greedy requests, and ea
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
 from benchmarks.speed.inprocess import Clock, load_llm
 from benchmarks.speed.method_batches import Batches, FewPrompts, Rounds, WarmUp, Workload, best_rounds
+from redraft.bundle.method import MethodConfig
 from redraft.llm import Answer
-from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from studies.speed.unpacked_beams import BEAM_UNPACKED
 
@@ -49,11 +48,11 @@ def pair_of(method: str) -> str:
     return method.replace(UNPACKED, PACKED, 1)
 
 
-def plans_of(method: str, plans: Mapping[str, MethodPlan]) -> dict[str, MethodPlan]:
-    """The bundle's plans, or of an unpacked method, its pair's with unpacked beams."""
+def methods_of(method: str, methods: Mapping[str, MethodConfig]) -> dict[str, MethodConfig]:
+    """The bundle's methods, or of an unpacked method, its pair's with unpacked beams."""
     if not method.startswith(UNPACKED):
-        return dict(plans)
-    return {pair_of(method): dataclasses.replace(plans[pair_of(method)], construction=BEAM_UNPACKED)}
+        return dict(methods)
+    return {pair_of(method): methods[pair_of(method)].changed(construction=BEAM_UNPACKED)}
 
 
 def width_of(method: str) -> str:
@@ -117,14 +116,14 @@ def main(
     output: Report = Path("artifacts/reports/beam_packing_throughput.json"),
 ) -> None:
     llm = load_llm(bundle)
-    plans = dict(llm.runtime.plans)
-    packed = sorted(plans, key=lambda method: width_of(method).zfill(9))
+    bundled = dict(llm.runtime.methods)
+    packed = sorted(bundled, key=lambda method: width_of(method).zfill(9))
     methods = [AUTO_REGRESSIVE, *(name for method in packed for name in (method, method.replace(PACKED, UNPACKED, 1)))]
     load = Workload.load(bundle, [llm], prompts, num_prompts, warm_up, batches, max_tokens, 0.0)
     first: dict[str, list[Answer]] = {}
 
     def answer(method: str, batch: int) -> tuple[list[Answer], Clock]:
-        llm.runtime.plans = plans_of(method, plans)
+        llm.runtime.methods = methods_of(method, bundled)
         answers, spent = load.answer(llm, pair_of(method), batch)
         first.setdefault(method, answers)
         check(method, answers, first[pair_of(method)], first[AUTO_REGRESSIVE])

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from redraft.bundle import budget
-from redraft.bundle.budget import BudgetFile, BudgetTable
-from redraft.bundle.config import MethodConfig
+from redraft.bundle.budget import BudgetFile
+from redraft.bundle.budget_table import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.bundle.writer import finish_bundle, new_bundle
 from redraft.errors import BundleError, program
 from tests.bundle.test_bundle import CONFIG

@@ -127,7 +127,7 @@ def test_the_methods_that_ship_and_the_thresholds_that_work(monkeypatch):
     for chosen, max_tree in built:
         config = BundleConfig.model_construct(limits=LIMITS.model_copy(update={"max_tree": max_tree}))
         for name, settings in chosen.items():
-            check_method(name, settings.info(), config)
+            check_method(name, settings.config(), config)
     assert ROOT / "benchmarks" / "methods" / "methods.toml" in files
 
 

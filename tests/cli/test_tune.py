@@ -11,12 +11,13 @@ import psutil
 import pytest
 import typer
 
-from redraft.bundle.budget import BudgetFile, BudgetTable
+from redraft.bundle.budget import BudgetFile
+from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.config import LimitsInfo
+from redraft.bundle.method import MethodConfig
 from redraft.cli import tune
 from redraft.compiler.tuning.tuner import Tuner
 from redraft.console import progress
-from redraft.method import MethodPlan
 from redraft.runtime import Runtime
 from tests.cli.test_makefile import dry_run
 from tests.conftest import ROOT, wait_until
@@ -43,7 +44,7 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
 
     def retrieving(*arguments, **options) -> Runtime:
         runtime = load(*arguments, **options)
-        runtime.plans[METHOD] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
+        runtime.methods[METHOD] = MethodConfig(construction="ngram_trie", tree_budget=4)
         return runtime
 
     def tuned(tuner):
@@ -104,7 +105,7 @@ def test_tuning_that_was_stopped_goes_on_with_the_methods_without_a_table(tmp_pa
 
     def two_methods(*arguments, **options) -> Runtime:
         runtime = load(*arguments, **options)
-        runtime.plans["second"] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
+        runtime.methods["second"] = MethodConfig(construction="ngram_trie", tree_budget=4)
         return runtime
 
     def tuned(tuner):

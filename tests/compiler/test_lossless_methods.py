@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from redraft.bundle.config import BundleConfig, MethodConfig
+from redraft.bundle.config import BundleConfig
+from redraft.bundle.method import MethodConfig
 from redraft.compiler.methods import check_method, drafting_loop, read_methods
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
@@ -33,7 +34,7 @@ SHIPPED = DRAFTERS.keys() - {"eagle3", "parallel_eagle3", "block"}
 def methods(monkeypatch_module):
     """Its methods; drafters' folders are relative to the repository's root."""
     monkeypatch_module.chdir(ROOT)
-    return {name: settings.info() for name, settings in read_methods(FILE).items()}
+    return {name: settings.config() for name, settings in read_methods(FILE).items()}
 
 
 @pytest.fixture(scope="module")

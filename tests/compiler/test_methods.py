@@ -44,7 +44,7 @@ def test_draws_are_no_deeper_and_their_usual_budget_is_smaller():
 def test_the_usual_tree_and_its_root_are_16_rows():
     """CUDA graphs have a bucket of 16 rows, and none between that and 24."""
     limits = LIMITS.model_copy(update={"max_tree": 32})
-    rows = 1 + MethodSettings(ngram=True).info().tree_budget
+    rows = 1 + MethodSettings(ngram=True).config().tree_budget
     bucket = fitting(step_buckets(limits), 1, rows)
     assert (rows, bucket.rows) == (16, 16)
 

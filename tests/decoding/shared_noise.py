@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget_table import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Engine
 from redraft.engines.host_buffers import NoiseBuffers
-from redraft.method import MethodPlan
 from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.paths import Children
 from redraft.request import GenerateRequest
@@ -132,7 +132,7 @@ class Outcome:
         return self.drafted == self.accepted
 
 
-def generate(engine: Engine, plans: Mapping[str, MethodPlan], tokens: tuple[int, ...] = (55, 47, 38, 21)) -> Outcome:
+def generate(engine: Engine, plans: Mapping[str, MethodConfig], tokens: tuple[int, ...] = (55, 47, 38, 21)) -> Outcome:
     """Requests of all samplings, three at a time."""
     sizes = list[int]()
     limits = Limits(slots=SLOTS, max_len=80, max_tree=40, prefill_chunk=16)
@@ -153,6 +153,6 @@ def generate(engine: Engine, plans: Mapping[str, MethodPlan], tokens: tuple[int,
     return Outcome(*counts, texts, sizes)
 
 
-def chain_plan(budget: BudgetTable, **changes: Any) -> dict[str, MethodPlan]:
+def chain_plan(budget: BudgetTable, **changes: Any) -> dict[str, MethodConfig]:
     """The best beam, cut to its budget, as the toy engine's method."""
-    return only(MethodPlan("chain", budget=budget, **changes))
+    return only(MethodConfig(construction="chain", budget=budget, **changes))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget_table import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.log_probs import LogProbs
-from redraft.method import MethodPlan
 from redraft.scheduling.scheduler import Scheduler
 from tests.scheduling.test_scheduler import LIMITS, PLANS, ChoosingEngine, make
 from tests.toy_drafter import DrawingToyEngine
@@ -110,7 +110,7 @@ def test_each_method_gives_the_targets_own(method, sampling):
     if method in RANDOM:
         construction, levels = RANDOM[method]
         engine: ToyEngine = DrawingToyEngine(construction, levels, 20, slots=3, sharpness=1.0)
-        plan = MethodPlan(construction, method, budget=BUDGET, levels=levels, support=20)
+        plan = MethodConfig(construction=construction, verification=method, budget=BUDGET, levels=levels, support=20)
     else:
         engine, plan = ToyEngine(slots=3), PLANS.get(method)
     options = {"sampling": SAMPLINGS[sampling], "max_tokens": 30, "prompt_log_probs": True, "end_ids": frozenset({0})}

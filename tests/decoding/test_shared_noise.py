@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from redraft import method
-from redraft.bundle.budget import BudgetEntry, BudgetTable
+from redraft.bundle.budget_table import BudgetEntry, BudgetTable
+from redraft.drafting import inputs
 from redraft.plugins.operators.perturbed_topk.reference import perturbed_topk
 from tests.decoding.shared_noise import LENGTH, AgreeingEngine, ChainEngine, Outcome, chain_plan, generate
 from tests.mutants import Mutant, planted
@@ -65,13 +65,13 @@ MUTANTS = [
            "race(seeds, positions + level, 110 - ids)", "whole chains"),
     Mutant("noise of the first sequence for all", perturbed_topk, KEY,
            "race(seeds[:1].expand_as(seeds), positions + level, ids)", "whole chains"),
-    Mutant("drafts at temperature 1", method._filter, "return config.divisor,", "return 1.0,", "whole chains"),
-    Mutant("drafts without top-k", method._filter, "config.top_k or 0,", "0,", "whole chains"),
-    Mutant("drafts without top-p", method._filter, "config.top_p or 1.0", "1.0",
+    Mutant("drafts at temperature 1", inputs._filter, "return config.divisor,", "return 1.0,", "whole chains"),
+    Mutant("drafts without top-k", inputs._filter, "config.top_k or 0,", "0,", "whole chains"),
+    Mutant("drafts without top-p", inputs._filter, "config.top_p or 1.0", "1.0",
            "whole chains"),
-    Mutant("noise of the position before", method._shared_noise, "[sampler.position for", "[sampler.position - 1 for",
+    Mutant("noise of the position before", inputs.next_noise, "[sampler.position for", "[sampler.position - 1 for",
            "after a budget of 0"),
-    Mutant("noise of the draft before, re-sampled", method._shared_noise, "[sampler.position for",
+    Mutant("noise of the draft before, re-sampled", inputs.next_noise, "[sampler.position for",
            "[sampler.position - 3 for", "after a skipped draft"),
 ]  # fmt: skip
 

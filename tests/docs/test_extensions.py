@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from redraft.batch import DraftBatch
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
-from redraft.method import MethodPlan
 from redraft.model_defs.drafters.registry import DRAFTERS
 from redraft.model_defs.drafters.windows import Windows
 from redraft.training.distillation import Labels, Trainer
@@ -152,7 +151,7 @@ def test_the_drafter_is_trained_compiled_and_drafts_as_the_construction_says(exa
         assert all(score > np.log(0.05) for _, _, score in nodes)
         assert len(nodes) < len(CONSTRUCTIONS["best_first"].build(drafted, roots, 8).nodes[0])
     expected, _ = generate(engine, None)
-    tokens, scheduler = generate(engine, MethodPlan("confident", budget=BudgetTable.constant(8)))
+    tokens, scheduler = generate(engine, MethodConfig(construction="confident", tree_budget=8))
     assert tokens == expected
     assert scheduler.totals.drafted > 0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from redraft.bundle.budget import BudgetEntry, BudgetTable
+from redraft.bundle.budget_table import BudgetEntry, BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Engine
-from redraft.method import MethodPlan
 from redraft.model_defs.target.model import Target
 from redraft.request import GenerateRequest
 from redraft.scheduling.scheduler import Limits, Scheduler
@@ -68,7 +68,7 @@ def scores_of(target: Target, text: list[int]) -> list[float]:
 
 
 def generate(
-    engine: Engine, plan: MethodPlan | None, cancelled: tuple[int, ...] = (), method: str = METHOD
+    engine: Engine, plan: MethodConfig | None, cancelled: tuple[int, ...] = (), method: str = METHOD
 ) -> tuple[dict[int, list[int]], Scheduler]:
     """Tokens of every request; they join two at a time, and some are cancelled soon. `method` has the drafter."""
     limits = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16)

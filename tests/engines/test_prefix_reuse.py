@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget_table import BudgetTable
+from redraft.bundle.method import MethodConfig
+from redraft.drafting.method import Method
 from redraft.engines import load_engine
-from redraft.method import Method, MethodPlan
 from redraft.scheduling.scheduler import Limits
 from tests.engines.ranks.test_parallel import RANDOM
 from tests.engines.tiny import LIMITS as LIMITS_OF_BUNDLES
@@ -18,9 +19,9 @@ from tests.scheduling.reuse import converse
 LIMITS = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16, max_queue=99)
 BUDGET = BudgetTable.constant(7)
 PLANS = {
-    "recurrent": MethodPlan("best_first", ngram=True, budget=BUDGET),
-    "hidden_state": MethodPlan("best_first", budget=BUDGET, resample_above=0, skip_above=1),
-    "draft_lm": MethodPlan(**RANDOM["draft_lm"], verification="rejection", budget=BUDGET),
+    "recurrent": MethodConfig(construction="best_first", ngram=True, budget=BUDGET),
+    "hidden_state": MethodConfig(construction="best_first", budget=BUDGET, resample_above=0, skip_above=1),
+    "draft_lm": MethodConfig(**RANDOM["draft_lm"], verification="rejection", budget=BUDGET),
 }
 """A drafter without a context, one that skips drafts, and one whose context begins with the text and whose draws decide
 the answer."""
@@ -43,7 +44,7 @@ def test_answers_are_those_without_reuse(engine):
 
 def test_draws_that_decide_the_answer_need_all_pairs(engine):
     """A rejection verifier's answers are others where its drafter does without the pairs of another method's rows."""
-    shipped, mutant = "not VERIFIERS[self._plan.verification].merges", "False"
+    shipped, mutant = "not self._verifier.merges", "False"
 
     def check() -> None:
         for seed in range(2, 8):

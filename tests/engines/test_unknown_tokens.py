@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
+from redraft.bundle.method import MethodConfig
 from redraft.engines import load_engine
-from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -33,7 +33,7 @@ def engine_of(bundle, unknown):
     return load_engine(dataclasses.replace(bundle, config=bundle.config.model_copy(update={"target": info})))
 
 
-def answers(engine, plan: MethodPlan | None) -> list[list[int]]:
+def answers(engine, plan: MethodConfig | None) -> list[list[int]]:
     limits = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16)
     unknown = frozenset(range(VOCAB)) - KNOWN
     drafted: set[int] = set()
@@ -58,7 +58,7 @@ def answers(engine, plan: MethodPlan | None) -> list[list[int]]:
 
 
 def test_they_are_never_sampled(bundle):
-    plan = MethodPlan("best_first", ngram=True, budget=TABLE)
+    plan = MethodConfig(construction="best_first", ngram=True, budget=TABLE)
     engine = engine_of(bundle, ())
     assert not {token for answer in answers(engine, None) for token in answer} <= KNOWN
     engine.close()

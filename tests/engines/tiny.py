@@ -17,8 +17,9 @@ from tokenizers.models import WordLevel
 
 from redraft.batch import TargetBatch
 from redraft.bundle.backends import Form
-from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig
+from redraft.bundle.config import BundleConfig, LimitsInfo
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import MethodConfig
 from redraft.compiler.bundle import build, shard_infos, target_info
 from redraft.compiler.methods import MethodSettings
 from redraft.model_defs.drafters.base import Drafter
@@ -268,13 +269,14 @@ def tiny_bundle(
     model.mkdir(parents=True, exist_ok=True)
     (model / "tokenizer.json").write_text(tokenizer)
     trained = trained or tiny_drafter(target)
-    settings = MethodSettings(drafter=drafter, token_info=token_info, beam_length=plan.get("beam_length"))
+    depth = {"beam_length": plan["beam_length"]} if "beam_length" in plan else {}
+    settings = MethodSettings(drafter=drafter, token_info=token_info, **depth)
     if trained.feature_size != trained.config.hidden_size:
         write_model(tiny_lm(), drafter)
         shutil.copy2(drafter / "tokenizer.json", model)
         hot.mkdir()
         save_file({"hot_ids": trained.hot_ids}, hot / "drafter.safetensors")
-        settings.hot_vocabulary = hot
+        settings = settings.model_copy(update={"hot_vocabulary": hot})
     elif drafts:
         trained.save(drafter)
     methods = {METHOD: DRAFTING.model_copy(update={"drafter": trained.name, **plan})} if drafts else {}

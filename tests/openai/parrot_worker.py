@@ -15,9 +15,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.grammar import trial
-from redraft.method import MethodPlan
 from redraft.runtime import Runtime
 from redraft.worker.server import serve
 from tests.toy_engine import ToyEngine, only, toy_codec
@@ -66,7 +65,7 @@ if __name__ == "__main__":
     engine = Parrot(
         vocab_size=VOCABULARY, slots=LIMITS.slots, max_len=PARROT_LIMITS.max_len, max_tree=PARROT_LIMITS.max_tree
     )
-    plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+    plan = MethodConfig(construction="best_first", ngram=True, tree_budget=8)
     runtime = Runtime(
         engine, toy_codec(VOCABULARY), PARROT_LIMITS, VOCABULARY, frozenset({0}), only(plan), name="parrot"
     )

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI, OpenAI
 
-from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
+from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
+from redraft.bundle.method import MethodConfig
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.serving.settings import ServeSettings, environment_of
 from redraft.worker.client import WorkerClient

@@ -9,8 +9,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Engine
-from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE
 from redraft.scheduling import slots
 from redraft.scheduling.scheduler import Limits, Scheduler
@@ -61,7 +61,7 @@ class Conversations:
 
 
 def converse(
-    engine: Engine, limits: Limits, plans: Mapping[str, MethodPlan], seed: int, count: int, tolerance: float = 0.0
+    engine: Engine, limits: Limits, plans: Mapping[str, MethodConfig], seed: int, count: int, tolerance: float = 0.0
 ) -> tuple[float, int]:
     """Serve `count` requests of conversations, some of which are cancelled. Asserts that each answer is what it is
     without reuse: the same tokens, with the same log-probabilities, to the last bit unless a `tolerance` is given.

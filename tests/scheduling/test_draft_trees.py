@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from redraft.batch import DraftCandidates
-from redraft.bundle.budget import BudgetEntry, BudgetTable, Scores
+from redraft.bundle.budget_table import BudgetEntry, BudgetTable, Scores
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.origins import Proposals
 from redraft.decoding.verification import Verdict
-from redraft.method import Method, MethodPlan
+from redraft.drafting import start_method
+from redraft.drafting.method import Method
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, joined
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -24,12 +26,12 @@ LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16)
 END_IDS = frozenset({0, 17})
 BUDGET = BudgetTable.constant(9)
 PLANS = {
-    "grown": (MethodPlan("best_first", ngram=True, budget=BUDGET), {"drafter", "ngrams", "both"}),
-    "best first": (MethodPlan("best_first", budget=BUDGET), {"drafter"}),
-    "beam beside n-grams": (MethodPlan("beam", ngram=True, budget=BUDGET), {"drafter", "ngrams"}),
-    "chain": (MethodPlan("chain", budget=BUDGET), {"drafter"}),
-    "n-grams": (MethodPlan(None, ngram=True, budget=BUDGET), {"ngrams"}),
-    "retrieval": (MethodPlan("ngram_trie", ngram=True, budget=BUDGET), {"ngrams"}),
+    "grown": (MethodConfig(construction="best_first", ngram=True, budget=BUDGET), {"drafter", "ngrams", "both"}),
+    "best first": (MethodConfig(construction="best_first", budget=BUDGET), {"drafter"}),
+    "beam beside n-grams": (MethodConfig(construction="beam", ngram=True, budget=BUDGET), {"drafter", "ngrams"}),
+    "chain": (MethodConfig(construction="chain", budget=BUDGET), {"drafter"}),
+    "n-grams": (MethodConfig(construction=None, ngram=True, budget=BUDGET), {"ngrams"}),
+    "retrieval": (MethodConfig(construction="ngram_trie", ngram=True, budget=BUDGET), {"ngrams"}),
 }
 
 
@@ -107,8 +109,9 @@ def test_trees_tell_the_tokens_and_change_nothing(name):
 )
 def test_random_and_resampled_trees(name, kinds):
     case = joint_law.CASES[name]
-    plan = MethodPlan(
-        case.construction, case.verification, case.ngram, budget=BUDGET, levels=case.levels, support=case.support,
+    plan = MethodConfig(
+        construction=case.construction, verification=case.verification, ngram=case.ngram,
+        budget=BUDGET, levels=case.levels, support=case.support,
         resample_above=case.resample_above,
         resample_budget=2,
     )  # fmt: skip
@@ -150,17 +153,18 @@ class Again:
 def test_no_tree_outgrows_its_limit(budget, skip_above, rows):
     """Of the rows that two sequences share the surer one takes as many as fit beside re-sampled nodes. The other has
     re-sampled nodes beside its new draft or, where it skips that, within its budget."""
-    plan = MethodPlan(
-        "best_first", budget=BudgetTable.constant(budget), resample_above=0, resample_budget=4, skip_above=skip_above
+    plan = MethodConfig(
+        construction="best_first", tree_budget=budget, resample_above=0, resample_budget=4, skip_above=skip_above
     )
-    sequences = []
+    method, sequences = start_method(plan, Again(), 32), []
     for key in range(2):
         one = Sequence(key, GenerateRequest(id="r", input_ids=[1, 2], max_tokens=9), [1, 2], CODEC, frozenset())
         one.prefill(2, np.zeros((1, 2), np.float32))
         one.begin(Verdict([0], [5 + key]))
-        one.chain = None if skip_above is not None and not key else np.zeros((3, 111), np.float32)
+        one.memory = method.remember(one)
+        one.memory.chain = None if skip_above is not None and not key else np.zeros((3, 111), np.float32)
         sequences.append(one)
-    assert tuple(map(len, Method(plan, Again(), 32).draft(sequences, 2).nodes)) == rows
+    assert tuple(map(len, method.draft(sequences, 2).nodes)) == rows
 
 
 @pytest.mark.parametrize(("odds", "rows"), [(1.0, (5, 5)), (0.02, (9, 1))])
@@ -169,12 +173,12 @@ def test_greedy_and_sampled_sequences_share_rows_by_their_fitted_scores(odds, ro
     sequence takes their rows."""
     scores = (Scores(), Scores(temperature=0.7, ngram_odds=odds))
     budget = BudgetTable(entries=[BudgetEntry(running=1, nodes=4)], scores=scores)
-    method, sequences = Method(MethodPlan(None, ngram=True, budget=budget), None, 32), []
+    method, sequences = Method(MethodConfig(construction=None, ngram=True, budget=budget), None, 32), []
     prompt = [*range(1, 13), 1]
     for key, sampling in enumerate(({}, {"temperature": 0.7, "seed": 5})):
         request = GenerateRequest(id="r", input_ids=prompt, max_tokens=20, sampling=sampling)
         one = Sequence(key, request, prompt, CODEC, frozenset())
-        one.ngram = method.index(np.array(prompt))
+        one.memory = method.remember(one)
         one.prefill(len(prompt), None)
         one.begin(Verdict([0], [2]))
         sequences.append(one)

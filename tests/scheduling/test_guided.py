@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from redraft import method
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.decoding import verification
 from redraft.decoding.sampling import Sampler
+from redraft.drafting import method
 from redraft.engines.cuda.masks import row_masks
 from redraft.engines.cuda.sampling import sample
 from redraft.engines.cuda.transfer import Results
 from redraft.grammar.state import GrammarState
-from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduling.scheduler import Scheduler
 from redraft.sequence import Sequence
@@ -56,7 +55,7 @@ def make(key, guide: str | None, sampling=None, max_tokens=60, end_ids=END, prom
     return Sequence(key, request, prompt, CODEC, end_ids, grammar=compiled)
 
 
-def answer(sequence: Sequence, plan: MethodPlan | None = None, engine=ToyEngine, **options) -> tuple:
+def answer(sequence: Sequence, plan: MethodConfig | None = None, engine=ToyEngine, **options) -> tuple:
     """Text, tokens, log-probabilities, reason, statistics."""
     scheduler = Scheduler(engine(slots=3, **options), LIMITS, only(plan))
     return run(scheduler, [sequence])[sequence.key]
@@ -82,8 +81,8 @@ def test_speculation_equals_autoregressive(plan, sampling, guide):
 @pytest.mark.parametrize("construction", RANDOM)
 @pytest.mark.parametrize("sampling", ["greedy", "sampled"])
 def test_random_trees_that_are_walked(construction, sampling):
-    plan = MethodPlan(
-        construction, "sampled_walk", budget=BudgetTable.constant(12), levels=RANDOM[construction], support=12
+    plan = MethodConfig(
+        construction=construction, verification="sampled_walk", tree_budget=12, levels=RANDOM[construction], support=12
     )
     engine = DrawingToyEngine(construction, RANDOM[construction], 12, slots=3)
     got = run(Scheduler(engine, LIMITS, only(plan)), [make("a", "schema", SAMPLINGS[sampling])])["a"]
@@ -96,8 +95,8 @@ def test_random_trees_that_are_walked(construction, sampling):
 )
 def test_greedy_requests_of_a_rejection_verifier_are_guided(construction, verification):
     """They are verified by a walk. A sampled request beside them keeps its draws."""
-    plan = MethodPlan(
-        construction, verification, budget=BudgetTable.constant(12), levels=RANDOM[construction], support=12
+    plan = MethodConfig(
+        construction=construction, verification=verification, tree_budget=12, levels=RANDOM[construction], support=12
     )
     engine = DrawingToyEngine(construction, RANDOM[construction], 12, slots=3)
     sampled = make("b", None, {"temperature": 1.0, "seed": 1})
@@ -244,7 +243,7 @@ def wrong_guesses(monkeypatch):
     monkeypatch.setattr(GrammarState, "forced", guess)
 
 
-def answers(plan: MethodPlan | None, engine=ToyEngine) -> list[tuple]:
+def answers(plan: MethodConfig | None, engine=ToyEngine) -> list[tuple]:
     """Of six seeds, with the choice and with the schema."""
     return [
         answer(make("a", guide, {"temperature": 1.5, "seed": seed}), plan, engine)[:4]

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from redraft.batch import DraftBatch, TargetBatch
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.verification import VERIFIERS
-from redraft.method import MethodPlan
 from redraft.scheduling import slots
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.scheduling.slots import COPY_ROWS, PENDING_PAIRS, SKIPPED_PAIRS, Slot, Slots
@@ -26,7 +25,7 @@ from tests.toy_engine import ToyEngine, _mix
 LIMITS = Limits(slots=3, max_len=120, max_tree=14, prefill_chunk=11, max_queue=99)
 CONSTRUCTIONS = {"plain": "beam", "context": "best_first", "text": "beam"}
 PLANS = {
-    name: MethodPlan(construction, ngram=name == "plain", budget=BudgetTable.constant(13))
+    name: MethodConfig(construction=construction, ngram=name == "plain", tree_budget=13)
     for name, construction in CONSTRUCTIONS.items()
 }
 WINDOWS = replace(LIMITS, window=9, window_rows=32)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from redraft.batch import DraftBatch
-from redraft.bundle.budget import BudgetEntry, BudgetTable
+from redraft.bundle.budget_table import BudgetEntry, BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.engines.cuda.sampling import sample
 from redraft.engines.cuda.transfer import Results
-from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduling.scheduler import Limits, Overloaded, Scheduler
 from redraft.sequence import Sequence
@@ -22,21 +22,21 @@ from tests.toy_engine import ToyEngine, _mix, only, toy_codec
 CODEC = toy_codec()
 LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=4)
 PLANS = {
-    "beam": MethodPlan("beam", budget=BudgetTable.constant(23)),
-    "beam cut": MethodPlan("beam", budget=BudgetTable.constant(5)),
-    "best_first": MethodPlan("best_first", budget=BudgetTable.constant(9)),
-    "chain": MethodPlan("chain", budget=BudgetTable.constant(9)),
-    "ngram": MethodPlan(None, ngram=True, budget=BudgetTable.constant(9)),
-    "retrieval": MethodPlan("ngram_trie", budget=BudgetTable.constant(9)),
-    "retrieval, own first": MethodPlan("ngram_trie", ngram=True, budget=BudgetTable.constant(9)),
-    "likely nodes": MethodPlan(
-        "best_first",
+    "beam": MethodConfig(construction="beam", tree_budget=23),
+    "beam cut": MethodConfig(construction="beam", tree_budget=5),
+    "best_first": MethodConfig(construction="best_first", tree_budget=9),
+    "chain": MethodConfig(construction="chain", tree_budget=9),
+    "ngram": MethodConfig(construction=None, ngram=True, tree_budget=9),
+    "retrieval": MethodConfig(construction="ngram_trie", tree_budget=9),
+    "retrieval, own first": MethodConfig(construction="ngram_trie", ngram=True, tree_budget=9),
+    "likely nodes": MethodConfig(
+        construction="best_first",
         ngram=True,
         budget=BudgetTable(entries=[BudgetEntry(running=1, nodes=9, chance=0.05)]),
     ),
-    "merged": MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(12)),
-    "beam merged": MethodPlan("beam", ngram=True, budget=BudgetTable.constant(7)),
-    "greedy verifier": MethodPlan("best_first", verification="greedy", budget=BudgetTable.constant(9)),
+    "merged": MethodConfig(construction="best_first", ngram=True, tree_budget=12),
+    "beam merged": MethodConfig(construction="beam", ngram=True, tree_budget=7),
+    "greedy verifier": MethodConfig(construction="best_first", verification="greedy", tree_budget=9),
 }
 SAMPLINGS = {
     "greedy": {},
@@ -249,7 +249,7 @@ def test_requests_of_different_methods_share_steps(sampling):
 
     table = BudgetTable(entries=[BudgetEntry(running=1, nodes=6), BudgetEntry(running=3, nodes=0)])
     plans = {name: PLANS[name] for name in ("beam", "best_first", "ngram")}
-    plans["busy"] = MethodPlan("best_first", budget=table)
+    plans["busy"] = MethodConfig(construction="best_first", budget=table)
     methods = [None, "busy", "ngram", "auto_regressive", "best_first", "beam"]
     limits = Limits(slots=6, max_len=256, max_tree=24, prefill_chunk=16)
     options = {"sampling": SAMPLINGS[sampling], "end_ids": frozenset(), "max_tokens": 30}
@@ -286,7 +286,7 @@ def test_one_drafter_call_per_step_and_none_without_budget():
         entries=[BudgetEntry(running=1, nodes=6), BudgetEntry(running=2, nodes=3), BudgetEntry(running=3, nodes=0)]
     )  # fmt: skip
     engine = ToyEngine(slots=3)
-    scheduler = Scheduler(engine, LIMITS, only(MethodPlan("best_first", budget=table)))
+    scheduler = Scheduler(engine, LIMITS, only(MethodConfig(construction="best_first", budget=table)))
     for key in range(2):
         scheduler.submit(make(key, prompt=[key + 1], end_ids=frozenset()))
     scheduler.step()
@@ -405,7 +405,7 @@ def test_end_ids(end_id):
 def test_sequences_share_the_rows_of_a_step(construction, ngram, budget):
     """The budgets are kept together, and not by each alone; no tree outgrows the engine's."""
     drafted = []
-    plans = only(MethodPlan(construction, ngram=ngram, budget=BudgetTable.constant(budget)))
+    plans = only(MethodConfig(construction=construction, ngram=ngram, tree_budget=budget))
     engine = ToyEngine(slots=3, sharpness=1.0)
     scheduler = Scheduler(engine, LIMITS, plans, None, lambda tree, b, verdict: drafted.append(tree.sizes - 1))
     run(scheduler, [make(key, prompt=[*range(1, 4 * key + 2)] * 3) for key in range(1, 4)])

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import execute
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.compiler.methods import read_methods
 from redraft.llm import LLM, Answer
-from redraft.method import MethodPlan
 from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
 from redraft.model_defs.drafters.registry import DRAFTERS
@@ -52,7 +51,7 @@ def toy_llm(prefix_reuse: bool = False, width: int = 4, **methods: str) -> LLM:
         drafters = property(lambda self: dict.fromkeys(methods, self))
 
     engine = Engine(slots=3, max_len=400, max_tree=32, width=width, length=3)
-    plans = {name: MethodPlan(kind, budget=BudgetTable.constant(3 * width)) for name, kind in methods.items()}
+    plans = {name: MethodConfig(construction=kind, tree_budget=3 * width) for name, kind in methods.items()}
     limits = Limits(slots=3, max_len=400, max_tree=32, prefill_chunk=64)
     return LLM(
         Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans, prefix_reuse=prefix_reuse)

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict, walk
-from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -83,7 +82,7 @@ def test_the_scheduler_takes_the_same_steps(sampling):
     """Three sequences at a time over a cache in which every wrong row changes the text."""
     found = {}
     for construction in ("beam", BEAM_UNPACKED):
-        plan = MethodPlan(construction, budget=BudgetTable.constant(20))
+        plan = MethodConfig(construction=construction, tree_budget=20)
         limits = Limits(slots=3, max_len=256, max_tree=21, prefill_chunk=16)
         scheduler = Scheduler(ToyEngine(width=5, length=4), limits, only(plan))
         for key in range(5):

@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import msgpack
 import pytest
 import zmq
 
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget_table import BudgetTable
 from redraft.errors import Code
 from redraft.metrics import read
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
@@ -62,7 +61,7 @@ def test_methods_that_are_not_tuned_are_said_at_load_and_in_the_status(client, t
     assert "redraft tune --bundle some/bundle" in said
     tuned = BudgetTable(entries=BudgetTable.constant(8).entries, measured={"step_ms": {}})
     runtime = toy_runtime()
-    runtime.plans = {name: replace(plan, budget=tuned) for name, plan in runtime.plans.items()}
+    runtime.methods = {name: plan.changed(budget=tuned) for name, plan in runtime.methods.items()}
     monkeypatch.setattr("redraft.worker.server.Runtime.load", lambda *_, **__: runtime)
     assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
     assert capsys.readouterr().err == ""

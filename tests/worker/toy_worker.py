@@ -9,8 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from redraft.bundle.budget import BudgetTable
-from redraft.method import MethodPlan
+from redraft.bundle.method import MethodConfig
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from redraft.serving.settings import ServeSettings
@@ -31,7 +30,7 @@ class SlowEngine(ToyEngine):
 
 
 def toy_runtime(delay: float = 0.0, limits: Limits = LIMITS) -> Runtime:
-    plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+    plan = MethodConfig(construction="best_first", ngram=True, tree_budget=8)
     engine = SlowEngine(delay, slots=limits.slots, max_tree=limits.max_tree)
     return Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), only(plan), name="toy")
 

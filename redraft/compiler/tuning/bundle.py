@@ -11,7 +11,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from redraft.bundle.budget import FILE_NAME, BudgetFile, BudgetTable, doubtful_warning, doubts
+from redraft.bundle.budget import FILE_NAME, BudgetFile, doubtful_warning, doubts
+from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.config import BundleConfig
 from redraft.chat import encode_user_turn
 from redraft.compiler.tuning.measure import Bench, Shape
@@ -58,7 +59,7 @@ def tune_bundle(
         for name in names:
             bench, seconds, others_load = Bench(runtime, name, measured, tokens), 60 * minutes, OtherLoad()
             ends = time.monotonic() + seconds
-            if runtime.plans[name].retrieves:
+            if runtime.methods[name].retrieves:
                 shown.update(0, f"{name}: serving prompts to draft from")
                 bench.ends = ends - (1 - SERVING) * seconds
                 bench.serve(others)

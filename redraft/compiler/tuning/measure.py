@@ -6,13 +6,14 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from redraft.batch import step_rows
-from redraft.bundle.budget import UNFITTED, BudgetTable, Scores
+from redraft.bundle.budget_table import UNFITTED, BudgetTable, Scores
+from redraft.bundle.method import MethodConfig
 from redraft.compiler.tuning.acceptance import Acceptance
 from redraft.compiler.tuning.choice import Cell, StepTimes
 from redraft.compiler.tuning.scores import (
@@ -30,7 +31,6 @@ from redraft.compiler.tuning.scores import (
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
-from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Scheduler
@@ -82,7 +82,7 @@ class Bench:
 
     def serve(self, others: Sequence[list[int]]) -> None:
         """Answer other prompts, for the method to draft from."""
-        self.runtime.with_plans({})
+        self.runtime.with_methods({})
         texts = dict(enumerate(others))
         for place, ids in self._answer(others, 0.0, AUTO_REGRESSIVE):
             texts[place] = texts[place] + ids
@@ -99,7 +99,7 @@ class Bench:
     def fit(self, shape: Shape, temperature: float, budget: int) -> None:
         """Fit the scores of a temperature's nodes to the answers to all prompts: first the slope, which decides what is
         drafted, then the others to what is drafted with it."""
-        support = self.runtime.plans[self.method].support
+        support = self.runtime.methods[self.method].support
         drafter = self.runtime.engine.drafters.get(self.method)
         nodes, guessed = self._visited(shape, temperature, budget)
         before = self._constant(budget).scores_at(temperature)
@@ -210,10 +210,10 @@ class Bench:
         budget: BudgetTable,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
     ) -> None:
-        self.runtime.with_plans({self.method: self._plan(shape, budget)}, observe, self.served)
+        self.runtime.with_methods({self.method: self._changed(shape, budget)}, observe, self.served)
 
-    def _plan(self, shape: Shape, budget: BudgetTable) -> MethodPlan:
-        return replace(self.runtime.plans[self.method], **shape._asdict(), budget=budget)
+    def _changed(self, shape: Shape, budget: BudgetTable) -> MethodConfig:
+        return self.runtime.methods[self.method].changed(**shape._asdict(), budget=budget)
 
     def _constant(self, budget: int) -> BudgetTable:
         return BudgetTable.constant(budget).model_copy(update={"scores": self.scores})

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
-from redraft.bundle.budget import Scores
+from redraft.bundle.budget_table import Scores
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.growth import MOST, joint_odds
 from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds

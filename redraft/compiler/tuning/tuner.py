@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from redraft.bundle.budget import BudgetEntry, BudgetTable
+from redraft.bundle.budget_table import BudgetEntry, BudgetTable
 from redraft.compiler.tuning.acceptance import Acceptance, CutAcceptance, Gains
 from redraft.compiler.tuning.choice import CHANCES, LEAST_GAIN, NOTHING, Cell, StepTimes, choose
 from redraft.compiler.tuning.measure import MOST_SLOWER, Bench, Shape
@@ -66,7 +66,7 @@ class Tuner:
 
     def __init__(self, bench: Bench, seconds: float, grid: Grid = GRID, say: Say = lambda *_: None):
         """`say` is called before each measurement with what is under way."""
-        limits, plan = bench.runtime.limits, bench.runtime.plans[bench.method]
+        limits, plan = bench.runtime.limits, bench.runtime.methods[bench.method]
         self.bench = bench
         self.done, self.of = 0, 0
         """Measurements made, and those that there are where time allows."""

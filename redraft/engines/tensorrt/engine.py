@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from redraft.batch import TargetBatch
-from redraft.bundle.config import BundleConfig, ContextInfo, LimitsInfo, TargetInfo, target_folder
+from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo, target_folder
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import ContextInfo
 from redraft.decoding.token_tree import mask_width
 from redraft.engines import memory
 from redraft.engines.api import Gather, LogitRows, Samplers, forbid_unknown, local_logits

@@ -8,16 +8,15 @@ from benchmarks.command import execute
 from benchmarks.load import comparison
 from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed import single_stream
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.llm import LLM
-from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, request
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from tests.toy_engine import TOY, ToyEngine, toy_codec
 
-NGRAM_ALONE = MethodPlan(None, ngram=True, budget=BudgetTable.constant(8))
+NGRAM_ALONE = MethodConfig(construction=None, ngram=True, tree_budget=8)
 
 
 def llm(plans):
@@ -31,7 +30,7 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, capsys):
     rows = [{"category": kind, "turns": [text]} for kind, text in (("a", "hello"), ("a", "abab"), ("b", "to be"))]
     dataset.write_text("\n".join(map(json.dumps, rows)))
     race = single_stream.Race(dataset, None, 20, [0.0, 1.0], 0.9, [2], warm_up=1, repeats=2)
-    plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+    plan = MethodConfig(construction="best_first", ngram=True, tree_budget=8)
     both = llm({TOY: plan, "ngram": NGRAM_ALONE})
     methods = {comparison.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
     decoders = {name: comparison.LLMDecoder(both, method) for name, method in methods.items()}
@@ -65,7 +64,7 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, capsys):
 def test_what_cannot_be_compared_is_refused(tokenizer_folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "prompts.jsonl").write_text('{"turns": ["hello"]}')
     given = ["--speculative", str(tokenizer_folder), "--prompts", str(tmp_path / "prompts.jsonl")]
-    plans = {TOY: MethodPlan("best_first", budget=BudgetTable.constant(8))}
+    plans = {TOY: MethodConfig(construction="best_first", tree_budget=8)}
     for offered, options, reason in (
         ({}, ["--methods", "all"], "has no drafter"),
         (plans, ["--max-tokens", "300"], "300"),
@@ -77,7 +76,7 @@ def test_what_cannot_be_compared_is_refused(tokenizer_folder, tmp_path, monkeypa
 
 def test_a_comparison_starts_from_what_the_warm_up_served():
     """Not from the same prompts' answers, of a repeat or of another temperature."""
-    trie = llm({"trie": MethodPlan(NGRAM_TRIE, budget=BudgetTable.constant(8))})
+    trie = llm({"trie": MethodConfig(construction=NGRAM_TRIE, tree_budget=8)})
     decoders = {comparison.AR: comparison.LLMDecoder(trie, AUTO_REGRESSIVE), "trie": comparison.LLMDecoder(trie)}
     asked, others = ([request(f"{kind} {i}", 30, temperature=0.0) for i in range(4)] for kind in ("to be", "not"))
 

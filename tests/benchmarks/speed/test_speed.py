@@ -14,10 +14,10 @@ from benchmarks.speed.acceptance import conditional_acceptance, depth_counts
 from benchmarks.speed.inprocess import teacher_force, timed
 from benchmarks.speed.method_batches import Workload, throughput
 from benchmarks.speed.precision import Difference
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.config import LimitsInfo
+from redraft.bundle.method import MethodConfig
 from redraft.llm import LLM
-from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, SequenceStats, request
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
@@ -30,7 +30,10 @@ TEXTS = ["hello world", "abcabcabc", "to be or not to be", "one", "two", "three"
 @pytest.fixture
 def llm():
     engine, budget = ToyEngine(width=4, length=3), BudgetTable.constant(8)
-    plans = {TOY: MethodPlan("best_first", budget=budget), "served": MethodPlan("ngram_trie", budget=budget)}
+    plans = {
+        TOY: MethodConfig(construction="best_first", budget=budget),
+        "served": MethodConfig(construction="ngram_trie", budget=budget),
+    }
     limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
     return LLM(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans, prefix_reuse=False))
 

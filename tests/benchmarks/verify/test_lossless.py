@@ -6,23 +6,24 @@ import numpy as np
 import pytest
 
 from benchmarks.verify import lossless
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.noise import race
 from redraft.decoding.sampling import Distribution, Sampler
 from redraft.llm import LLM
-from redraft.method import MethodPlan
 from redraft.request import AUTO_REGRESSIVE, SamplingConfig, request
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 
-RSD = MethodPlan("stochastic_beam", "recursive_rejection", budget=BudgetTable.constant(4), levels=(2, 2), support=5)
+RSD = MethodConfig(
+    construction="stochastic_beam", verification="recursive_rejection", tree_budget=4, levels=(2, 2), support=5
+)
 LIMITS = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
 
 
 def llm(budget=None, end_ids=(0,), **engine):
-    plan = None if budget is None else MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(budget))
+    plan = None if budget is None else MethodConfig(construction="best_first", ngram=True, tree_budget=budget)
     toy = ToyEngine(**engine)
     return LLM(Runtime(toy, toy_codec(), LIMITS, toy.vocab_size, frozenset(end_ids), only(plan), prefix_reuse=False))
 
@@ -58,9 +59,13 @@ def test_speculation_is_found_lossless(verify, capsys):
 
 def test_every_method_is_compared_where_it_promises_the_same_tokens(verify):
     both = llm(8)
-    plans = {TOY: both.runtime.plans[TOY], "alone": MethodPlan(None, "greedy", ngram=True), "rsd": RSD}
-    both.runtime.plans = plans
-    both.runtime.with_plans({name: plan for name, plan in plans.items() if name != "rsd"})
+    plans = {
+        TOY: both.runtime.methods[TOY],
+        "alone": MethodConfig(construction=None, verification="greedy", ngram=True),
+        "rsd": RSD,
+    }
+    both.runtime.methods = plans
+    both.runtime.with_methods({name: plan for name, plan in plans.items() if name != "rsd"})
     verifier = lossless.Verifier(both, both, both)
     assert verifier.methods("greedy, penalties") == [TOY, "alone", "rsd"]
     assert verifier.methods("temperature 1") == [TOY, "alone"]
@@ -71,8 +76,8 @@ def test_every_method_is_compared_where_it_promises_the_same_tokens(verify):
 
 def test_a_method_is_compared_with_itself_on_one_rank(verify):
     both = llm(8)
-    plans = {TOY: both.runtime.plans[TOY], "rsd": RSD}
-    both.runtime.plans = plans
+    plans = {TOY: both.runtime.methods[TOY], "rsd": RSD}
+    both.runtime.methods = plans
     assert lossless.Verifier(both, both, both, same_methods=True).methods("temperature 1") == [
         AUTO_REGRESSIVE,
         TOY,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
-from redraft.bundle.budget import BudgetEntry, BudgetTable, Scores
+from redraft.bundle.budget_table import BudgetEntry, BudgetTable, Scores
+from redraft.bundle.method import MethodConfig
 from redraft.compiler.tuning.acceptance import Acceptance
 from redraft.compiler.tuning.measure import Bench, Shape
 from redraft.compiler.tuning.scores import reliability
 from redraft.decoding.token_tree import TokenTree
-from redraft.method import MethodPlan
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
@@ -48,7 +48,7 @@ class RepeatingEngine(AgreeingEngine):
 @pytest.fixture
 def bench():
     engine = ErringEngine(candidates=5)
-    plan = MethodPlan("best_first", budget=BudgetTable.constant(NODES), support=VOCAB)
+    plan = MethodConfig(construction="best_first", tree_budget=NODES, support=VOCAB)
     runtime = Runtime(engine, CODEC, LIMITS, VOCAB, frozenset(), only(plan))
     return Bench(runtime, TOY, PROMPTS, 48)
 
@@ -77,7 +77,7 @@ def test_fitted_scores_are_shares_of_accepted_nodes(bench, temperature):
 def test_fitted_odds_make_scores_of_retrieval_shares_of_accepted_nodes(own_first):
     engine = RepeatingEngine()
     engine.sharpness = 9.0
-    plan = MethodPlan("ngram_trie", ngram=own_first, budget=BudgetTable.constant(NODES))
+    plan = MethodConfig(construction="ngram_trie", ngram=own_first, tree_budget=NODES)
     runtime = Runtime(engine, CODEC, LIMITS, VOCAB, frozenset(), only(plan))
     bench = Bench(runtime, TOY, PROMPTS, 48, served=[list(range(9))], scores=(Scores(ngram_odds=4.0),))
     shape = Shape("ngram_trie", own_first)
@@ -92,9 +92,9 @@ def test_scores_of_a_mixed_batch_are_logs_of_chances(bench):
     than the budget asks."""
     trees: list[TokenTree] = []
     table = BudgetTable(entries=[BudgetEntry(running=1, nodes=NODES, chance=0.05)])
-    plan = MethodPlan("best_first", ngram=True, budget=table, support=VOCAB)
+    plan = MethodConfig(construction="best_first", ngram=True, budget=table, support=VOCAB)
     runtime = bench.runtime
-    runtime.with_plans(only(plan), lambda tree, place, _: trees.append(tree))
+    runtime.with_methods(only(plan), lambda tree, place, _: trees.append(tree))
     for key, temperature in enumerate((0.0, 0.7, 1.0)):
         sampling = SamplingConfig(temperature=temperature, seed=key)
         request = GenerateRequest(id=str(key), text="abcabcab", max_tokens=50, sampling=sampling)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from redraft.bundle.budget import Scores
+from redraft.bundle.budget_table import Scores
 from redraft.compiler.tuning.scores import (
     Drafted,
     Guess,

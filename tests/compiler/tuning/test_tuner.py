@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from redraft.bundle.budget import BudgetTable, doubts
+from redraft.bundle.budget import doubts
+from redraft.bundle.budget_table import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.compiler.tuning.acceptance import Acceptance
 from redraft.compiler.tuning.choice import Cell, StepTimes
 from redraft.compiler.tuning.measure import LEAST_STEPS, Bench, Shape
 from redraft.compiler.tuning.tuner import Grid, Tuner
-from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
@@ -43,7 +44,7 @@ class PricedDrawingEngine(Priced, DrawingToyEngine):
     pass
 
 
-def runtime_of(engine: ToyEngine, plan: MethodPlan) -> Runtime:
+def runtime_of(engine: ToyEngine, plan: MethodConfig) -> Runtime:
     return Runtime(engine, toy_codec(), LIMITS, engine.vocab_size, frozenset({0}), only(plan))
 
 
@@ -55,7 +56,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def runtime():
     engine = PricedEngine(slots=4, max_tree=14, quality=0.95)
-    return runtime_of(engine, MethodPlan("best_first", budget=BudgetTable.constant(8)))
+    return runtime_of(engine, MethodConfig(construction="best_first", tree_budget=8))
 
 
 def bench_of(runtime: Runtime, prompts: list[str], tokens: int) -> Bench:
@@ -75,7 +76,7 @@ def test_fits_take_a_quarter_of_the_time_however_slow_the_model_is(monkeypatch):
 
     monkeypatch.setattr(Bench, "fit", slow_fit)
     engine = PricedEngine(slots=4, max_tree=14, quality=0.95)
-    plan = MethodPlan("best_first", ngram=True, budget=BudgetTable.constant(8))
+    plan = MethodConfig(construction="best_first", ngram=True, tree_budget=8)
     table = Tuner(bench_of(runtime_of(engine, plan), ["hello"], 8), 1000.0, GRID).tune()
     assert sum(spent) == pytest.approx(0.25 * 0.75 * 1000)
     assert table.measured["not_timed"] == []
@@ -142,7 +143,7 @@ def test_a_shape_that_was_measured_on_a_few_steps_is_not_chosen(runtime):
 
 def test_drafts_that_are_never_right_are_not_made():
     runtime = runtime_of(
-        PricedEngine(slots=4, max_tree=14, quality=0), MethodPlan(None, ngram=True, budget=BudgetTable.constant(8))
+        PricedEngine(slots=4, max_tree=14, quality=0), MethodConfig(construction=None, ngram=True, tree_budget=8)
     )
     table = Tuner(bench_of(runtime, ["hello", "world"], 24), ENOUGH, GRID).tune()
     assert not any(entry.nodes for entry in table.entries)
@@ -195,7 +196,7 @@ def test_small_trees_are_predicted_from_the_large_one(runtime):
         Shape("best_first", False), 0.0, 13, predicted, bench_of(runtime, ["hello", "world"], 0).prompts
     )
     for budget in (2, 6):
-        runtime.with_plans(only(MethodPlan("best_first", budget=BudgetTable.constant(budget))))
+        runtime.with_methods(only(MethodConfig(construction="best_first", tree_budget=budget)))
         for key, text in enumerate(["hello", "world"]):
             request = GenerateRequest(id=str(key), text=text, max_tokens=90)
             runtime.scheduler.submit(runtime.sequence(str(key), request))
@@ -210,7 +211,7 @@ def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree():
     """Each budget with trees cut to it, in draw order."""
     grid = Grid((0, 3, 8, 12), (1, 4), rounds=3, temperatures=((0.0, 1), (1.0, 1)))
     engine = PricedDrawingEngine("gumbel_top_k", (3, 2), 12, slots=4, max_tree=14)
-    plan = MethodPlan("gumbel_top_k", "recursive_rejection", levels=(3, 2), support=12)
+    plan = MethodConfig(construction="gumbel_top_k", verification="recursive_rejection", levels=(3, 2), support=12)
     table = Tuner(bench_of(runtime_of(engine, plan), ["hello", "world"], 40), ENOUGH, grid).tune()
     assert (table.construction, table.ngram) == ("gumbel_top_k", False)
     lengths = table.measured["acceptance"]["gumbel_top_k"]
@@ -224,14 +225,14 @@ def test_a_bundle_that_draws_at_random_is_tuned_on_its_own_tree():
 
 @pytest.mark.parametrize("construction", ["ngram_trie", "beam", "best_first"])
 def test_a_tree_that_is_not_the_default_stays(runtime, construction):
-    runtime.plans[TOY] = MethodPlan(construction, budget=BudgetTable.constant(4))
+    runtime.methods[TOY] = MethodConfig(construction=construction, tree_budget=4)
     grid = Grid((0, 4), (1,), rounds=1, temperatures=TEMPERATURES)
     table = Tuner(bench_of(runtime, ["hello"], 12), 0, grid).tune()
     assert (table.construction, table.ngram) == (construction, False)
 
 
 def test_a_method_that_drafts_from_what_was_served_is_measured_when_it_has_served(runtime):
-    runtime.plans[TOY] = MethodPlan("ngram_trie", budget=BudgetTable.constant(4))
+    runtime.methods[TOY] = MethodConfig(construction="ngram_trie", tree_budget=4)
     lengths = []
     for others in ([], bench_of(runtime, ["hello", "world"], 0).prompts):
         bench = bench_of(runtime, ["hello"], 24)

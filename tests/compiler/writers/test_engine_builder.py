@@ -8,8 +8,9 @@ import re
 import pytest
 import torch
 
-from redraft.bundle.config import ContextInfo, LimitsInfo
+from redraft.bundle.config import LimitsInfo
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import ContextInfo
 from redraft.compiler.bundle import check_caches, info_bytes
 from redraft.compiler.passes.tensorrt_attention import tensorrt_form
 from redraft.compiler.writers.engine_builder import EngineBuilder

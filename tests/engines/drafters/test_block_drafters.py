@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from redraft.bundle.backends import BACKENDS
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.compiler.methods import drafting_loop
 from redraft.engines import load_engine
-from redraft.method import MethodPlan
 from redraft.model_defs.drafters.block import BlockDrafter
 from redraft.model_defs.drafters.token_info import InfoForm
 from tests.conftest import slow
@@ -59,7 +58,7 @@ def test_drafts_and_text(target, tmp_path, variant, backend):
     np.testing.assert_allclose(again.log_probs[0, 0, 0], expected.topk(5).values, atol=2e-4)
     (plain, _), accepted = generate(engine, None), 0
     for construction, more in PLANS if backend == "openvino" else PLANS[:2]:
-        tokens, scheduler = generate(engine, MethodPlan(construction, budget=BudgetTable.constant(12), **more))
+        tokens, scheduler = generate(engine, MethodConfig(construction=construction, tree_budget=12, **more))
         assert tokens == plain, construction
         assert scheduler.totals.drafted > scheduler.totals.accepted
         accepted += scheduler.totals.accepted

@@ -10,11 +10,10 @@ from functools import partial
 
 import pytest
 
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.engines import load_engine
-from redraft.method import MethodPlan
 from redraft.request import GenerateRequest
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
@@ -33,8 +32,8 @@ def expected(target, tmp_path_factory) -> dict[int, list[int]]:
 def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant):
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, variant)))
     plans = {
-        "best_first": MethodPlan("best_first", budget=TABLE),
-        "merged": MethodPlan("beam", ngram=True, budget=BudgetTable.constant(12)),
+        "best_first": MethodConfig(construction="best_first", budget=TABLE),
+        "merged": MethodConfig(construction="beam", ngram=True, tree_budget=12),
     }
     for name, plan in plans.items():
         tokens, scheduler = generate(engine, plan, cancelled=(1, 2))
@@ -56,7 +55,7 @@ def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected, 
     engine.drafters[METHOD].draft = counting
     for skip_above in (None, 1):
         lyanna = {"resample_above": 0, "resample_budget": 4, "skip_above": skip_above}
-        plan = MethodPlan("best_first", ngram=True, budget=TABLE, **lyanna)
+        plan = MethodConfig(construction="best_first", ngram=True, budget=TABLE, **lyanna)
         tokens, _ = generate(engine, plan, cancelled=(1, 2))
         for key, ids in tokens.items():
             assert ids == expected[key], (skip_above, key)
@@ -69,7 +68,7 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip
     """A chain that knows the text, beside drafts that never do, or in place of one."""
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state", hot=None)))
 
-    def run(plan: MethodPlan | None) -> Sequence:
+    def run(plan: MethodConfig | None) -> Sequence:
         request = GenerateRequest(id="a", input_ids=[5, 6], max_tokens=20)
         running.append(Sequence("a", request, [5, 6], CODEC, frozenset()))
         scheduler = Scheduler(engine, Limits(1, 80, 40, 16), {METHOD: plan})
@@ -92,7 +91,7 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip
     run(None)
     engine.drafters[METHOD].draft = knowing
     lyanna = {"resample_above": 0, "resample_budget": 4, "skip_above": skip_above}
-    plan = MethodPlan("best_first", budget=BudgetTable.constant(6), **lyanna)
+    plan = MethodConfig(construction="best_first", tree_budget=6, **lyanna)
     stats = run(plan).stats
     assert stats.reused == stats.accepted > 8
     assert calls == [1] * (stats.steps if skip_above is None else stats.steps // 2)
@@ -103,7 +102,7 @@ def test_fused_nodes_displace_no_new_draft(target, tmp_path):
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state", hot=None)))
     sizes, plain = Counter[int](), Counter[int]()
     for found, above in ((sizes, 0), (plain, None)):
-        plan = MethodPlan("best_first", budget=BudgetTable.constant(6), resample_above=above, resample_budget=3)
+        plan = MethodConfig(construction="best_first", tree_budget=6, resample_above=above, resample_budget=3)
         observe = partial(_count_drafted, found)
         scheduler = Scheduler(engine, Limits(1, 80, 40, 16), {METHOD: plan}, observe=observe)
         request = GenerateRequest(id="a", input_ids=[5, 6], max_tokens=30)
@@ -141,7 +140,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
 
     engine.drafters[METHOD].draft = recorded
     limits = Limits(slots=2, max_len=LIMITS.max_len, max_tree=LIMITS.max_tree, prefill_chunk=LIMITS.prefill_chunk)
-    scheduler = Scheduler(engine, limits, {METHOD: MethodPlan("best_first", budget=BudgetTable.constant(7))})
+    scheduler = Scheduler(engine, limits, {METHOD: MethodConfig(construction="best_first", tree_budget=7)})
     for sequence in sequences:
         scheduler.submit(sequence)
     texts = {}

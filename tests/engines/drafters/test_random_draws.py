@@ -12,13 +12,12 @@ import onnxruntime
 import pytest
 
 from redraft.batch import DraftBatch, DraftDraws, DraftSampling
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.compiler.writers.tensorrt import save
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
 from redraft.engines.api import DrawingEngine, Engine
-from redraft.method import MethodPlan
 from redraft.model_defs.export.drafter import export_drafter_native
 from redraft.model_defs.loops.random_draws import RandomDraws
 from tests.conftest import slow, slow_but
@@ -122,7 +121,9 @@ def test_every_draft_model_draws(variant, tmp_path):
     plain, _ = generate(engine, None)
     for name in ("sampled_walk", "recursive_rejection"):
         drawing = {"levels": LEVELS[construction], "support": SUPPORT}
-        tokens, scheduler = generate(engine, MethodPlan(construction, name, budget=BudgetTable.constant(9), **drawing))
+        tokens, scheduler = generate(
+            engine, MethodConfig(construction=construction, verification=name, tree_budget=9, **drawing)
+        )
         assert scheduler.totals.drafted > scheduler.totals.accepted > 0
         exact = [
             key for key in plain if VERIFIERS[name].merges or not SAMPLINGS[key % len(SAMPLINGS)].get("temperature")

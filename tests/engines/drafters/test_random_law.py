@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from redraft.batch import DraftBatch, DraftDraws, DraftSampling
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.engines import load_engine
 from redraft.engines.api import Engine
-from redraft.method import MethodPlan
 from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.model import Target
@@ -88,10 +87,10 @@ def sequence_of(seed: int) -> Sequence:
 def deviation(pairs: np.ndarray, engine: Engine, construction: str, verification: str, requests: int) -> float:
     """The largest deviation of tokens 2, of tokens 3, and of both (coarsely) from their law."""
     budget = sum(RANDOM_CONSTRUCTIONS[construction].shape(LEVELS[construction]).widths)
-    plan = MethodPlan(
-        construction,
-        verification,
-        budget=BudgetTable.constant(budget),
+    plan = MethodConfig(
+        construction=construction,
+        verification=verification,
+        tree_budget=budget,
         levels=LEVELS[construction],
         support=SUPPORT,
     )

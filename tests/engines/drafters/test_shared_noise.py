@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.engines import load_engine
 from redraft.engines.host_buffers import NoiseBuffers
-from redraft.method import MethodPlan
 from redraft.model_defs.drafters.draft_lm import DraftLM
 from redraft.model_defs.export.drafter import export_drafter_native, export_resampler_native
 from redraft.model_defs.loops.beam_search import BeamSearch
@@ -137,7 +136,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(tmp_path, backend):
     drafter = DraftLM.of_model(target, target, order)
     plan = {"support": VOCAB, "beam_width": 1, "beam_length": 6, "construction": "chain"}
     bundle = tiny_bundle(tmp_path, target, backend, trained=drafter, **plan)
-    methods = {METHOD: MethodPlan("chain", budget=BudgetTable.constant(6))}
+    methods = {METHOD: MethodConfig(construction="chain", tree_budget=6)}
     outcome = generate(load_engine(bundle), methods)
     assert outcome.all_accepted
     assert min(outcome.drafted.values()) > 10

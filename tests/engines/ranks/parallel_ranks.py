@@ -1,6 +1,6 @@
 """What every rank of a test runs: `mpiexec -n N python tests/engines/ranks/parallel_ranks.py BUNDLE PLANS OUTPUT`.
 
-Rank 0 generates by each plan (JSON: name to fields of a MethodPlan, or null) and writes what came of it. A plan's
+Rank 0 generates by each plan (JSON: name to fields of a MethodConfig, or null) and writes what came of it. A plan's
 field `method` says whose drafter drafts, of a bundle with several.
 """
 
@@ -15,11 +15,10 @@ import numpy as np
 
 from redraft.batch import TargetBatch
 from redraft.bundle.backends import OPENVINO
-from redraft.bundle.budget import BudgetTable
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import MethodConfig
 from redraft.engines import load_engine
 from redraft.engines.api import Engine
-from redraft.method import MethodPlan
 from redraft.scheduling.scheduler import Limits
 from tests.engines.scheduling import METHOD, generate, scores
 from tests.scheduling.reuse import converse
@@ -27,12 +26,12 @@ from tests.scheduling.reuse import converse
 BUDGET = 7
 
 
-def plan_of(fields: dict[str, Any] | None) -> tuple[str, MethodPlan | None]:
+def plan_of(fields: dict[str, Any] | None) -> tuple[str, MethodConfig | None]:
     """Whose drafter drafts, and the plan."""
     if fields is None:
         return METHOD, None
-    own = {"budget": BudgetTable.constant(BUDGET), **fields}
-    return own.pop("method", METHOD), MethodPlan(**own)
+    own = {"tree_budget": BUDGET, **fields}
+    return own.pop("method", METHOD), MethodConfig(**own)
 
 
 def answers(engine: Engine, plans: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -65,9 +64,7 @@ def main() -> None:
     report = {"refused": refused(engine), "answers": answers(engine, json.loads(plans))}
     report["scores"] = scores(engine)
     tolerance = 0.0 if loaded.config.backend == OPENVINO else 1e-4
-    methods = (
-        {METHOD: MethodPlan("best_first", budget=BudgetTable.constant(BUDGET))} if METHOD in engine.drafters else {}
-    )
+    methods = {METHOD: MethodConfig(construction="best_first", tree_budget=BUDGET)} if METHOD in engine.drafters else {}
     limits = Limits(slots=3, max_len=80, max_tree=40, prefill_chunk=16, max_queue=99)
     report["reused"], report["copies"] = converse(engine, limits, methods, 1, 24, tolerance)
     report["mpi"] = "mpi4py" in sys.modules

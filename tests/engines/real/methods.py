@@ -31,7 +31,7 @@ def assert_nothing_changes(llm: LLM, smollm2: Path, sampling: Mapping[str, Any],
 
     expected = answers("auto_regressive", prompts)
     assert gained.pop("auto_regressive") == 1
-    for name, plan in llm.runtime.plans.items():
+    for name, plan in llm.runtime.methods.items():
         if not sampling or VERIFIERS[plan.verification].merges:
             for concurrency in at_once:
                 assert answers(name, concurrency) == expected, f"{name}, {concurrency} at once"

@@ -33,7 +33,7 @@ def llm(smollm2, tmp_path_factory) -> LLM:
     target, every = Target.from_folder(smollm2), read_methods(ROOT / "benchmarks" / "methods" / "lossless.toml")
     chosen = {name: every[name] for name in METHODS}
     limits = LimitsInfo(slots=4, max_len=512, max_tree=32, prefill_chunk=128)
-    config = bundle_config(target, {name: settings.info() for name, settings in chosen.items()}, limits, "fp32")
+    config = bundle_config(target, {name: settings.config() for name, settings in chosen.items()}, limits, "fp32")
     check(config, target)
     output = tmp_path_factory.mktemp("methods") / "bundle"
     build(config, target, smollm2, chosen, output, features=True)

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from redraft.batch import DraftCandidates
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.engines import load_engine
-from redraft.method import MethodPlan
 from redraft.model_defs.drafters.token_info import InfoForm
 from tests.conftest import slow_but
 from tests.engines import tiny
@@ -121,7 +120,7 @@ def test_drafting_again_gives_the_torch_backends_candidates(resampling):
 @pytest.mark.slow
 def test_drafting_again_from_chains_changes_no_text(resampling):
     """And accepts what the torch backend does."""
-    plan = MethodPlan("best_first", budget=BudgetTable.constant(5), resample_above=0, skip_above=1)
+    plan = MethodConfig(construction="best_first", tree_budget=5, resample_above=0, skip_above=1)
     (tokens, found), (_, expected) = (generate(engine, plan) for engine in resampling)
     assert tokens == generate(resampling[0], None)[0]
     for counted in ("steps", "drafted", "accepted", "reused", "rows_executed"):

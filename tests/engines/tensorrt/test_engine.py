@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.engines import load_engine
 from redraft.engines.tensorrt.session import Session
-from redraft.method import MethodPlan
 from tests.conftest import slow_but
 from tests.engines import tiny
 from tests.engines.ranks.mpi import run_ranks
@@ -37,7 +36,7 @@ def test_the_scheduler_speculates_to_the_same_text(backend, monkeypatch, tmp_pat
     target, *_ = BACKENDS[backend]
     options = {"trained": tiny_drafter_of(target(), SPECULATING[backend]), "limits": tiny.LIMITS}
     engine = load_engine(bundle_of(backend, monkeypatch, tmp_path, **options))
-    plan = MethodPlan("best_first", budget=BudgetTable.constant(5))
+    plan = MethodConfig(construction="best_first", tree_budget=5)
     tokens, scheduler = generate(engine, plan)
     assert scheduler.totals.drafted > scheduler.totals.accepted
     if backend == "tensorrt_rtx":

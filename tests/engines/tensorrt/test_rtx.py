@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from redraft.batch import DraftCandidates, DraftDraws
-from redraft.bundle.config import BundleConfig, LimitsInfo, MethodConfig, TargetInfo
+from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import MethodConfig
 from redraft.cli import build
 from redraft.compiler.methods import drafting_loop, read_methods
 from redraft.compiler.writers.engine_builder import EngineBuilder, network_sha256
@@ -176,7 +177,7 @@ def built(smollm2, tmp_path_factory) -> Built:
     drafters, methods, loops = dict[str, Drafter](), dict[str, MethodConfig](), Loops()
     for name, settings in SHIPPED.items():
         drafters[name] = load_drafter(ROOT / settings.drafter, target)
-        plan = settings.model_copy(update=SMALL).info()
+        plan = settings.model_copy(update=SMALL).config()
         methods[name], loops[name] = drafting_loop(drafters[name], plan, config)
     write(config.model_copy(update={"methods": methods}), target, loops, folder, features=True)
     return Built(folder, target.float(), {name: drafter.float() for name, drafter in drafters.items()})

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from redraft.bundle.method import MethodConfig
 from redraft.engines import load_engine
 from redraft.engines.cuda.buckets import draft_buckets, step_buckets
 from redraft.engines.memory import output_bytes, pair_bytes
 from redraft.errors import BundleError
-from redraft.method import MethodPlan
 from tests.conftest import slow
 from tests.engines.cuda.graphs import FakeGraphs
 from tests.engines.scheduling import TABLE, generate
@@ -37,7 +37,7 @@ def test_all_graphs_are_captured_at_load_from_the_largest_down(bundle_of_kind, g
     assert sum(features.nbytes for features in inputs) == pair_bytes(bundle_of_kind.config) or not drafter.reads_context
     assert not any(cache.any() for cache in engine.caches[0] + engine.caches[1])
     assert not any(cache[: LIMITS.slots].any() for cache in drafter.caches)
-    tokens, scheduler = generate(engine, MethodPlan(construction="best_first", budget=TABLE))
+    tokens, scheduler = generate(engine, MethodConfig(construction="best_first", budget=TABLE))
     assert graphs.captured == captured
     assert graphs.replayed > scheduler.totals.steps
     assert tokens == generate(engine, None)[0]

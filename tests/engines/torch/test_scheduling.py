@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from redraft.bundle.budget import BudgetTable
+from redraft.bundle.budget_table import BudgetTable
+from redraft.bundle.method import MethodConfig
 from redraft.engines import load_engine
 from redraft.engines.cuda.graphs import CudaGraphCache
 from redraft.engines.cuda.transfer import Results
-from redraft.method import MethodPlan
 from tests.conftest import slow
 from tests.engines.draws import LEVELS, SUPPORT
 from tests.engines.scheduling import TABLE, generate
@@ -64,7 +64,7 @@ def test_the_scheduler_speculates_to_the_same_text(kind, target, tmp_path, overw
     engine.execute = counted
     assert generate(engine, None)[0] == expected
     for name, plan in PLANS.items():
-        tokens, scheduler = generate(engine, MethodPlan(**plan))
+        tokens, scheduler = generate(engine, MethodConfig(**plan))
         assert tokens == expected, name
         assert scheduler.totals.drafted > scheduler.totals.accepted
     assert all(logits == of_penalized for logits, of_penalized in fetched)
@@ -76,7 +76,7 @@ def test_rejection_takes_the_same_tokens_from_logits_of_its_rows(construction, t
     """The device gives logits where sampled requests need them, and tokens to greedy ones."""
     levels = {"construction": construction, "levels": LEVELS[construction], "support": SUPPORT}
     verification = "recursive_rejection" if construction == "stochastic_beam" else "k_seq"
-    plan = MethodPlan(**levels, verification=verification, budget=BudgetTable.constant(7))
+    plan = MethodConfig(**levels, verification=verification, tree_budget=7)
     found = []
     for backend in ("torch", "openvino"):
         engine = load_engine(tiny_bundle(tmp_path / backend, target, backend, verification=verification, **levels))

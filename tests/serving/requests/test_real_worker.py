@@ -12,7 +12,8 @@ import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from redraft.bundle.budget import BudgetEntry, BudgetFile, BudgetTable
+from redraft.bundle.budget import BudgetFile
+from redraft.bundle.budget_table import BudgetEntry, BudgetTable
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.serving import launcher
 from redraft.serving.processes import owned_processes

@@ -1,0 +1,164 @@
+"""A method at work: it drafts for a batch, merges and cuts the trees to their budgets, and verifies them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from redraft.bundle.budget_table import Budget
+from redraft.bundle.method import MethodConfig
+from redraft.decoding.ngram import NgramIndex
+from redraft.decoding.retrieval import Retrieval, RetrievalText
+from redraft.decoding.sampling import Sampler
+from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree, shared_budgets, without_tokens
+from redraft.decoding.verification import VERIFIERS, walk
+from redraft.drafting.groups import note, roots_only, split_trees
+from redraft.drafting.inputs import temperature_of
+from redraft.drafting.proposers import TreeLimits, proposers_of
+from redraft.engines.api import DraftEngine
+from redraft.grammar.guided import guided_trees
+from redraft.sequence import Pairs, Sequence
+
+SPARE = 2
+"""Drafts made for each one wanted, where grammars may forbid some of them afterwards."""
+NO_BUDGET = Budget(0)
+
+
+class AutoRegressive:
+    """The method that drafts nothing."""
+
+    def __init__(self) -> None:
+        self.verify = VERIFIERS["greedy"].verify
+
+    def remember(self, sequence: Sequence) -> NgramIndex | RetrievalText | None:
+        """Nothing."""
+        return None
+
+    def pairs(self) -> Pairs | None:
+        """None: there is no drafter to read them."""
+        return None
+
+    def chooser(self, sequence: Sequence) -> Sampler | None:
+        """The sampler that may choose the sequence's token at every node; None where verification needs the logits."""
+        sampler, request = sequence.sampler, sequence.request
+        walks = self.verify is walk or sampler.greedy
+        scored = request.return_log_probs or (request.prompt_log_probs and not sequence.prefilled)
+        return sampler if walks and sampler.plain and not scored else None
+
+    def draft(self, sequences: list[Sequence], running: int) -> TokenTree:
+        """Roots only."""
+        return roots_only(sequences)
+
+
+class Method(AutoRegressive):
+    """A method of a bundle."""
+
+    def __init__(
+        self,
+        config: MethodConfig,
+        drafter: DraftEngine | None,
+        max_tree: int,
+        bigrams: np.ndarray | None = None,
+        served: Collection[Iterable[int]] = (),
+        unknown_tokens: frozenset[int] = frozenset(),
+    ):
+        """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`; `served`: texts to retrieve from
+        before any was served; `unknown_tokens` are never sampled.
+
+        Raises ValueError for a method that makes no sense, or asks of the drafter what it cannot do.
+        """
+        super().__init__()
+        config.check()
+        self._config, self._drafter, self._bigrams, self._unknown_tokens = config, drafter, bigrams, unknown_tokens
+        self._verifier = VERIFIERS[config.verification]
+        self.verify = self._verifier.verify
+        self._table = config.table
+        self._most = max_tree - 1
+        self._room = self._most
+        """Drafted nodes of a tree that budgets are given from."""
+        self._random = config.shape is not None
+        self._proposers = proposers_of(config, self._table, drafter)
+        self._retrieval = Retrieval.of(served) if config.retrieves else None
+
+    def remember(self, sequence: Sequence) -> NgramIndex | RetrievalText | None:
+        """What the method keeps of a new sequence's text and is told every token of, if it drafts from such."""
+        prompt = sequence.prompt.tolist()
+        if self._retrieval is not None:
+            return RetrievalText(self._retrieval, prompt, own_first=self._config.ngram)
+        return NgramIndex(prompt, self._bigrams) if self._config.ngram else None
+
+    def pairs(self) -> Pairs | None:
+        """Where a new sequence keeps its pairs, if the drafter reads them."""
+        if self._drafter is None or not self._drafter.reads_context:
+            return None
+        # Draws decide the answer where they are weighed: then no pair may be missing, or the seed gives another text.
+        return Pairs(self._drafter.reads_text, whole=not self._verifier.merges)
+
+    def draft(self, sequences: list[Sequence], running: int) -> TokenTree:
+        """Draft trees of the sequences, in their order, while `running` decode.
+
+        A tree is only its root where the budget is 0 or one token remains.
+        """
+        budgets = self._budgets(sequences, running)
+        drafting = [budget.nodes > 0 for budget in budgets]
+        if all(drafting):
+            tree = self._trees(sequences, budgets)
+        else:
+            tree = split_trees(
+                drafting,
+                lambda group: self._trees([sequences[index] for index in group], [budgets[index] for index in group]),
+                lambda group: roots_only([sequences[index] for index in group]),
+            )
+        # Of draws that are verified by rejection none may be left out: the others would be of another law.
+        drops = self._unknown_tokens and self._verifier.merges
+        return without_tokens(tree, self._unknown_tokens) if drops else tree
+
+    def _budgets(self, sequences: list[Sequence], running: int) -> list[Budget]:
+        temperatures = [temperature_of(sequence) for sequence in sequences]
+        budgets = {temperature: self._table.lookup(running, temperature) for temperature in set(temperatures)}
+        return [
+            budgets[temperature] if sequence.remaining > 1 else NO_BUDGET
+            for sequence, temperature in zip(sequences, temperatures, strict=True)
+        ]
+
+    def _trees(self, sequences: list[Sequence], budgets: list[Budget]) -> TokenTree:
+        """Trees of sequences that each have a budget."""
+        limits = self._limits(sequences, budgets)
+        tree = self._propose(sequences, limits)
+        if not self._config.grows:  # a tree that is grown keeps to the grammars as it grows
+            tree = self._guide(sequences, tree, limits.largest)
+        return self._cut(tree, limits)
+
+    def _limits(self, sequences: list[Sequence], budgets: list[Budget]) -> TreeLimits:
+        nodes = [min(budget.nodes, self._room) for budget in budgets]
+        guided = not self._config.grows and any(sequence.sampler.grammar for sequence in sequences)
+        return TreeLimits(
+            nodes=nodes,
+            depths=[sequence.remaining - 1 for sequence in sequences],
+            scores=[math.log(budget.chance) if budget.chance else -math.inf for budget in budgets],
+            largest=min(sum(nodes) * (SPARE if guided else 1), self._most),
+        )
+
+    def _propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+        return merge_trees([proposer.propose(sequences, limits) for proposer in self._proposers])
+
+    def _guide(self, sequences: list[Sequence], tree: TokenTree, most: int) -> TokenTree:
+        """The tree by the grammars of sequences that are verified by a walk; see `guided_nodes`. Draws that are weighed
+        stay as they were drawn: leaving out those that a grammar forbids would change the law of the others."""
+        walked = self._verifier.merges
+        grammars = [sequence.sampler.grammar if walked or sequence.sampler.greedy else None for sequence in sequences]
+        return note("grammar", sequences, guided_trees(tree, grammars, most)) if any(grammars) else tree
+
+    def _cut(self, tree: TokenTree, limits: TreeLimits) -> TokenTree:
+        """The trees cut to their limits. Sequences share their budgets, as one may be surer of its next tokens than
+        another; random draws have been cut in draw order, each sequence's by itself."""
+        if self._random:
+            return prune_tree(tree, limits.nodes, limits.depths)
+        nodes = limits.nodes
+        if len(nodes) > 1:
+            # First what no tree may have whatever it is given, so that such nodes take no share.
+            tree = prune_tree(tree, [self._room] * len(nodes), limits.depths, limits.scores)
+            nodes = shared_budgets(tree, sum(nodes))
+        return prune_tree(tree, nodes, limits.depths, limits.scores)

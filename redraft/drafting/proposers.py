@@ -1,0 +1,172 @@
+"""The ways to draft, one class each: random draws, a drafter's search, n-gram retrieval, n-gram chains.
+
+`propose` gives a tree per sequence, in their order. It may be larger than its limits: `Method` cuts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from redraft.batch import DraftCandidates, DraftSampling
+from redraft.bundle.budget_table import BudgetTable
+from redraft.bundle.method import MethodConfig
+from redraft.decoding.construction import CONSTRUCTIONS, best_first
+from redraft.decoding.draws import gumbel_noise
+from redraft.decoding.growth import grow_trees
+from redraft.decoding.ngram import NGRAM_LENGTH, NgramIndex, ngram_chains
+from redraft.decoding.random_trees import DrawShape, pack_draws
+from redraft.decoding.retrieval import RetrievalText, retrieved_trees
+from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.verification import VERIFIERS
+from redraft.drafting.groups import note
+from redraft.drafting.inputs import draft_batch, next_noise, roots_of, sampling_filters, scores_of
+from redraft.engines.api import DraftEngine, DrawingEngine
+from redraft.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class TreeLimits:
+    """How far the trees of a batch may go, by sequence: drafted nodes, depth, and a node's least log-probability.
+    `largest` is how many nodes any tree of the batch may have before trees are cut."""
+
+    nodes: list[int]
+    depths: list[int]
+    scores: list[float]
+    largest: int
+
+    def of(self, group: list[int]) -> TreeLimits:
+        """The limits of the sequences at these indices."""
+        nodes, depths, scores = (
+            [column[index] for index in group] for column in (self.nodes, self.depths, self.scores)
+        )
+        return TreeLimits(nodes, depths, scores, self.largest)
+
+
+class Proposer(Protocol):
+    """A way to draft."""
+
+    def propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+        """Draft a tree for each sequence."""
+        ...
+
+
+class RandomTrees:
+    """Trees of a drafter's random draws, for verifiers by rejection, and for walks."""
+
+    def __init__(self, config: MethodConfig, shape: DrawShape, drafter: DraftEngine | None):
+        """Raises ValueError where the drafter draws nothing at random."""
+        if not isinstance(drafter, DrawingEngine):
+            raise ValueError(
+                f"{config.construction!r} needs a drafter that draws at random, and this engine's does not"
+            )
+        self._drafter, self._shape, self._support = drafter, shape, config.support
+        self._walked = VERIFIERS[config.verification].merges
+
+    def propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+        """Draw for all sequences, and keep each one's first draws.
+
+        Where draws are weighed against p, a cut by score would change their law: they are cut here, in draw order. A
+        walk only looks for the target's own token, so all its draws are kept for `Method` to cut by score.
+        """
+        roots = roots_of(sequences)
+        counts = [
+            len(self._shape.cut_order) if self._walked or sequence.sampler.greedy else nodes
+            for sequence, nodes in zip(sequences, limits.nodes, strict=True)
+        ]
+        rows, samplers = sum(self._shape.noise_rows), [sequence.sampler for sequence in sequences]
+        noise = [gumbel_noise(sampler.seed, sampler.position, rows, self._support) for sampler in samplers]
+        filters = sampling_filters([sequence.request.sampling for sequence in sequences])
+        draws = self._drafter.draw(draft_batch(sequences, roots), DraftSampling(np.stack(noise), **filters))
+        tree = pack_draws(draws, roots, self._shape.kept(np.array(counts), np.array(limits.depths)))
+        return note("drafter", sequences, tree)
+
+
+class SearchedTrees:
+    """Trees of a drafter's search, by a construction, or grown together with the sequences' n-grams and grammars."""
+
+    def __init__(self, config: MethodConfig, table: BudgetTable, drafter: DraftEngine | None):
+        """Raises ValueError where there is no drafter."""
+        if drafter is None:
+            raise ValueError(f"{config.construction!r} needs a drafter, and this engine has none for it")
+        self._drafter, self._table = drafter, table
+        self._build = CONSTRUCTIONS[config.construction or ""].build
+        self._grows = config.grows
+        self._joins_ngrams = config.joins_ngrams
+        self.candidates: DraftCandidates | None = None
+        """The last draft, valid until the next."""
+
+    def propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+        """Draft in one call of the network. Trees are grown only where there is something to grow them by: without
+        n-grams and grammars the construction gives the same nodes for less."""
+        roots, scores = roots_of(sequences), scores_of(self._table, sequences)
+        self.candidates = self._drafter.draft(draft_batch(sequences, roots), next_noise(sequences, scores))
+        grammars = [sequence.sampler.grammar for sequence in sequences]
+        guided = self._grows and any(grammars)
+        if not (self._joins_ngrams or guided):
+            return note("drafter", sequences, self._build(self.candidates, roots, limits.largest))
+        indices, odds = ngrams_of(sequences), [score.ngram_odds for score in scores]
+        tree = grow_trees(self.candidates, roots, limits.largest, indices, odds, self._drafter.reads_context, grammars)
+        if any(grammars):
+            note("grammar", sequences, tree)
+        self._note_origins(sequences, tree, indices, roots)
+        return tree
+
+    def _note_origins(
+        self, sequences: list[Sequence], tree: TokenTree, indices: list[NgramIndex], roots: np.ndarray
+    ) -> None:
+        """Note what the drafter and what n-grams proposed of grown trees, where any request wants to see its tree: the
+        growth itself does not tell them apart."""
+        if self.candidates is None or all(sequence.proposals is None for sequence in sequences):
+            return
+        note("drafter", sequences, best_first(self.candidates, roots, self.candidates.candidates[0].size))
+        for sequence, nodes, index in zip(sequences, tree.nodes, indices, strict=True):
+            if sequence.proposals is not None:
+                sequence.proposals.add_guesses(nodes, index)
+
+
+class RetrievedTrees:
+    """Trees of what followed the same tokens in all that the method has served."""
+
+    def __init__(self, table: BudgetTable):
+        self._table = table
+
+    def propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+        """Retrieve within the limits."""
+        texts = [sequence.memory for sequence in sequences if isinstance(sequence.memory, RetrievalText)]
+        odds = [score.ngram_odds for score in scores_of(self._table, sequences)]
+        return note("ngrams", sequences, retrieved_trees(texts, limits.nodes, NGRAM_LENGTH, limits.scores, odds))
+
+
+class NgramChains:
+    """Chains of what followed the same tokens before in the sequence's own text."""
+
+    def __init__(self, table: BudgetTable):
+        self._table = table
+
+    def propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+        """Guess up to NGRAM_LENGTH tokens: `Method` cuts them."""
+        odds = [score.ngram_odds for score in scores_of(self._table, sequences)]
+        return note("ngrams", sequences, ngram_chains(roots_of(sequences), ngrams_of(sequences), odds, NGRAM_LENGTH))
+
+
+def ngrams_of(sequences: list[Sequence]) -> list[NgramIndex]:
+    """The n-grams of each sequence; nothing where its method has none."""
+    memories = [sequence.memory for sequence in sequences]
+    return [memory if isinstance(memory, NgramIndex) else NgramIndex() for memory in memories]
+
+
+def proposers_of(config: MethodConfig, table: BudgetTable, drafter: DraftEngine | None) -> list[Proposer]:
+    """The ways that a method drafts in, whose trees are merged. Raises ValueError where the drafter cannot do it."""
+    proposers: list[Proposer] = []
+    if (shape := config.shape) is not None:
+        proposers.append(RandomTrees(config, shape, drafter))
+    elif config.retrieves:
+        proposers.append(RetrievedTrees(table))
+    elif config.construction is not None:
+        proposers.append(SearchedTrees(config, table, drafter))
+    if config.ngram and not config.joins_ngrams:  # else the tree that is grown or retrieved has them
+        proposers.append(NgramChains(table))
+    return proposers
