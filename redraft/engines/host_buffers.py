@@ -125,8 +125,7 @@ class PairBuffers:
             raise ValueError(f"slots are {batch.slots.tolist()}: expected one of its own for every sequence")
 
     def fill(self, batch: DraftBatch) -> dict[str, np.ndarray]:
-        """The network's inputs by name: views of the buffers. Raises ValueError for a batch that does not fit."""
-        self.check(batch)
+        """The network's inputs by name: views of the buffers. `check` tells whether a batch fits."""
         pairs, count = len(batch.tokens), len(batch.slots)
         self._features[:pairs], self._tokens[:pairs] = on_host(batch.features), batch.tokens
         given = {"features": self._features[:pairs], "tokens": self._tokens[:pairs]}

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise, TargetBatch
+from redraft.batch import DraftBatch, TargetBatch
 from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Gather, Samplers, forbid_unknown, local_logits
 from redraft.engines.cache_rows import copy_rows
-from redraft.engines.host_buffers import ChainBuffers, NoiseBuffers, PairBuffers, RowBuffers, SamplingBuffers
+from redraft.engines.drafter import CANDIDATES, NetworkDrafter
+from redraft.engines.host_buffers import RowBuffers
 from redraft.errors import BundleError
 from redraft.plugins import kernels
 from redraft.plugins.library import extension_path, operators_digest
@@ -99,66 +100,29 @@ class OpenVINOEngine:
             cache[slot, :, :2] = 0
 
 
-class OpenVINODrafter:
+class OpenVINODrafter(NetworkDrafter):
     """The drafter of one method: its network, and its context cache if it reads one."""
 
     def __init__(self, core: ov.Core, bundle: Bundle, name: str, method: MethodConfig, weights: np.ndarray):
+        super().__init__(bundle.config, method)
         config, context = bundle.config, method.context
-        self.reads_context = context is not None
-        self.reads_text = context is not None and context.from_text
         self.caches: dict[str, np.ndarray] = {}
         if context:
             rows = [config.limits.max_len + context.draft_rows] * context.layers
             self.caches = _allocate_caches(config, context.num_kv_heads, context.head_size, rows)
         self._network = _Network(core, bundle.path / f"drafter.{name}.onnx", self.caches, weights)
-        self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
-        self._has_raw_logits = self._network.gives("raw_logits")
-        self._chains: ChainBuffers | None = None
-        if method.chain_levels:
+        if self._levels:
             self._resampler = _Network(core, bundle.path / f"resampler.{name}.onnx", {}, weights)
-            self._chains = ChainBuffers(config.limits.slots, method.chain_levels)
-        self._sampling = SamplingBuffers.of(method, config.limits.slots)
-        self._noise = NoiseBuffers.of(method, config.limits.slots)
 
-    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
-        """See `DraftEngine.draft`. Raises RuntimeError where the drafter draws at random, or its network fails, and
-        ValueError for more sequences than the bundle has slots."""
-        if self._sampling is not None:
-            raise RuntimeError("this drafter draws at random: it gives no candidates")
-        if failure := self._network.infer(self._pairs.fill(batch) | self._noise_of(noise, len(batch.slots))):
+    def _run(self, batch: DraftBatch, inputs: dict[str, np.ndarray], outputs: tuple[str, ...]) -> list[np.ndarray]:
+        if failure := self._network.infer(self._pairs.fill(batch) | inputs):
             raise RuntimeError(f"the drafter's network failed: {failure}")
-        outputs = [self._network.output(name) for name in ("candidates", "log_probs", "parents")]
-        if self._has_raw_logits:
-            outputs.append(self._network.output("raw_logits").reshape(*outputs[0].shape[:2], -1))
-        return DraftCandidates(*outputs)
+        return [self._network.output(name) for name in outputs]
 
-    def _noise_of(self, noise: SharedNoise | None, count: int) -> dict[str, np.ndarray]:
-        return {} if self._noise is None else self._noise.fill(noise, count)
-
-    def resample(
-        self, chains: list[np.ndarray], roots: np.ndarray, noise: SharedNoise | None = None
-    ) -> DraftCandidates:
-        """See `ResamplingEngine.resample`. Raises RuntimeError where the drafter leaves no chains or the network fails,
-        and ValueError for chains that do not fit it."""
-        if self._chains is None:
-            raise RuntimeError("this drafter leaves no chain to draft again from")
-        if failure := self._resampler.infer(self._chains.fill(chains, roots) | self._noise_of(noise, len(chains))):
+    def _run_resampler(self, inputs: dict[str, np.ndarray], count: int) -> list[np.ndarray]:
+        if failure := self._resampler.infer(inputs):
             raise RuntimeError(f"the re-sampling network failed: {failure}")
-        candidates, log_probs, parents = (
-            self._resampler.output(name) for name in ("candidates", "log_probs", "parents")
-        )
-        for b, chain in enumerate(chains):
-            log_probs[b, len(chain) :] = -np.inf
-        return DraftCandidates(candidates, log_probs, parents)
-
-    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
-        """See `DrawingEngine.draw`. Raises as `draft` does, and where the drafter does not draw at random."""
-        if self._sampling is None:
-            raise RuntimeError("this drafter does not draw at random")
-        inputs = {**self._pairs.fill(batch), **self._sampling.fill(sampling, len(batch.slots))}
-        if failure := self._network.infer(inputs):
-            raise RuntimeError(f"the drafter's network failed: {failure}")
-        return DraftDraws(*(self._network.output(name) for name in ("ids", "log_probs", "draws")))
+        return [self._resampler.output(name) for name in CANDIDATES]
 
 
 class _Network:

@@ -22,7 +22,7 @@ from torch.export.passes import move_to_device_pass
 import redraft.plugins.operators.all_reduce.torch_op
 import redraft.plugins.operators.perturbed_topk.torch_op
 import redraft.plugins.operators.tree_attention.torch_op  # noqa: F401 (they register operators that the programs call)
-from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise, TargetBatch
+from redraft.batch import DraftBatch, TargetBatch
 from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.method import MethodConfig
@@ -34,7 +34,8 @@ from redraft.engines.cuda.buckets import Bucket, draft_buckets, fitting, step_bu
 from redraft.engines.cuda.graphs import CudaGraphCache, Graphs, available_graphs
 from redraft.engines.cuda.sampling import draws_on, sample
 from redraft.engines.cuda.transfer import Results
-from redraft.engines.host_buffers import ChainBuffers, NoiseBuffers, PairBuffers, RowBuffers, SamplingBuffers
+from redraft.engines.drafter import NetworkDrafter
+from redraft.engines.host_buffers import NoiseBuffers, RowBuffers, SamplingBuffers
 from redraft.errors import BundleError
 from redraft.plugins.cuda.compile import ptx
 from redraft.plugins.library import BuildError
@@ -139,7 +140,7 @@ class TorchEngine:
         torch.cuda.empty_cache()
 
 
-class TorchDrafter:
+class TorchDrafter(NetworkDrafter):
     """The drafter of one method: its program, and its context cache if it reads one."""
 
     def __init__(
@@ -152,10 +153,9 @@ class TorchDrafter:
         graphs: Graphs | None = None,
     ):
         """`within_memory` says what would fit where a call runs out of memory."""
+        super().__init__(bundle.config, method)
         config, context = bundle.config, method.context
         self._slots, self._within_memory = config.limits.slots, within_memory
-        self.reads_context = context is not None
-        self.reads_text = context is not None and context.from_text
         self.caches: list[Tensor] = []
         if context:
             # One slot more, where sequences that only fill up a batch draft.
@@ -164,28 +164,24 @@ class TorchDrafter:
             self.caches = _allocate(config, shapes, device)
         program = load_program(bundle.path / f"drafter.{name}.pt2", device)
         padding, idle = {"slots": self._slots, "top_p": 1.0}, {NEXT: np.array([0, 1], np.int32)}
-        self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
         self._feature_size = config.target.feature_size
         self._buckets = draft_buckets(config.limits, self.reads_context)
-        self._sampling = SamplingBuffers.of(method, self._slots)
-        self._noise = NoiseBuffers.of(method, self._slots)
         self.drafts = CudaGraphCache(lambda inputs: self._forward(program, inputs), device, graphs, padding, idle)
         self._dtype = DTYPES[config.precision]
         self._device, self._results = device, Results(device)
-        self._chains: ChainBuffers | None = None
-        if method.chain_levels:
+        if self._levels:
             again = load_program(bundle.path / f"resampler.{name}.pt2", device)
-            self._chains, self._levels = ChainBuffers(self._slots, method.chain_levels), method.chain_levels
             self.resamples = CudaGraphCache(lambda inputs: self._again(again, **inputs), device, graphs)
 
     def prepare(self) -> None:
         """Capture the graphs of all buckets, on a GPU."""
         nothing = DraftBatch.of_roots(np.zeros((1, self._feature_size), np.float32), np.zeros(1, np.int32))
-        inputs = self._inputs(nothing, self._sampling.views(1) if self._sampling else self._noise_of(None, 1))
+        inputs = self._inputs(nothing, self._sampling.views(1) if self._sampling else self._noise_inputs(None, 1))
         self.drafts.prepare(inputs, [draft_sizes(inputs, bucket) for bucket in self._buckets])
         if self._chains and self.drafts.outputs:
             *_, raw_logits = self.drafts.outputs
-            chains = self._chains_of([np.zeros((0, raw_logits.shape[-1]), np.float32)], np.zeros(1, np.int32), None)
+            empty = self._chains.fill([np.zeros((0, raw_logits.shape[-1]), np.float32)], np.zeros(1, np.int32))
+            chains = self._by_sequence(empty | self._noise_inputs(None, 1))
             self.resamples.prepare(chains, [dict.fromkeys(chains, bucket.sequences) for bucket in self._buckets])
 
     def _forward(self, program: Program, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
@@ -197,67 +193,33 @@ class TorchDrafter:
     def _again(self, program: Program, raw_logits: Tensor, **others: Tensor) -> Sequence[Tensor]:
         return program([raw_logits.to(self._dtype), *others.values()])
 
-    def _run(self, batch: DraftBatch, sampling: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The program's outputs for a batch."""
-        self._pairs.check(batch)
+    @torch.inference_mode()
+    def _run(self, batch: DraftBatch, inputs: dict[str, np.ndarray], outputs: tuple[str, ...]) -> list[np.ndarray]:
         count = len(batch.slots)
         bucket = fitting(self._buckets, count, len(batch.tokens))
         with self._within_memory():
-            inputs = self._inputs(batch, sampling)
-            outputs = self.drafts(inputs, draft_sizes(inputs, bucket)) if bucket else self.drafts.eager(inputs)
+            tensors = self._inputs(batch, inputs)
+            results = self.drafts(tensors, draft_sizes(tensors, bucket)) if bucket else self.drafts.eager(tensors)
             sequences = bucket.sequences if bucket else count
-            return self._results.fetch([_first(output, sequences, count) for output in outputs])
+            return self._results.fetch([_first(result, sequences, count) for result in results])
+
+    @torch.inference_mode()
+    def _run_resampler(self, inputs: dict[str, np.ndarray], count: int) -> list[np.ndarray]:
+        bucket = fitting(self._buckets, count, count)
+        assert bucket is not None, "the limits that ChainBuffers enforces"
+        tensors = self._by_sequence(inputs)
+        with self._within_memory():
+            results = self.resamples(tensors, dict.fromkeys(tensors, bucket.sequences))
+            return self._results.fetch([result[:count] for result in results])
 
     def _inputs(self, batch: DraftBatch, sampling: dict[str, np.ndarray]) -> dict[str, np.ndarray | Tensor]:
         features = torch.as_tensor(batch.features, device=self._device).to(self._dtype)
         others = {name: getattr(batch, name) for name in ("tokens", *(CONTEXT if self.reads_context else ()))}
         return {"features": features, **others, **sampling}
 
-    def _chains_of(
-        self, chains: list[np.ndarray], roots: np.ndarray, noise: SharedNoise | None
-    ) -> dict[str, np.ndarray]:
-        assert self._chains is not None
-        inputs = self._chains.fill(chains, roots)
-        logits = inputs["raw_logits"].reshape(len(chains), self._levels, -1)
-        return inputs | {"raw_logits": logits} | self._noise_of(noise, len(chains))
-
-    def _noise_of(self, noise: SharedNoise | None, count: int) -> dict[str, np.ndarray]:
-        return {} if self._noise is None else self._noise.fill(noise, count)
-
-    @torch.inference_mode()
-    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
-        """See `DraftEngine.draft`. Raises RuntimeError where the drafter draws at random, ValueError for a batch that
-        does not fit it."""
-        if self._sampling is not None:
-            raise RuntimeError("this drafter draws at random: it gives no candidates")
-        candidates, log_probs, parents, *raw_logits = self._run(batch, self._noise_of(noise, len(batch.slots)))
-        kept = raw_logits[0].reshape(*candidates.shape[:2], -1) if raw_logits else None
-        return DraftCandidates(candidates, log_probs, parents, kept)
-
-    @torch.inference_mode()
-    def resample(
-        self, chains: list[np.ndarray], roots: np.ndarray, noise: SharedNoise | None = None
-    ) -> DraftCandidates:
-        """See `ResamplingEngine.resample`. Raises RuntimeError where the drafter leaves no chains, ValueError for
-        chains that do not fit it."""
-        if self._chains is None:
-            raise RuntimeError("this drafter leaves no chain to draft again from")
-        inputs, count = self._chains_of(chains, roots, noise), len(chains)
-        bucket = fitting(self._buckets, count, count)
-        assert bucket is not None, "the limits that fill() enforces"
-        with self._within_memory():
-            outputs = self.resamples(inputs, dict.fromkeys(inputs, bucket.sequences))
-            candidates, log_probs, parents = self._results.fetch([output[:count] for output in outputs])
-        for b, chain in enumerate(chains):
-            log_probs[b, len(chain) :] = -np.inf
-        return DraftCandidates(candidates, log_probs, parents)
-
-    @torch.inference_mode()
-    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
-        """See `DrawingEngine.draw`. Raises as `draft` does, and where the drafter does not draw at random."""
-        if self._sampling is None:
-            raise RuntimeError("this drafter does not draw at random")
-        return DraftDraws(*self._run(batch, self._sampling.fill(sampling, len(batch.slots))))
+    def _by_sequence(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The resampler's inputs, all with a first dimension of sequences."""
+        return inputs | {"raw_logits": inputs["raw_logits"].reshape(len(inputs["tokens"]), self._levels, -1)}
 
 
 def available_device() -> torch.device:

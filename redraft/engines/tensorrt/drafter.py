@@ -11,23 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redraft.batch import DraftBatch, DraftCandidates, DraftDraws, DraftSampling, SharedNoise
+from redraft.batch import DraftBatch
 from redraft.bundle.manifest import Bundle
 from redraft.engines.cache_check import fault
 from redraft.engines.cuda.transfer import Results, upload
-from redraft.engines.host_buffers import ChainBuffers, PairBuffers, SamplingBuffers
+from redraft.engines.drafter import CANDIDATES, NetworkDrafter
 from redraft.engines.tensorrt import profiles
 from redraft.engines.tensorrt.library import TensorRTLibrary
 from redraft.engines.tensorrt.profiles import Bucket
 from redraft.engines.tensorrt.session import HostBuffers, Session, Step, Stream, named_caches
 
-CANDIDATES = ("candidates", "log_probs", "parents")
-"""Outputs of a beam search."""
 ROWS = ("tokens", "pair_counts", "write_indices")
 """Inputs beside the features, for a drafter with a context."""
 
 
-class TensorRTDrafter:
+class TensorRTDrafter(NetworkDrafter):
     """The drafter of one method. With a context, sequences stand at their slots: a draft executes the first slots up to
     the last one in the batch, and the others write after max_len. Long prompts are ingested first, one by one."""
 
@@ -43,11 +41,8 @@ class TensorRTDrafter:
         """caches [2 * layers, slots, kv_heads, rows, head_size], of a drafter with a context. `within_memory` says what
         would fit where a call runs out of memory."""
         config, method = bundle.config, bundle.config.methods[name]
-        self.reads_context = caches is not None
-        self.reads_text = method.context is not None and method.context.from_text
+        super().__init__(config, method)
         self._limits = config.limits
-        self._pairs = PairBuffers(config.limits, config.target, self.reads_context)
-        self._sampling = SamplingBuffers.of(method, config.limits.slots)
         self._buckets = profiles.drafter(config.limits, self.reads_context, library.builds_on_gpu)
         self._session = Session(
             library,
@@ -61,7 +56,7 @@ class TensorRTDrafter:
         self._within_memory = within_memory
         self._results = Results(stream.device)
         self._feature_size = config.target.feature_size
-        self._resampler = _Resampler(bundle, library, name, stream) if method.chain_levels else None
+        self._resampler = _Resampler(bundle, library, name, stream) if self._levels else None
 
     @torch.inference_mode()
     def make_ready(self) -> None:
@@ -76,48 +71,27 @@ class TensorRTDrafter:
         if self._caches is None:
             return None
         features, root = np.zeros((1, self._feature_size), np.float32), np.zeros(1, np.int32)
-        draft = partial(self._execute, DraftBatch.of_roots(features, root), {}, ())
+        draft = partial(self._run, DraftBatch.of_roots(features, root), {}, ())
         padded = self._buckets.steps[self._fitting(1, 1)].rows
         return fault(self._caches, draft, 0, 1, self._limits.max_len, padded)
 
     @torch.inference_mode()
-    def draft(self, batch: DraftBatch, noise: SharedNoise | None = None) -> DraftCandidates:
-        """See `DraftEngine.draft`. Raises RuntimeError where the drafter draws at random, ValueError for a batch that
-        does not fit it."""
-        if self._sampling is not None:
-            raise RuntimeError("this drafter draws at random: it gives no candidates")
-        return DraftCandidates(*self._execute(batch, {}, (*CANDIDATES, *(["raw_logits"] if self._resampler else []))))
-
-    @torch.inference_mode()
-    def resample(
-        self, chains: list[np.ndarray], roots: np.ndarray, noise: SharedNoise | None = None
-    ) -> DraftCandidates:
-        """See `ResamplingEngine.resample`. Raises RuntimeError where the drafter leaves no chains, ValueError for
-        chains that do not fit it."""
-        if self._resampler is None:
-            raise RuntimeError("this drafter leaves no chain to draft again from")
-        with self._within_memory():
-            return self._resampler.draft(chains, roots)
-
-    @torch.inference_mode()
-    def draw(self, batch: DraftBatch, sampling: DraftSampling) -> DraftDraws:
-        """See `DrawingEngine.draw`. Raises as `draft` does, and where the drafter does not draw at random."""
-        if self._sampling is None:
-            raise RuntimeError("this drafter does not draw at random")
-        filters = self._sampling.fill(sampling, len(batch.slots))
-        return DraftDraws(*self._execute(batch, filters, ("ids", "log_probs", "draws")))
-
-    def _execute(self, batch: DraftBatch, filters: dict[str, np.ndarray], names: tuple[str, ...]) -> list[np.ndarray]:
-        self._pairs.check(batch)
+    def _run(self, batch: DraftBatch, inputs: dict[str, np.ndarray], outputs: tuple[str, ...]) -> list[np.ndarray]:
         with self._stream.current(), self._within_memory():
             step, places = self._ingest(batch) if self.reads_context else self._roots(batch)
-            for name, array in filters.items():
+            for name, array in inputs.items():
                 placed = np.zeros((len(step.inputs[name]), *array.shape[1:]), array.dtype)
                 placed[places] = array
                 self._host.send(placed, step.inputs[name], name)
             step.execute()
             chosen = upload(places, self._stream.device)
-            return self._results.fetch([_host_form(step.outputs[name].index_select(0, chosen)) for name in names])
+            return self._results.fetch([_host_form(step.outputs[name].index_select(0, chosen)) for name in outputs])
+
+    @torch.inference_mode()
+    def _run_resampler(self, inputs: dict[str, np.ndarray], count: int) -> list[np.ndarray]:
+        assert self._resampler is not None, "`resample` has chains only of a bundle with a resampler"
+        with self._within_memory():
+            return self._resampler.run(inputs, count)
 
     def _roots(self, batch: DraftBatch) -> tuple[Step, np.ndarray]:
         """The step for one pair per sequence, and where these stand in it."""
@@ -184,7 +158,6 @@ class _Resampler:
 
     def __init__(self, bundle: Bundle, library: TensorRTLibrary, name: str, stream: Stream):
         limits, self._levels = bundle.config.limits, bundle.config.methods[name].chain_levels
-        self._chains = ChainBuffers(limits.slots, self._levels)
         self._buckets = profiles.drafter(limits, reads_context=False, by_rows=library.builds_on_gpu)
         path, shapes = bundle.path / f"resampler.{name}.engine", profiles.drafter_shapes(reads_context=False)
         self._session = Session(library, path, self._buckets, shapes, {}, stream)
@@ -194,23 +167,17 @@ class _Resampler:
         """See `Session.make_ready`."""
         self._session.make_ready({})
 
-    def draft(self, chains: list[np.ndarray], roots: np.ndarray) -> DraftCandidates:
-        """See `ResamplingEngine.resample`."""
-        inputs, count = self._chains.fill(chains, roots), len(chains)
-        inputs["raw_logits"] = inputs["raw_logits"].reshape(count, self._levels, -1)
+    def run(self, inputs: dict[str, np.ndarray], count: int) -> list[np.ndarray]:
+        """CANDIDATES of `count` sequences, from the inputs of `ChainBuffers`."""
+        by_sequence = inputs | {"raw_logits": inputs["raw_logits"].reshape(count, self._levels, -1)}
         number = self._buckets.fitting(count, 1)
         assert number is not None, "the limits that ChainBuffers enforces"
         with self._stream.current():
             step = self._session.step(number)
-            for name, array in inputs.items():
+            for name, array in by_sequence.items():
                 self._host.send(array, step.inputs[name], name)
             step.execute()
-            candidates, log_probs, parents = self._results.fetch(
-                [_host_form(step.outputs[name][:count]) for name in CANDIDATES]
-            )
-        for b, chain in enumerate(chains):
-            log_probs[b, len(chain) :] = -np.inf
-        return DraftCandidates(candidates, log_probs, parents)
+            return self._results.fetch([_host_form(step.outputs[name][:count]) for name in CANDIDATES])
 
 
 def _host_form(output: Tensor) -> Tensor:
