@@ -250,7 +250,7 @@ lint: | $(SETUP) ## ruff, format check, mypy
 	.venv/bin/mypy
 
 kernels: | $(SETUP) ## compile the CUDA kernels (no GPU needed): registers, spills, occupancy, instructions; fails beyond limits
-	$(PY) -m redraft.plugins.cuda.compile
+	$(PY) -m benchmarks.gpu.kernel_resources
 
 docs: | $(SETUP) ## render tables, plots and the command line into docs/, then the site into artifacts/docs; fails on a broken link
 	rm -rf artifacts/docs

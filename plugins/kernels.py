@@ -1,20 +1,16 @@
-"""The CPU kernels called directly, without OpenVINO: for tests and measurements."""
+"""The library of CPU kernels: its settings, failures and ranks, and calls of a kernel without OpenVINO."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, byref
 from functools import cache
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from redraft.plugins.headers import PLUGINS, Arguments, expect_sizes, kernel_arguments, structures
+from redraft.plugins.headers import PLUGINS, Arguments, expect_sizes, kernel_arguments
 from redraft.plugins.library import kernels_path
-from redraft.plugins.operators.draw_step import RULES
-from redraft.plugins.operators.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
-from redraft.plugins.recording import Recording
 
 
 @cache
@@ -34,7 +30,7 @@ def library() -> ctypes.CDLL:
 
 def set_threads(count: int) -> None:
     """Threads that the operators use, the calling one included."""
-    _run(library().redraft_set_threads, count)
+    run(library().redraft_set_threads, count)
 
 
 def threads() -> int:
@@ -43,7 +39,7 @@ def threads() -> int:
 
 def select_isa(name: str | None) -> None:
     """avx2, avx512, avx512vnni, avx512bf16, amx, or None for the best; ValueError if the machine lacks it."""
-    _run(library().redraft_select_isa, name.encode() if name else None)
+    run(library().redraft_select_isa, name.encode() if name else None)
 
 
 def isa() -> str:
@@ -59,20 +55,13 @@ def take_failure() -> str | None:
 def connect_ranks(iallgather: int, test: int, communicator: int, float_type: int, count: int) -> None:
     """Sum over the ranks of an MPI communicator: addresses of two of its library's functions, and handles."""
     words = (ctypes.c_uint64(value & 0xFFFF_FFFF_FFFF_FFFF) for value in (iallgather, test, communicator, float_type))
-    _run(library().redraft_connect_ranks, *words, count)
+    run(library().redraft_connect_ranks, *words, count)
 
 
 def all_reduce(x: np.ndarray) -> np.ndarray:
     """The sum of all connected ranks' float32 arrays of this shape, which each must give; see all_reduce/README.md."""
     out = np.empty_like(x)
-    _run(library().redraft_all_reduce, _address(x), x.size, _address(out))
-    return out
-
-
-def sum_ranks(parts: np.ndarray) -> np.ndarray:
-    """float32 [ranks, ...] to their sum in the order of ranks."""
-    out = np.empty_like(parts[0])
-    call("sum_ranks", parts=parts, ranks=len(parts), elements=out.size, out=out)
+    run(library().redraft_all_reduce, address(x), x.size, address(out))
     return out
 
 
@@ -86,313 +75,25 @@ def take_exchange_seconds() -> float:
     return library().redraft_take_exchange_seconds()
 
 
-def linear(
-    x: np.ndarray,
-    weight: PackedWeight,
-    out_features: int,
-    dtype: str,
-    *,
-    bias: np.ndarray | None = None,
-    norm: np.ndarray | None = None,
-    norm_bias: np.ndarray | None = None,
-    norm_eps: float = 1e-5,
-    residual: np.ndarray | None = None,
-    residual_rows: np.ndarray | None = None,
-    rows: np.ndarray | None = None,
-    activation: str = "none",
-    out: np.ndarray | None = None,
-) -> np.ndarray:
-    """float32 [T, K] to float32 [T or len(rows), out_features]."""
-    norms = {"norm": norm, "norm_bias": norm_bias, "norm_eps": norm_eps}
-    projection = _projection(x, weight, out_features, dtype, rows, bias=bias, **norms)
-    out = np.empty((projection.rows, out_features), np.float32) if out is None else out
-    call(
-        "linear",
-        p=projection,
-        activation=ACTIVATIONS.index(activation),
-        residual=residual,
-        residual_rows=0 if residual is None else len(residual),
-        residual_ids=residual_rows,
-        out=out,
-    )
-    return out
-
-
-def linear_topk(
-    x: np.ndarray,
-    weight: PackedWeight,
-    out_features: int,
-    dtype: str,
-    k: int,
-    *,
-    ids: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    norm: np.ndarray | None = None,
-    norm_bias: np.ndarray | None = None,
-    norm_eps: float = 1e-5,
-    rows: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """float32 [T, K] to log-probabilities float32 [T, k] and indices int32 [T, k]."""
-    norms = {"norm": norm, "norm_bias": norm_bias, "norm_eps": norm_eps}
-    projection = _projection(x, weight, out_features, dtype, rows, bias=bias, **norms)
-    values = np.empty((projection.rows, k), np.float32)
-    indices = np.empty((projection.rows, k), np.int32)
-    call("linear_topk", p=projection, ids=ids, k=k, values=values, indices=indices)
-    return values, indices
-
-
-def token_info_topk(
-    logits: np.ndarray,
-    sequences: np.ndarray,
-    tokens: np.ndarray,
-    ids: np.ndarray,
-    *info: np.ndarray,
-    k: int,
-    level: int,
-    levels: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """logits float32 [B * levels, K], sequences and tokens int32 [N], ids int32 [K] and, with token info, its rows
-    float32 [N, kept], or row_of int32 [V], table int8 or bf16 (its bits as uint16) [entries, kept] and scales float32
-    [entries, 1], to log-probabilities float32 and target ids int32 [N, k]; see token_info_topk/README.md."""
-    values, indices = np.empty((len(tokens), k), np.float32), np.empty((len(tokens), k), np.int32)
-    row_of, rows, scales = info if len(info) == 3 else (None, *(info or [None]), None)
-    stored = {"float32": "fp32", "uint16": "bf16", "int8": "int8"}
-    entries, kept = (0, 0) if rows is None else rows.shape
-    call(
-        "token_info_topk",
-        logits=logits,
-        logit_rows=logits.shape[0],
-        columns=logits.shape[1],
-        level=level,
-        levels=levels,
-        sequences=sequences,
-        tokens=tokens,
-        rows=len(tokens),
-        ids=ids,
-        row_of=row_of,
-        vocabulary=0 if row_of is None else len(row_of),
-        table=rows,
-        dtype=0 if rows is None else DTYPES.index(stored[rows.dtype.name]),
-        entries=entries,
-        kept=kept,
-        scales=scales,
-        k=k,
-        values=values,
-        indices=indices,
-    )
-    return values, indices
-
-
-def embedding(
-    ids: np.ndarray,
-    weight: PackedWeight,
-    in_features: int,
-    out_features: int,
-    dtype: str,
-    *,
-    clamped: bool = False,
-    factor: float = 1.0,
-    residual: np.ndarray | None = None,
-) -> np.ndarray:
-    """int32 [T] to float32 [T, in_features]."""
-    out = np.empty((len(ids), in_features), np.float32)
-    call(
-        "embedding",
-        ids=ids,
-        rows=len(ids),
-        weight=weight.data,
-        scale=weight.scale,
-        in_features=in_features,
-        out_features=out_features,
-        dtype=DTYPES.index(dtype),
-        clamped=clamped,
-        factor=factor,
-        residual=residual,
-        out=out,
-    )
-    return out
-
-
-def norm(
-    x: np.ndarray, weight: np.ndarray, eps: float, bias: np.ndarray | None = None, residual: np.ndarray | None = None
-) -> np.ndarray:
-    """float32 [T, K] to float32 [T, K]."""
-    out, (rows, features) = np.empty_like(x), x.shape
-    call("norm", x=x, rows=rows, features=features, weight=weight, bias=bias, eps=eps, residual=residual, out=out)
-    return out
-
-
-def beam_step(values: np.ndarray, ids: np.ndarray, width: int, *draft: np.ndarray) -> tuple[np.ndarray, ...]:
-    """values float32 and ids int32 [B * n, K] and, after the first level, the first four of the step before's results,
-    to candidates, log_probs, parents, chosen, tokens and origins; see beam_step/README.md."""
-    rows, k = values.shape
-    batch, levels = draft[0].shape[:2] if draft else (rows, 0)
-    level, dtypes = (batch, levels + 1, width), (np.int32, np.float32, *[np.int32] * 4)
-    shapes = ((*level, k), (*level, k), level, (batch, width), (batch * width,), (batch * width,))
-    results = tuple(np.empty(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
-    state = ("candidates", "log_probs", "parents", "chosen")
-    names = *(f"next_{name}" for name in state), "tokens", "origins"
-    call(
-        "beam_step",
-        values=values,
-        ids=ids,
-        rows=rows,
-        k=k,
-        sequences=batch,
-        levels=levels,
-        width=width,
-        **dict(zip(state, draft or [None] * 4, strict=True)),
-        **dict(zip(names, results, strict=True)),
-    )
-    return results
-
-
-def draw_step(
-    values: np.ndarray,
-    ids: np.ndarray,
-    noise: np.ndarray,
-    temperature: np.ndarray,
-    top_k: np.ndarray,
-    top_p: np.ndarray,
-    rule: str,
-    count: int,
-    *draft: np.ndarray,
-) -> tuple[np.ndarray, ...]:
-    """values float32 and ids int32 [B * n, M], noise float32 [B, R, M], the filters [B] and, after the first level,
-    the step before's results but its last three, to ids, log_probs, draws, with `stochastic_beam` totals and gumbels,
-    tokens, origins and sequences; see draw_step/README.md."""
-    (rows, support), (batch, noise_rows, _) = values.shape, noise.shape
-    expanded, drawn = (draft[0].shape[1], draft[2].shape[1]) if draft else (0, 0)
-    nodes, beam = drawn + 1 - expanded, rule == "stochastic_beam"
-    size = nodes * count if rule == "gumbel_top_k" else count
-    results = (
-        np.empty((batch, expanded + nodes, support), np.int32),
-        np.empty((batch, expanded + nodes, support), np.float32),
-        np.empty((batch, drawn + size), np.int32),
-        *(np.empty((batch, size), np.float32) for _ in range(2 * beam)),
-        *(np.empty(batch * size, np.int32) for _ in range(3)),
-    )
-    before = ("ids_before", "log_probs_before", "draws_before", "totals", "gumbels")
-    following = ("next_ids", "next_log_probs", "next_draws", *("next_totals", "next_gumbels")[: 2 * beam])
-    written = dict(zip((*following, "tokens", "origins", "sequence_of"), results, strict=True))
-    call(
-        "draw_step",
-        values=values,
-        ids=ids,
-        rows=rows,
-        support=support,
-        sequences=batch,
-        noise=noise,
-        noise_rows=noise_rows,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        rule=RULES.index(rule),
-        count=count,
-        expanded=expanded,
-        drawn=drawn,
-        **dict(zip_longest(before, draft)),
-        **{"next_totals": None, "next_gumbels": None} | written,
-    )
-    return results
-
-
-def tree_attention(
-    qkv: np.ndarray,
-    positions: np.ndarray,
-    row_offsets: np.ndarray,
-    slots: np.ndarray,
-    cache_lengths: np.ndarray,
-    tree_mask: np.ndarray,
-    commit_src: np.ndarray,
-    commit_offsets: np.ndarray,
-    rope_table: np.ndarray,
-    k_cache: np.ndarray,
-    v_cache: np.ndarray,
-    starts: np.ndarray | None = None,
-    *,
-    num_heads: int,
-    window: int = 0,
-    norms: tuple[np.ndarray, np.ndarray] | None = None,
-    norm_eps: float = 1e-5,
-) -> np.ndarray:
-    """`norms` are those of query and key heads.
-
-    Caches are float32, or uint16 holding bf16, [slots, kv_heads, rows, head_size], updated in place."""
-    cache_slots, kv_heads, cache_rows, head_size = k_cache.shape
-    out = np.empty((len(qkv), num_heads * head_size), np.float32)
-    call(
-        "tree_attention",
-        qkv=qkv,
-        rows=len(qkv),
-        positions=positions,
-        row_offsets=row_offsets,
-        sequences=len(slots),
-        slots=slots,
-        cache_lengths=cache_lengths,
-        tree_mask=tree_mask,
-        mask_words=tree_mask.shape[1],
-        commit_src=commit_src,
-        commits=len(commit_src),
-        commit_offsets=commit_offsets if len(commit_offsets) else None,
-        starts=starts,
-        rope_table=rope_table,
-        max_positions=len(rope_table),
-        k_cache=k_cache,
-        v_cache=v_cache,
-        cache_dtype=int(k_cache.dtype == np.uint16),
-        cache_slots=cache_slots,
-        cache_rows=cache_rows,
-        heads=num_heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        window=window,
-        q_norm=norms and norms[0],
-        k_norm=norms and norms[1],
-        norm_eps=norm_eps,
-        out=out,
-    )
-    return out
-
-
-def _projection(
-    x: np.ndarray, weight: PackedWeight, out_features: int, dtype: str, rows: np.ndarray | None, **optional: Any
-) -> Arguments:
-    return _filled(
-        structures(PLUGINS)["Projection"],
-        x=x,
-        x_rows=len(x),
-        row_ids=rows,
-        rows=len(x) if rows is None else len(rows),
-        weight=weight.data,
-        scale=weight.scale,
-        in_features=x.shape[1],
-        out_features=out_features,
-        dtype=DTYPES.index(dtype),
-        **optional,
-    )
-
-
 def call(kernel: str, **fields: Any) -> None:
     """Run a kernel with these fields of its arguments, whose arrays are passed by address."""
-    _run(getattr(library(), f"redraft_{kernel}"), byref(_filled(kernel_arguments(PLUGINS)[kernel], **fields)))
+    run(getattr(library(), f"redraft_{kernel}"), byref(filled(kernel_arguments(PLUGINS)[kernel], **fields)))
 
 
-def _filled(structure: type[Arguments], **fields: Any) -> Arguments:
-    addresses = {name: _address(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
+def filled(structure: type[Arguments], **fields: Any) -> Arguments:
+    """A structure with these fields, in which an array is its address."""
+    addresses = {name: address(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
     return structure(**fields | addresses)
 
 
-def _address(array: np.ndarray) -> int:
+def address(array: np.ndarray) -> int:
+    """The address of a contiguous array. Raises TypeError for any other."""
     if not array.flags.c_contiguous or array.dtype not in (np.float32, np.int32, np.uint16, np.uint8, np.int8):
         raise TypeError(f"{array.dtype} {array.shape}: expected contiguous float32, int32, uint16, uint8 or int8")
-    if Recording.active:
-        Recording.active.arrays.append(array)
     return array.ctypes.data
 
 
-def _run(function: ctypes._NamedFuncPointer, *arguments: object) -> None:
+def run(function: ctypes._NamedFuncPointer, *arguments: object) -> None:
+    """Call a function of the library. Raises ValueError with its message, if it returns one."""
     if message := function(*arguments):
         raise ValueError(message.decode())
-    if Recording.active:
-        Recording.active.calls.append((function, arguments))

@@ -20,8 +20,7 @@ import torch
 import typer
 
 from benchmarks.command import console, run
-from benchmarks.gpu.machine import Device, Output, describe, device_of, tool, write_report
-from redraft.plugins.cuda.check_on_gpu import (
+from benchmarks.gpu.check_kernels import (
     CASES,
     SHAPES,
     add_bandwidth,
@@ -30,9 +29,10 @@ from redraft.plugins.cuda.check_on_gpu import (
     make_batch,
     time_all,
 )
+from benchmarks.gpu.machine import Device, Output, describe, device_of, tool, write_report
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-CHECKS = ["-m", "redraft.plugins.cuda.check_on_gpu", "--check-only", "--small"]
+CHECKS = ["-m", "benchmarks.gpu.check_kernels", "--check-only", "--small"]
 FAILED = 9
 PEAK = {"H200": 4800, "H100 80GB HBM3": 3350, "A100-SXM4-80GB": 2039}
 """Gigabytes per second that the maker gives, by part of the device's name."""

@@ -12,6 +12,7 @@ import numpy as np
 import typer
 
 from benchmarks.command import Repeats, console, run
+from benchmarks.speed import kernel_calls
 from redraft.plugins import kernels
 from redraft.plugins.operators.linear.pack import DTYPES, PackedWeight, pack
 from redraft.plugins.operators.tree_attention.reference import rope_table
@@ -58,24 +59,24 @@ class Network:
 
     def forward(self, ids: np.ndarray, batch: list[np.ndarray]) -> np.ndarray:
         """ids int32 [T]; batch: TreeAttention's inputs 1 to 7; returns logits float32 [T, vocabulary]."""
-        x = kernels.embedding(ids, self.head, HIDDEN, VOCABULARY, self.dtype)
+        x = kernel_calls.embedding(ids, self.head, HIDDEN, VOCABULARY, self.dtype)
         for weights, caches in zip(self.layers, self.caches, strict=True):
             qkv = self._linear(x, weights["qkv"], QKV, norm=self.norm)
             arrays: Any = (qkv, *batch, self.rope, *caches)
-            attended = kernels.tree_attention(*arrays, num_heads=HEADS)
+            attended = kernel_calls.tree_attention(*arrays, num_heads=HEADS)
             x = self._linear(attended, weights["out"], HIDDEN, residual=x)
             hidden = self._linear(x, weights["gate_up"], MLP, norm=self.norm, activation="swiglu")
             x = self._linear(hidden, weights["down"], HIDDEN, residual=x)
         return self._linear(x, self.head, VOCABULARY, norm=self.norm)
 
     def _linear(self, x: np.ndarray, weight: PackedWeight, n: int, **options: Any) -> np.ndarray:
-        return kernels.linear(x, weight, n, self.dtype, **options)
+        return kernel_calls.linear(x, weight, n, self.dtype, **options)
 
 
 PARTS = ["embedding", *["qkv", "attention", "out", "gate_up", "down"] * LAYERS, "head"]
 
 
-def milliseconds_by_part(recording: kernels.Recording, repeats: int) -> dict[str, float]:
+def milliseconds_by_part(recording: kernel_calls.Recording, repeats: int) -> dict[str, float]:
     """The sum over layers of each operator's mean time."""
     totals = dict.fromkeys(PARTS, 0.0)
     for _ in range(repeats):
@@ -115,7 +116,7 @@ def main(
     network = Network(dtype, context + max(rows), sequences)
     console.print(f"{dtype}, {kernels.isa()}, {kernels.threads()} threads, {sequences} x context {context}")
     for count in rows:
-        with kernels.Recording() as recording:
+        with kernel_calls.Recording() as recording:
             network.forward(np.zeros(count * sequences, np.int32), batch_inputs(count, sequences, context))
         times = []
         for _ in range(repeats + 3):

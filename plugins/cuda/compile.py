@@ -1,7 +1,4 @@
-"""Compiles the CUDA kernels with nvcc: PTX to embed; registers, spills, occupancy and instructions to judge them by.
-
-`python -m redraft.plugins.cuda.compile [sm_90 ...]` reports these and fails beyond the limits of resources.py.
-"""
+"""Compiles the CUDA kernels with nvcc to PTX, once per source text."""
 
 from __future__ import annotations
 
@@ -17,22 +14,12 @@ from itertools import product
 from pathlib import Path
 
 from redraft.plugins.cuda.declaration import PLUGINS
-from redraft.plugins.cuda.resources import (
-    ASSERTED,
-    Instructions,
-    Resources,
-    parse_instructions,
-    parse_resources,
-    problems,
-    threads_of,
-)
 from redraft.plugins.library import CACHE, COMPILED, BuildError
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 """What a wheel has PTX for, and what kernels are reported for; ascending."""
 FLAGS = ["-std=c++17", "-O3"]
 PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
-DISASSEMBLER = "nvidia-cuda-nvdisasm"
 REMEDY = (
     "it compiles the CUDA kernels and needs no GPU. Install it with pip install -r requirements.txt "
     f"({', '.join(PACKAGES)}), or set NVCC"
@@ -57,10 +44,10 @@ def ptx(source: Path, architecture: str = "sm_90") -> str:
 
     def compiled() -> str:
         with tempfile.TemporaryDirectory() as folder:
-            _nvcc([str(source), "-ptx", f"-arch={architecture}", "-o", f"{folder}/kernel.ptx"])
+            run_nvcc([str(source), "-ptx", f"-arch={architecture}", "-o", f"{folder}/kernel.ptx"])
             return Path(folder, "kernel.ptx").read_text()
 
-    return _once(source, architecture, "ptx", compiled)
+    return once(source, architecture, "ptx", compiled)
 
 
 def compile_for_wheel(folder: Path, architectures: Sequence[str] = ARCHITECTURES) -> list[Path]:
@@ -72,34 +59,11 @@ def compile_for_wheel(folder: Path, architectures: Sequence[str] = ARCHITECTURES
     return files
 
 
-def resources(source: Path, architecture: str) -> dict[str, tuple[Resources, Instructions | None]]:
-    """Each kernel's resources and, on the architecture that has limits, its instructions: None without nvdisasm.
-    Compiled once per source text. Raises BuildError.
-    """
-    disassembler = nvdisasm() if architecture == ASSERTED else None
-
-    def compiled() -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            cubin = f"{folder}/kernel.cubin"
-            log = _nvcc([str(source), "-cubin", f"-arch={architecture}", "-Xptxas", "-v", "-o", cubin])
-            return log + (_run([str(disassembler), "-c", cubin]) if disassembler else "")
-
-    report = _once(source, architecture, "sass" if disassembler else "log", compiled)
-    written = parse_instructions(report)
-    return {name: (own, written.get(name)) for name, own in parse_resources(report).items()}
-
-
-@cache
-def nvdisasm() -> Path | None:
-    """The disassembler: pip's, or the one in PATH or of CUDA's toolkit. None where there is none."""
-    return next(iter(_found("nvdisasm")), None)
-
-
 @cache
 def nvcc() -> Path:
     """The compiler: $NVCC, pip's, or the one in PATH. Raises BuildError."""
     chosen = os.environ.get("NVCC")
-    found = _found("nvcc") if not chosen else [Path(chosen)] if shutil.which(chosen) else []
+    found = find_program("nvcc") if not chosen else [Path(chosen)] if shutil.which(chosen) else []
     if not found:
         raise BuildError(f"nvcc not found{f' at NVCC={chosen}' if chosen else ''}: {REMEDY}")
     return found[0]
@@ -115,7 +79,7 @@ def _version(compiler: Path) -> str:
     return run.stdout
 
 
-def _once(source: Path, architecture: str, kind: str, compiled: Callable[[], str]) -> str:
+def once(source: Path, architecture: str, kind: str, compiled: Callable[[], str]) -> str:
     """What the compiler makes of a source, kept by the source's text, its headers' and the compiler's version."""
     digest = hashlib.sha256(f"{FLAGS}{architecture}{_version(nvcc())}".encode() + source.read_bytes())
     for header in headers(source):
@@ -137,61 +101,19 @@ def _number(architecture: str) -> int:
     return int(architecture.removeprefix("sm_"))
 
 
-def _found(program: str) -> list[Path]:
+def find_program(program: str) -> list[Path]:
     """Path of one of CUDA's programs: pip's packages, PATH, CUDA's toolkit."""
     found = [path for folder in sys.path for path in sorted(Path(folder).glob(f"nvidia/cu*/bin/{program}"))]
     others = (shutil.which(program), f"/usr/local/cuda/bin/{program}")
     return found + [Path(path) for path in others if path and Path(path).exists()]
 
 
-def _nvcc(arguments: list[str]) -> str:
-    return _run([str(nvcc()), *FLAGS, *arguments])
+def run_nvcc(arguments: list[str]) -> str:
+    return run_tool([str(nvcc()), *FLAGS, *arguments])
 
 
-def _run(command: list[str]) -> str:
+def run_tool(command: list[str]) -> str:
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:
         raise BuildError(f"{' '.join(command)} failed:\n{(run.stdout + run.stderr)[-4000:]}")
     return run.stdout + run.stderr
-
-
-COLUMNS = (
-    "registers",
-    "stack",
-    "spill stores",
-    "spill loads",
-    "shared",
-    "blocks",
-    "occupancy",
-    "LDG.128",
-    "HMMA",
-    "local",
-)
-
-
-def main(architectures: Sequence[str] = ()) -> str | None:
-    """Report every kernel on every architecture, or on these. Returns what is wrong: limits that are exceeded, or no
-    nvcc."""
-    wrong = []
-    print(f"{'kernel':<38}{'architecture'}", *COLUMNS, sep="  ")
-    try:
-        for source in sources():
-            for architecture in architectures or ARCHITECTURES:
-                for name, (used, instructions) in resources(source, architecture).items():
-                    cells = [*map(str, used)]
-                    if architecture == ASSERTED:
-                        blocks, occupancy = used.resident(threads_of(name)), used.occupancy(threads_of(name))
-                        cells += [str(blocks), f"{occupancy:.0%}", *map(str, instructions or ())]
-                        wrong += problems(name, used, instructions)
-                    wrong += [f"{name}: registers spill to local memory on {architecture}"] if used.spills else []
-                    shown = (f"{cell:>{len(column)}}" for cell, column in zip(cells, COLUMNS, strict=False))
-                    print(f"{name:<38}{architecture:<12}", *shown, sep="  ")
-    except BuildError as error:
-        return str(error)
-    if nvdisasm() is None:
-        print(f"nvdisasm not found: instructions are not counted. Install it with pip install {DISASSEMBLER}")
-    return "\n".join(wrong) or None
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

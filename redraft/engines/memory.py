@@ -16,7 +16,7 @@ from redraft.console.resources import host_bytes
 from redraft.engines.cuda.buckets import draft_buckets, most_rows
 from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES
 from redraft.errors import BundleError
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_SPLIT, SPLIT, partial_bytes
+from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_SPLIT, SPLIT, partial_bytes
 
 WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2}
 """Bytes of a cached number."""

@@ -39,7 +39,7 @@ from redraft.engines.host_buffers import NoiseBuffers, RowBuffers, SamplingBuffe
 from redraft.errors import BundleError
 from redraft.plugins.cuda.compile import ptx
 from redraft.plugins.library import BuildError
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
+from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_KERNELS, HEAD_SIZES, KERNELS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS = ("input_ids", "positions", "tree_mask")

@@ -26,6 +26,7 @@ import typer
 from benchmarks.command import BundleFolder, ModelFolder, Repeats, Report, Script, console, run
 from benchmarks.figures.results import finish
 from benchmarks.figures.tables import Table
+from benchmarks.speed import kernel_calls
 from redraft.batch import DraftBatch
 from redraft.bundle.manifest import Bundle
 from redraft.engines import load_engine
@@ -35,7 +36,6 @@ from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
 from redraft.model_defs.drafters.registry import DRAFTERS
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
-from redraft.plugins import kernels
 from redraft.plugins.operators.linear.pack import DTYPES, pack
 
 LEVELS = 5
@@ -78,17 +78,17 @@ class Head:
     def fused(self) -> list[str]:
         """What our token-auto-regressive drafters run: a level's head, softmax and sampling as one operator."""
         for nodes in self.nodes:
-            kernels.linear_topk(self.states[:nodes], self.weight, self.columns, self.dtype, self.k)
+            kernel_calls.linear_topk(self.states[:nodes], self.weight, self.columns, self.dtype, self.k)
         return [FUSED] * LEVELS
 
     def _project(self, rows: int) -> np.ndarray:
-        return kernels.linear(self.states[:rows], self.weight, self.columns, self.dtype)
+        return kernel_calls.linear(self.states[:rows], self.weight, self.columns, self.dtype)
 
     def _sample(
         self, logits: np.ndarray, rows: np.ndarray, *table: np.ndarray, level: int = 0, levels: int = 1
     ) -> None:
         tokens = np.arange(len(rows), dtype=np.int32) * 3
-        kernels.token_info_topk(logits, rows, tokens, self.ids, *table, k=self.k, level=level, levels=levels)
+        kernel_calls.token_info_topk(logits, rows, tokens, self.ids, *table, k=self.k, level=level, levels=levels)
 
 
 WAYS: dict[str, Callable[[Head], list[str]]] = {
@@ -101,7 +101,7 @@ WAYS: dict[str, Callable[[Head], list[str]]] = {
 def milliseconds(head: Head, way: Callable[[Head], list[str]], repeats: int) -> dict[str, float]:
     """Median milliseconds of each part of a draft, and of all. Caches hold something else before each draft, as they do
     after a forward of the target."""
-    with kernels.Recording() as recording:
+    with kernel_calls.Recording() as recording:
         parts = way(head)
     other = np.zeros(CACHE_BYTES // 8)
     samples: dict[str, list[float]] = {}

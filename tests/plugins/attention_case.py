@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from redraft.plugins import kernels
+from benchmarks.speed import kernel_calls
 from redraft.plugins.operators.linear.pack import bf16_bits, from_bf16_bits
 from redraft.plugins.operators.tree_attention.reference import rope_table, tree_attention
 
@@ -46,7 +46,7 @@ class Case:
             pad = [(0, padding)] + [(0, 0)] * (arrays[name].ndim - 1)
             arrays[name] = np.pad(arrays[name], pad)
         options = {"num_heads": self.num_heads, "window": self.window, "norms": self.norms}
-        return kernels.tree_attention(*arrays.values(), **options)
+        return kernel_calls.tree_attention(*arrays.values(), **options)
 
     def reference(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Output and the updated caches (float32)."""

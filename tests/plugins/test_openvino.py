@@ -5,8 +5,8 @@ import openvino as ov
 import pytest
 from onnx import TensorProto, helper
 
+from benchmarks.speed import kernel_calls
 from redraft.compiler.passes.fusing import fuse
-from redraft.plugins import kernels
 from redraft.plugins.operators.linear.pack import DTYPES, pack
 from tests.plugins.attention_case import Case, Sequence, make_case
 
@@ -117,18 +117,18 @@ def test_linear_operators(core, rng, dtype, fused):
     y, values, e, n, m, indices = (array.copy() for array in model([x, rows]).values())
 
     norms = {"norm": norm, "norm_bias": constants["norm_bias"], "norm_eps": 1e-6}
-    h = kernels.linear(x, packed["gate_up"], 96, dtype, activation="swiglu", **norms)
-    expected = kernels.linear(h, packed["down"], 64, dtype, residual=x)
+    h = kernel_calls.linear(x, packed["gate_up"], 96, dtype, activation="swiglu", **norms)
+    expected = kernel_calls.linear(h, packed["down"], 64, dtype, residual=x)
     np.testing.assert_array_equal(y, expected)
-    np.testing.assert_array_equal(n, kernels.norm(expected, norm, 1e-6, constants["norm_bias"], x))
-    np.testing.assert_array_equal(m, kernels.norm(expected, norm, 1e-6))
-    best = kernels.linear_topk(h, packed["head"], 100, dtype, 7, ids=constants["ids"], rows=rows)
+    np.testing.assert_array_equal(n, kernel_calls.norm(expected, norm, 1e-6, constants["norm_bias"], x))
+    np.testing.assert_array_equal(m, kernel_calls.norm(expected, norm, 1e-6))
+    best = kernel_calls.linear_topk(h, packed["head"], 100, dtype, 7, ids=constants["ids"], rows=rows)
     np.testing.assert_array_equal(values, best[0])
     np.testing.assert_array_equal(indices, best[1])
     ids = indices[:, 0].copy()
     assert ids.max() > 63
-    e0 = kernels.embedding(ids, packed["head"], 96, 100, dtype, factor=0.5)
-    both = kernels.embedding(ids, packed["down"], 96, 64, dtype, factor=0.5, residual=e0, clamped=True)
+    e0 = kernel_calls.embedding(ids, packed["head"], 96, 100, dtype, factor=0.5)
+    both = kernel_calls.embedding(ids, packed["down"], 96, 64, dtype, factor=0.5, residual=e0, clamped=True)
     np.testing.assert_array_equal(e, both)
 
 
@@ -172,13 +172,13 @@ def test_two_levels_of_a_beam_search(core, rng, fused):
     packed = pack(table, "fp32")
 
     def level(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        e = kernels.embedding(tokens, packed, 32, 111, "fp32")
-        return kernels.linear_topk(e, packed, 111, "fp32", 5, ids=ids)
+        e = kernel_calls.embedding(tokens, packed, 32, 111, "fp32")
+        return kernel_calls.linear_topk(e, packed, 111, "fp32", 5, ids=ids)
 
     for batch in (1, 3, 2):
         roots = rng.integers(0, 111, batch).astype(np.int32)
-        *first, tokens, _ = kernels.beam_step(*level(roots), 3)
-        expected = kernels.beam_step(*level(tokens), 3, *first)
+        *first, tokens, _ = kernel_calls.beam_step(*level(roots), 3)
+        expected = kernel_calls.beam_step(*level(tokens), 3, *first)
         for name, array in zip(last, expected, strict=True):
             np.testing.assert_array_equal(model([roots])[name], array, strict=True)
 

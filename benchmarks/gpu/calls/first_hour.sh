@@ -4,7 +4,7 @@
 CALL=first_hour RESUME=1; source "$(dirname "$0")/lib.sh"
 : "${MODEL:=artifacts/models/SmolLM2-135M-Instruct}"
 
-row compile 60 python3 -m redraft.plugins.cuda.compile "$(architecture)"
+row compile 60 python3 -m benchmarks.gpu.kernel_resources "$(architecture)"
 python_row kernels 180 benchmarks.gpu.kernels --no-sanitizer --no-times --kinds trees rings norms --shapes Phi-3-mini Gemma-3-4B Llama-3-8B
 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 row tests 180 python3 -m pytest -m gpu -p no:cacheprovider
 python_row steps 240 benchmarks.gpu.llama_7b --no-drafters $(on cuda --shape llama-3.1-8b --context 1024 --batches 1 8 32 --rows 1 5 16) \

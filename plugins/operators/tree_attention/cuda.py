@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from redraft.plugins.cuda.launch import run
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS, eps_bits
+from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_KERNELS, HEAD_SIZES, KERNELS, eps_bits
 
 
 def tree_attention(

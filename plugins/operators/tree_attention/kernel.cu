@@ -271,7 +271,7 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
 }  // namespace
 }  // namespace redraft
 
-// Arguments: inputs, int32 scalars, outputs (tensorrt_plugin.py declares them). The caches come in as inputs and, at the
+// Arguments: inputs, int32 scalars, outputs (cuda_kernels.py declares them). The caches come in as inputs and, at the
 // same address, as outputs.
 #define REDRAFT_TREE_ATTENTION(D)                                                                                      \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_commit_write_##D(                   \

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from redraft.plugins.cuda.declaration import ALIAS, NAMESPACE, Kernel
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import COMBINE, HEAD_SIZES, SPLIT, WRITE, eps_bits
+from redraft.plugins.operators.tree_attention.cuda_kernels import COMBINE, HEAD_SIZES, SPLIT, WRITE, eps_bits
 
 DTYPES = {"bf16": ir.DataType.BFLOAT16, "int32": ir.DataType.INT32, "float32": ir.DataType.FLOAT}
 INPUTS = [argument.name for argument in WRITE.inputs]

@@ -26,7 +26,7 @@ from redraft.plugins.cuda.compile import ptx
 from redraft.plugins.cuda.declaration import NAMESPACE
 from redraft.plugins.cuda.quick_plugin import register
 from redraft.plugins.library import CACHE, BuildError
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import HEAD_SIZES, KERNELS
+from redraft.plugins.operators.tree_attention.cuda_kernels import HEAD_SIZES, KERNELS
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.command import execute
-from benchmarks.gpu import kit
+from benchmarks.gpu import check_kernels, kit
 from redraft.cli import build, fetch, tune
 from redraft.compiler.methods import read_methods
-from redraft.plugins.cuda import check_on_gpu
 from redraft.plugins.cuda.compile import ptx, sources
 from tests.benchmarks.gpu.conftest import ROOT, Parsed, parsed_by_typer, raise_parsed
 
@@ -38,18 +37,18 @@ def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, mon
         _, *words = shlex.split(line)
         if words[:2] == ["-m", "redraft.cli"]:
             assert parsed_by_typer(COMMANDS[words[2]].main, words[3:])
-        elif words[:2] == ["-m", "redraft.plugins.cuda.compile"]:
+        elif words[:2] == ["-m", "benchmarks.gpu.kernel_resources"]:
             continue
         elif words[:1] == ["-m"] and words[1].startswith(("benchmarks.gpu.", "redraft.")):
             script = importlib.import_module(words[1])
-            if script is check_on_gpu:
+            if script is check_kernels:
                 monkeypatch.setattr(script, "check_attention", lambda *_: raise_parsed())
                 monkeypatch.setattr("torch.cuda.is_available", lambda: True)
                 monkeypatch.setattr("torch.cuda.get_device_name", lambda: "")
             else:
                 monkeypatch.setattr(script, "device_of", lambda *_, **__: raise_parsed())
             with pytest.raises(Parsed):
-                script.main(words[2:]) if script is check_on_gpu else execute(script.main, words[2:])
+                script.main(words[2:]) if script is check_kernels else execute(script.main, words[2:])
         elif words[:1] == ["-m"] and words[1] in ("benchmarks.speed.method_batches", "benchmarks.verify.lossless"):
             script = importlib.import_module(words[1])
             monkeypatch.setattr(script, "load_llm", lambda *_, **__: raise_parsed())

@@ -16,7 +16,7 @@ from redraft.compiler.passes.quantization import quantize_network
 from redraft.compiler.passes.tensorrt_attention import tensorrt_form
 from redraft.model_defs.export.target import CacheShape, export_target_plugin
 from redraft.model_defs.target.model import Target
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import KERNELS, SPLIT, WRITE
+from redraft.plugins.operators.tree_attention.cuda_kernels import KERNELS, SPLIT, WRITE
 from tests.compiler.passes.test_quantization import fake_quantized
 from tests.engines.tensorrt.stand_in_tensorrt import plugin
 from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_model, random_tree, tiny_lm, tiny_target

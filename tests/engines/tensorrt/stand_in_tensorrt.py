@@ -22,7 +22,7 @@ from onnx.reference.op_run import OpRun
 from redraft.compiler.passes.tensorrt_all_reduce import COLLECTIVE, DOMAIN
 from redraft.engines.cuda import device as gpu
 from redraft.plugins.cuda.launch import run
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import KERNELS
+from redraft.plugins.operators.tree_attention.cuda_kernels import KERNELS
 from tests.plugins import fake_tensorrt
 
 VERSION = "11.4.0.106"

@@ -12,7 +12,7 @@ import pytest
 from redraft.bundle.config import LimitsInfo
 from redraft.engines.tensorrt import profiles
 from redraft.plugins.cuda.declaration import Kernel, Sizes
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import (
+from redraft.plugins.operators.tree_attention.cuda_kernels import (
     BLOCKS,
     FP32_SPLIT,
     KERNELS,

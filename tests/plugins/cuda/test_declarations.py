@@ -13,8 +13,8 @@ from redraft.plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Ke
 from redraft.plugins.library import BuildError
 from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
 from redraft.plugins.operators.sampling.cuda import FILTER, RACE
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE, eps_bits
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import KERNELS as ATTENTION
+from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE, eps_bits
+from redraft.plugins.operators.tree_attention.cuda_kernels import KERNELS as ATTENTION
 from tests.conftest import OF_TESTS, one_process, run_script
 from tests.plugins import fake_tensorrt
 

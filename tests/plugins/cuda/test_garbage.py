@@ -19,7 +19,7 @@ import torch
 from redraft.plugins.cuda.declaration import Kernel
 from redraft.plugins.cuda.launch import TORCH_DTYPES
 from redraft.plugins.operators.sampling.cuda import FILTER, RACE
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS, eps_bits
+from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_KERNELS, HEAD_SIZES, KERNELS, eps_bits
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from redraft.plugins.cuda.launch import run
 from redraft.plugins.operators.linear.pack import from_bf16_bits
 from redraft.plugins.operators.tree_attention import cuda
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import HEAD_SIZES, SPLIT
+from redraft.plugins.operators.tree_attention.cuda_kernels import HEAD_SIZES, SPLIT
 from tests.plugins.attention_case import LAPS, MIXED, Case, Sequence, make_case, make_levels
 
 

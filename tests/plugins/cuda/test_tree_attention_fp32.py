@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from redraft.plugins.cuda.launch import run
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_SPLIT, FP32_SPLIT_KEYS
+from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_SPLIT, FP32_SPLIT_KEYS
 from tests.plugins.attention_case import LAPS, MIXED, TREE, Case, Sequence, make_case, make_levels
 from tests.plugins.cuda.test_tree_attention import attend, batches, by_split, visible_counts, with_norms
 

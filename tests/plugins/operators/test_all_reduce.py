@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from benchmarks.speed import kernel_calls
 from redraft.compiler.passes.fusing import fuse
 from redraft.compiler.passes.lowering import lower
 from redraft.compiler.passes.tensorrt_all_reduce import COLLECTIVE, DOMAIN, tensorrt_form
@@ -39,7 +40,7 @@ def summed(parts: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(1, 1), (3, 111), (7, 4097)])
 def test_the_kernel_sums_in_the_order_of_ranks(isa, rng, shape):
     parts = (rng.standard_normal((3, *shape)) * rng.choice([1e-4, 1, 1e4], (3, *shape))).astype(np.float32)
-    np.testing.assert_array_equal(kernels.sum_ranks(parts), summed(parts))
+    np.testing.assert_array_equal(kernel_calls.sum_ranks(parts), summed(parts))
     if np.prod(shape) > 1:
         assert (summed(parts[::-1].copy()) != summed(parts)).any(), "another order would be seen"
 

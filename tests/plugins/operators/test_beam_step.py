@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from redraft.plugins import kernels
+from benchmarks.speed import kernel_calls
 from redraft.plugins.operators.beam_step.reference import beam_step
 
 BATCH, WIDTH, K, VOCABULARY = 3, 3, 5, 111
@@ -25,14 +25,14 @@ def search(step, levels: list[tuple], width: int = WIDTH) -> list:
 def test_search_equals_reference(isa, rng):
     levels = [level(rng, BATCH), *(level(rng, BATCH * WIDTH) for _ in range(3))]
     expected = search(beam_step, [tuple(map(torch.from_numpy, arrays)) for arrays in levels])
-    for found, wanted in zip(search(kernels.beam_step, levels), expected, strict=True):
+    for found, wanted in zip(search(kernel_calls.beam_step, levels), expected, strict=True):
         for array, tensor in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(array, tensor.numpy(), strict=True)
 
 
 def test_origins_and_tokens_are_those_of_the_chosen(rng):
     levels = [level(rng, BATCH), level(rng, BATCH * WIDTH)]
-    first, second = search(kernels.beam_step, levels)
+    first, second = search(kernel_calls.beam_step, levels)
     for (values, ids), (*_, chosen, tokens, origins) in zip(levels, (first, second), strict=True):
         nodes = len(values) // BATCH
         np.testing.assert_array_equal(tokens, ids[origins, chosen.flatten() % K])
@@ -48,10 +48,10 @@ def test_origins_and_tokens_are_those_of_the_chosen(rng):
 
 def test_ties_go_to_the_lower_candidate():
     ids = np.arange(15, dtype=np.int32).reshape(3, 5)
-    first = kernels.beam_step(np.zeros((1, 5), np.float32), ids[:1], 3)
+    first = kernel_calls.beam_step(np.zeros((1, 5), np.float32), ids[:1], 3)
     np.testing.assert_array_equal(first[3], [[0, 1, 2]])
     values = np.array([[-1, -2, -3, -3, -3], [-1, -1, -1, -1, -1], [-1, -5, -5, -5, -5]], np.float32)
-    chosen, tokens, origins = kernels.beam_step(values, ids, 3, *first[:4])[3:]
+    chosen, tokens, origins = kernel_calls.beam_step(values, ids, 3, *first[:4])[3:]
     np.testing.assert_array_equal(chosen, [[0, 5, 6]])
     np.testing.assert_array_equal(tokens, [0, 5, 6])
     np.testing.assert_array_equal(origins, [0, 1, 1])
@@ -59,17 +59,17 @@ def test_ties_go_to_the_lower_candidate():
 
 def test_numbers_that_are_none_choose_candidates_that_exist():
     values = np.full((2, 5), np.nan, np.float32)
-    chosen = kernels.beam_step(values, np.zeros((2, 5), np.int32), 3)[3]
+    chosen = kernel_calls.beam_step(values, np.zeros((2, 5), np.int32), 3)[3]
     assert ((chosen >= 0) & (chosen < 5)).all()
 
 
 def test_bad_arguments_are_named(rng):
     values, ids = level(rng, 3)
     with pytest.raises(ValueError, match="width 6: expected 1 to the number of candidates of a level"):
-        kernels.beam_step(values, ids, 6)
-    *draft, _, _ = kernels.beam_step(values[:1], ids[:1], 3)
+        kernel_calls.beam_step(values, ids, 6)
+    *draft, _, _ = kernel_calls.beam_step(values[:1], ids[:1], 3)
     with pytest.raises(ValueError, match="rows of values 2"):
-        kernels.beam_step(values[:2], ids[:2], 3, *draft)
+        kernel_calls.beam_step(values[:2], ids[:2], 3, *draft)
     draft[3][0, 1] = 15
     with pytest.raises(ValueError, match="chosen candidate 15: expected 0 to 14"):
-        kernels.beam_step(values, ids, 3, *draft)
+        kernel_calls.beam_step(values, ids, 3, *draft)

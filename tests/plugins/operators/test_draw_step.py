@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.speed import kernel_calls
 from redraft.decoding.draws import Beam, filter_log_probs, gumbel_noise, gumbel_top_k, independent, stochastic_beam
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
-from redraft.plugins import kernels
 from redraft.plugins.operators.draw_step import RULES
 from redraft.plugins.operators.draw_step.reference import draw_step
 
@@ -123,22 +123,22 @@ def test_levels_are_those_of_numpy(rule, data):
     levels = data.draw(st.sampled_from(SHAPES[rule]))
     sizes = {"batch": data.draw(st.sampled_from([1, 3])), "support": data.draw(st.integers(1, 7))}
     case = make_case(rule, levels, data.draw(st.integers(0, 2**32)), ties=data.draw(st.booleans()), **sizes)
-    check(case, case.steps(kernels.draw_step))
+    check(case, case.steps(kernel_calls.draw_step))
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_instruction_sets_agree(isa, rule, temperature):
     case = make_case(rule, SHAPES[rule][0], 5, support=111, temperature=temperature)
-    check(case, case.steps(kernels.draw_step))
+    check(case, case.steps(kernel_calls.draw_step))
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_sequence_has_the_bits_that_it_has_alone(rule):
     case = make_case(rule, SHAPES[rule][0], 6, batch=5, support=33)
-    together = case.steps(kernels.draw_step)
+    together = case.steps(kernel_calls.draw_step)
     for sequence in range(5):
-        alone = case.of(sequence).steps(kernels.draw_step)
+        alone = case.of(sequence).steps(kernel_calls.draw_step)
         for level, results in enumerate(alone):
             for one, all_of_them in zip(results[:-3], together[level][:-3], strict=True):
                 np.testing.assert_array_equal(one[0], all_of_them[sequence])
@@ -152,7 +152,7 @@ def test_a_sequence_has_the_bits_that_it_has_alone(rule):
 @pytest.mark.parametrize("seed", range(8))
 def test_torch_agrees(rule, seed):
     case = make_case(rule, SHAPES[rule][seed % 2], seed, support=7 + 4 * seed)
-    for ours, theirs in zip(case.steps(kernels.draw_step), case.steps(draw_step, torch.from_numpy), strict=True):
+    for ours, theirs in zip(case.steps(kernel_calls.draw_step), case.steps(draw_step, torch.from_numpy), strict=True):
         for mine, other in zip(ours, theirs, strict=True):
             if mine.dtype == np.float32:
                 np.testing.assert_allclose(other, mine, rtol=1e-5, atol=2e-5, strict=True)
@@ -165,7 +165,7 @@ def test_numbers_that_are_none_draw_nothing():
         case = make_case(rule, SHAPES[rule][0], 3, temperature=1.0, top_k=0, top_p=1.0)
         for values in case.values:
             values[:, 0] = np.nan
-        for results in case.steps(kernels.draw_step):
+        for results in case.steps(kernel_calls.draw_step):
             assert (results[2] == -1).all()
 
 
@@ -173,11 +173,11 @@ def test_bad_arguments_are_named():
     case = make_case("independent", (3, 3), 1)
     filters = case.noise, case.temperature, case.top_k, case.top_p
     with pytest.raises(ValueError, match="count 0: expected at least 1"):
-        kernels.draw_step(case.values[0], case.ids[0], *filters, "independent", 0)
+        kernel_calls.draw_step(case.values[0], case.ids[0], *filters, "independent", 0)
     with pytest.raises(ValueError, match="rows of values 2: expected those of every sequence's nodes"):
-        kernels.draw_step(case.values[0][:2], case.ids[0][:2], *filters, "independent", 3)
+        kernel_calls.draw_step(case.values[0][:2], case.ids[0][:2], *filters, "independent", 3)
     with pytest.raises(ValueError, match="rows of noise 6: expected a row for each"):
-        kernels.draw_step(case.values[0], case.ids[0], *filters, "independent", 7)
-    *draft, _, _, _ = kernels.draw_step(case.values[0], case.ids[0], *filters, "independent", 3)
+        kernel_calls.draw_step(case.values[0], case.ids[0], *filters, "independent", 7)
+    *draft, _, _, _ = kernel_calls.draw_step(case.values[0], case.ids[0], *filters, "independent", 3)
     with pytest.raises(ValueError, match="nodes of independent sequences 3: expected 1, or one for each draw"):
-        kernels.draw_step(case.values[1], case.ids[1], *filters, "independent", 2, *draft)
+        kernel_calls.draw_step(case.values[1], case.ids[1], *filters, "independent", 2, *draft)

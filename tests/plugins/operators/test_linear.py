@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.speed import kernel_calls
 from redraft.plugins import kernels
 from redraft.plugins.operators.embedding.reference import embedding
 from redraft.plugins.operators.linear.pack import DTYPES, GATED, bf16_bits, from_bf16_bits, pack
@@ -25,7 +26,7 @@ def test_linear_equals_reference(isa, rng, dtype, activation, rows, k, n):
     # Already of bf16's precision: the norm in front could round one way here and the other there.
     x = from_bf16_bits(bf16_bits(normal(rng, rows, k)))
     options = {"bias": normal(rng, weight_rows), "residual": normal(rng, rows, n), "activation": activation}
-    out = kernels.linear(x, pack(weight, dtype, activation), n, dtype, **options)
+    out = kernel_calls.linear(x, pack(weight, dtype, activation), n, dtype, **options)
     np.testing.assert_allclose(out, linear(x, weight, dtype, **options), atol=2e-5, rtol=1e-5)
 
 
@@ -33,7 +34,7 @@ def test_norm_in_front_and_chosen_rows(isa, rng):
     x, weight, norm = normal(rng, 9, 576, scale=5), normal(rng, 100, 576, scale=0.04), normal(rng, 576)
     rows = np.array([8, 0, 0, 3], np.int32)
     for dtype, tolerance in (("fp32", 1e-5), ("bf16", 1e-3)):
-        out = kernels.linear(x, pack(weight, dtype), 100, dtype, norm=norm, norm_eps=1e-6, rows=rows)
+        out = kernel_calls.linear(x, pack(weight, dtype), 100, dtype, norm=norm, norm_eps=1e-6, rows=rows)
         expected = linear(x, weight, dtype, norm=norm, norm_eps=1e-6, rows=rows)
         np.testing.assert_allclose(out, expected, atol=tolerance)
 
@@ -44,14 +45,14 @@ def test_norms_equal_references(isa, rng, size, biased):
     """RMS norm, and with a bias LayerNorm, of rows whose mean is not zero: by itself and in front of a product."""
     x, weight, bias = normal(rng, 3, size, scale=2) + 5, normal(rng, size), normal(rng, size) if biased else None
     expected = reference_norm(x, weight, 1e-5, bias)
-    np.testing.assert_allclose(kernels.norm(x, weight, 1e-5, bias), expected, atol=1e-5)
-    np.testing.assert_allclose(kernels.norm(x, weight, 1e-5, bias, x), x + expected, atol=1e-5)
+    np.testing.assert_allclose(kernel_calls.norm(x, weight, 1e-5, bias), expected, atol=1e-5)
+    np.testing.assert_allclose(kernel_calls.norm(x, weight, 1e-5, bias, x), x + expected, atol=1e-5)
     matrix = normal(rng, 70, size, scale=0.04)
     options = {"norm": weight, "norm_bias": bias, "norm_eps": 1e-5, "rows": np.array([2, 0, 2], np.int32)}
     for dtype, tolerance in (("fp32", 1e-5), ("bf16", 2e-3), ("int8", 2e-3), ("w8a8", 2e-2)):
-        out = kernels.linear(x, pack(matrix, dtype), 70, dtype, **options)
+        out = kernel_calls.linear(x, pack(matrix, dtype), 70, dtype, **options)
         np.testing.assert_allclose(out, linear(x, matrix, dtype, **options), atol=tolerance)
-    values, ids = kernels.linear_topk(x, pack(matrix, "fp32"), 70, "fp32", 5, **options)
+    values, ids = kernel_calls.linear_topk(x, pack(matrix, "fp32"), 70, "fp32", 5, **options)
     expected_values, expected_ids = linear_topk(expected[options["rows"]], matrix, 5)
     np.testing.assert_array_equal(ids, expected_ids)
     np.testing.assert_allclose(values, expected_values, atol=1e-5)
@@ -60,7 +61,7 @@ def test_norms_equal_references(isa, rng, size, biased):
 def test_chosen_rows_of_a_residual(isa, rng):
     x, weight, residual = normal(rng, 3, 111), normal(rng, 70, 111, scale=0.1), normal(rng, 2, 70)
     options = {"residual": residual, "residual_rows": np.array([1, 0, 1], np.int32), "activation": "silu_last"}
-    out = kernels.linear(x, pack(weight, "fp32"), 70, "fp32", **options)
+    out = kernel_calls.linear(x, pack(weight, "fp32"), 70, "fp32", **options)
     np.testing.assert_allclose(out, linear(x, weight, **options), atol=1e-5)
 
 
@@ -68,8 +69,8 @@ def test_chosen_rows_of_a_residual(isa, rng):
 def test_no_rows(isa, rng, dtype):
     x, packed, none = normal(rng, 3, 111), pack(normal(rng, 70, 111), dtype), np.empty(0, np.int32)
     for some in ({"x": x[:0]}, {"x": x, "rows": none}):
-        assert kernels.linear(**some, weight=packed, out_features=70, dtype=dtype).shape == (0, 70)
-        values, ids = kernels.linear_topk(**some, weight=packed, out_features=70, dtype=dtype, k=5)
+        assert kernel_calls.linear(**some, weight=packed, out_features=70, dtype=dtype).shape == (0, 70)
+        values, ids = kernel_calls.linear_topk(**some, weight=packed, out_features=70, dtype=dtype, k=5)
         assert values.shape == ids.shape == (0, 5)
 
 
@@ -80,10 +81,10 @@ def test_a_row_does_not_depend_on_the_others(isa, rng, dtype):
     for activation, n in (("none", 180), ("swiglu", 90), ("silu", 180), ("silu_last", 180), ("relu", 180)):
         packed, residual = pack(weight, dtype, activation), normal(rng, 70, n)
         options = {"norm": norm, "norm_bias": norm if activation == "relu" else None, "activation": activation}
-        all_rows = kernels.linear(x, packed, n, dtype, residual=residual, **options)
+        all_rows = kernel_calls.linear(x, packed, n, dtype, residual=residual, **options)
         for first, count in ((0, 1), (13, 1), (1, 2), (5, 8), (3, 16), (20, 33)):
             rows = slice(first, first + count)
-            part = kernels.linear(x[rows], packed, n, dtype, residual=residual[rows], **options)
+            part = kernel_calls.linear(x[rows], packed, n, dtype, residual=residual[rows], **options)
             np.testing.assert_array_equal(part, all_rows[rows])
 
 
@@ -93,9 +94,9 @@ def test_a_row_of_tiny_values_does_not_depend_on_the_others(isa, rng, dtype):
     x, weight = normal(rng, 20, 96, scale=1e-19), normal(rng, 40, 96, scale=1e-19)
     weight[:, ::7] *= 1e-20
     packed = pack(weight, dtype)
-    all_rows = kernels.linear(x, packed, 40, dtype)
+    all_rows = kernel_calls.linear(x, packed, 40, dtype)
     for count in range(1, 20):
-        np.testing.assert_array_equal(kernels.linear(x[:count], packed, 40, dtype), all_rows[:count])
+        np.testing.assert_array_equal(kernel_calls.linear(x[:count], packed, 40, dtype), all_rows[:count])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -105,7 +106,9 @@ def test_threads_do_not_matter(isa, rng, dtype):
     try:
         for count in (1, 2, 5):
             kernels.set_threads(count)
-            outs.append((kernels.linear(x, packed, 3000, dtype), *kernels.linear_topk(x, packed, 3000, dtype, 12)))
+            outs.append(
+                (kernel_calls.linear(x, packed, 3000, dtype), *kernel_calls.linear_topk(x, packed, 3000, dtype, 12))
+            )
     finally:
         kernels.set_threads(2)
     for other in outs[1:]:
@@ -122,7 +125,7 @@ def test_instruction_sets_agree(rng):
             kernels.select_isa(name)
         except ValueError:
             continue
-        outs[name] = {d: kernels.linear(x, pack(weight, d), 200, d, **norms) for d in DTYPES}
+        outs[name] = {d: kernel_calls.linear(x, pack(weight, d), 200, d, **norms) for d in DTYPES}
     kernels.select_isa(None)
     for other in outs.values():
         for dtype in ("fp32", "w8a8"):
@@ -136,18 +139,18 @@ def test_instruction_sets_agree(rng):
 def test_topk_equals_reference(isa, rng, dtype, rows, k, n, top):
     x, weight = from_bf16_bits(bf16_bits(normal(rng, rows, k))), normal(rng, n, k, scale=k**-0.5)
     ids, bias = rng.permutation(n).astype(np.int32), normal(rng, n)
-    values, indices = kernels.linear_topk(x, pack(weight, dtype), n, dtype, top, ids=ids, bias=bias)
+    values, indices = kernel_calls.linear_topk(x, pack(weight, dtype), n, dtype, top, ids=ids, bias=bias)
     expected_values, expected = linear_topk(x, weight, top, dtype, ids=ids, bias=bias)
     np.testing.assert_allclose(values, expected_values, atol=2e-5)
     assert (indices != expected).mean() < 0.01
-    single = kernels.linear_topk(x[-1:], pack(weight, dtype), n, dtype, top, ids=ids, bias=bias)
+    single = kernel_calls.linear_topk(x[-1:], pack(weight, dtype), n, dtype, top, ids=ids, bias=bias)
     np.testing.assert_array_equal(single[0][0], values[-1])
     np.testing.assert_array_equal(single[1][0], indices[-1])
 
 
 def test_topk_ties_go_to_the_lower_index(isa):
     weight = np.ones((700, 32), np.float32)
-    values, indices = kernels.linear_topk(np.ones((2, 32), np.float32), pack(weight, "bf16"), 700, "bf16", 64)
+    values, indices = kernel_calls.linear_topk(np.ones((2, 32), np.float32), pack(weight, "bf16"), 700, "bf16", 64)
     np.testing.assert_array_equal(indices, np.tile(np.arange(64), (2, 1)))
     np.testing.assert_allclose(values, -np.log(700), atol=1e-5)
 
@@ -157,7 +160,7 @@ def test_topk_ties_go_to_the_lower_index(isa):
 def test_topk_of_few_different_logits(isa, rng, top, steps):
     """Any number of the best, of logits many of which are equal, above and below zero."""
     weight = (rng.integers(-steps, steps + 1, (1300, 1)) / 8).astype(np.float32)
-    values, indices = kernels.linear_topk(np.ones((1, 1), np.float32), pack(weight, "fp32"), 1300, "fp32", top)
+    values, indices = kernel_calls.linear_topk(np.ones((1, 1), np.float32), pack(weight, "fp32"), 1300, "fp32", top)
     expected_values, expected = linear_topk(np.ones((1, 1)), weight, top)
     np.testing.assert_array_equal(indices, expected)
     np.testing.assert_allclose(values, expected_values, atol=1e-5)
@@ -166,33 +169,33 @@ def test_topk_of_few_different_logits(isa, rng, top, steps):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_embedding_reads_packed_weights(isa, rng, dtype):
     weight, ids = normal(rng, 77, 111), np.array([76, 0, 31, 32, 5, 5], np.int32)
-    out = kernels.embedding(ids, pack(weight, dtype), 111, 77, dtype)
+    out = kernel_calls.embedding(ids, pack(weight, dtype), 111, 77, dtype)
     np.testing.assert_allclose(out, embedding(ids, weight, dtype), rtol=1e-6)
     options = {"clamped": True, "factor": 1.7, "residual": normal(rng, 3, 111)}
     beyond = np.array([79, 76, 77], np.int32)
-    out = kernels.embedding(beyond, pack(weight, dtype), 111, 77, dtype, **options)
+    out = kernel_calls.embedding(beyond, pack(weight, dtype), 111, 77, dtype, **options)
     np.testing.assert_allclose(out, embedding(beyond, weight, dtype, **options), rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="token id 77: expected 0 to 76"):
-        kernels.embedding(np.array([77], np.int32), pack(weight, dtype), 111, 77, dtype)
+        kernel_calls.embedding(np.array([77], np.int32), pack(weight, dtype), 111, 77, dtype)
     with pytest.raises(ValueError, match="token id -1"):
-        kernels.embedding(np.array([-1], np.int32), pack(weight, dtype), 111, 77, dtype, clamped=True)
+        kernel_calls.embedding(np.array([-1], np.int32), pack(weight, dtype), 111, 77, dtype, clamped=True)
 
 
 def test_bad_arguments_are_named(rng):
     with pytest.raises(ValueError, match="fp16"):
         pack(normal(rng, 4, 4), "fp16")
     with pytest.raises(ValueError, match="k 5: expected 1 to out_features"):
-        kernels.linear_topk(normal(rng, 1, 4), pack(normal(rng, 4, 4), "fp32"), 4, "fp32", 5)
+        kernel_calls.linear_topk(normal(rng, 1, 4), pack(normal(rng, 4, 4), "fp32"), 4, "fp32", 5)
     with pytest.raises(ValueError, match="row id 3: expected 0 to 0"):
-        kernels.linear(normal(rng, 1, 4), pack(normal(rng, 4, 4), "fp32"), 4, "fp32", rows=np.array([3], np.int32))
+        kernel_calls.linear(normal(rng, 1, 4), pack(normal(rng, 4, 4), "fp32"), 4, "fp32", rows=np.array([3], np.int32))
     long = pack(normal(rng, 1, 65540), "w8a8")
     with pytest.raises(ValueError, match="in_features 65540: expected at most 65536 with w8a8"):
-        kernels.linear(normal(rng, 1, 65540), long, 1, "w8a8")
+        kernel_calls.linear(normal(rng, 1, 65540), long, 1, "w8a8")
     square, pair = pack(normal(rng, 4, 4), "fp32"), normal(rng, 2, 4)
     with pytest.raises(ValueError, match="residual rows 1: expected a row each"):
-        kernels.linear(pair, square, 4, "fp32", residual=pair[:1])
+        kernel_calls.linear(pair, square, 4, "fp32", residual=pair[:1])
     with pytest.raises(ValueError, match="residual row id 2: expected 0 to 1"):
-        kernels.linear(pair, square, 4, "fp32", residual=pair, residual_rows=np.array([0, 2], np.int32))
+        kernel_calls.linear(pair, square, 4, "fp32", residual=pair, residual_rows=np.array([0, 2], np.int32))
     with pytest.raises(ValueError, match="REDRAFT_ISA=sse"):
         kernels.select_isa("sse")
     with pytest.raises(ValueError, match="thread count 0"):

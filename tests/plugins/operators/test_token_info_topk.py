@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.speed import kernel_calls
 from redraft.plugins import kernels
 from redraft.plugins.operators.linear.pack import bf16_bits
 from redraft.plugins.operators.token_info_topk.reference import token_info_topk
@@ -34,7 +35,7 @@ def test_equals_reference(isa, rng, columns, kept, informed):
         "bf16": (row_of, bf16_bits(rows * np.float32(0.7)), scales),
         "rows": (rng.standard_normal((len(arrays[2]), kept)).astype(np.float32),),
     }[informed]
-    values, ids = kernels.token_info_topk(*arrays, *info, **sizes)
+    values, ids = kernel_calls.token_info_topk(*arrays, *info, **sizes)
     stored = [torch.from_numpy(array) for array in info]
     if informed == "bf16":
         stored[1] = torch.from_numpy(info[1].view(np.int16)).view(torch.bfloat16)
@@ -42,18 +43,18 @@ def test_equals_reference(isa, rng, columns, kept, informed):
     np.testing.assert_allclose(values, expected[0].numpy(), atol=2e-5)
     np.testing.assert_array_equal(ids, expected[1].numpy())
     if informed and kept > 1:
-        assert (values != kernels.token_info_topk(*arrays, **sizes)[0]).any(), "token info matters"
+        assert (values != kernel_calls.token_info_topk(*arrays, **sizes)[0]).any(), "token info matters"
 
 
 def test_a_node_does_not_depend_on_others_nor_on_threads(isa, rng):
     arrays, table = case(rng, 1029, 700, nodes=7)
     sizes = {"k": 9, "level": 1, "levels": LEVELS}
-    together = kernels.token_info_topk(*arrays, *table, **sizes)
+    together = kernel_calls.token_info_topk(*arrays, *table, **sizes)
     try:
         kernels.set_threads(1)
         for n in (0, 3, 6):
             logits, sequences, tokens, ids = arrays
-            alone = kernels.token_info_topk(
+            alone = kernel_calls.token_info_topk(
                 logits, sequences[n : n + 1].copy(), tokens[n : n + 1].copy(), ids, *table, **sizes
             )
             for array, whole in zip(alone, together, strict=True):
@@ -72,8 +73,8 @@ def test_bad_arguments_are_named(rng):
         wrong = [array.copy() for array in arrays]
         wrong[place][1] = value
         with pytest.raises(ValueError, match=message):
-            kernels.token_info_topk(*wrong, *table, **sizes)
+            kernel_calls.token_info_topk(*wrong, *table, **sizes)
     with pytest.raises(ValueError, match="rows of token info 4: expected a row for each node"):
-        kernels.token_info_topk(*arrays, np.zeros((4, 37), np.float32), **sizes)
+        kernel_calls.token_info_topk(*arrays, np.zeros((4, 37), np.float32), **sizes)
     with pytest.raises(ValueError, match="level 3: expected 0 to 2"):
-        kernels.token_info_topk(*arrays, *table, k=6, level=3, levels=LEVELS)
+        kernel_calls.token_info_topk(*arrays, *table, k=6, level=3, levels=LEVELS)

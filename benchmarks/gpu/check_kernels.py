@@ -1,6 +1,6 @@
 """Checks the CUDA kernels on a GPU against their references, then times tree attention.
 
-    python -m redraft.plugins.cuda.check_on_gpu --output gpu_kernels.json
+    python -m benchmarks.gpu.check_kernels --output gpu_kernels.json
 
 It needs torch with CUDA and nvcc (a path in $NVCC, in PATH, or from requirements.txt). `--device cpu` runs the same
 checks on the CPU, at small sizes and without times. `python -m benchmarks.gpu.kernels` does this and more.

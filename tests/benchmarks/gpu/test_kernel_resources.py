@@ -5,12 +5,13 @@ import shutil
 
 import pytest
 
+from benchmarks.gpu import kernel_resources
+from benchmarks.gpu.kernel_resources import LIMITS, Instructions, Resources, parse_instructions, problems, threads_of
 from redraft.plugins.cuda import compile
 from redraft.plugins.cuda.declaration import PLUGINS
-from redraft.plugins.cuda.resources import LIMITS, Instructions, Resources, parse_instructions, problems, threads_of
 from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
 from redraft.plugins.operators.sampling.cuda import FILTER, RACE
-from redraft.plugins.operators.tree_attention.tensorrt_plugin import FP32_KERNELS, HEAD_SIZES, KERNELS
+from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_KERNELS, HEAD_SIZES, KERNELS
 from tests.conftest import slow_but
 
 ALL = (*KERNELS, *FP32_KERNELS, FILTER, RACE, PERTURBED_TOPK)
@@ -22,7 +23,7 @@ def test_kernels_stay_within_their_limits(architecture):
     """The slow cases would catch a kernel that spills registers on another architecture only."""
     compiled = {}
     for source in compile.sources():
-        found = compile.resources(source, architecture)
+        found = kernel_resources.resources(source, architecture)
         assert set(found) == {k.entry_for({"head_size": n}) for k in ALL if k.source == source for n in HEAD_SIZES}
         compiled |= found
     for name, (used, instructions) in compiled.items():
@@ -84,7 +85,7 @@ def test_each_limit_is_asserted(used, instructions, message):
     name = "tree_attention_split_128"
     assert problems(name, FINE, Instructions(24, 96, 0)) == problems(name, FINE, None) == []
     assert problems(name, used, instructions) == [f"{name}: {message}"]
-    assert problems("other", FINE, None) == ["other: expected its limits in plugins/cuda/resources.py"]
+    assert problems("other", FINE, None) == ["other: expected its limits in benchmarks/gpu/kernel_resources.py"]
 
 
 PLANTED = """
@@ -101,9 +102,9 @@ def test_an_array_that_is_indexed_at_run_time_fails_the_command(tmp_path, monkey
     source.write_text(PLANTED)
     monkeypatch.setattr(compile, "sources", lambda: [source])
     monkeypatch.setattr(compile, "CACHE", tmp_path / "cache")
-    said = compile.main(["sm_90"])
-    monkeypatch.setattr(compile, "_run", None)
-    assert compile.main(["sm_90"]) == said, "a source is compiled once"
+    said = kernel_resources.main(["sm_90"])
+    monkeypatch.setattr(compile, "run_tool", None)
+    assert kernel_resources.main(["sm_90"]) == said, "a source is compiled once"
     assert said is not None
     assert "tree_attention_combine_64: registers spill to local memory on sm_90" in said
     assert re.search(r"tree_attention_combine_64: \d+ loads and stores of local memory: expected none", said)
@@ -123,6 +124,6 @@ def test_narrow_loads_fail_the_command(tmp_path, monkeypatch):
     rows.write_text(rows.read_text().replace(wide, narrow))
     monkeypatch.setattr(compile, "sources", lambda: [source])
     monkeypatch.setattr(compile, "CACHE", tmp_path / "cache")
-    said = compile.main(["sm_90"]) or ""
+    said = kernel_resources.main(["sm_90"]) or ""
     for size in HEAD_SIZES:
         assert f"tree_attention_commit_write_fp32_{size}: 0 loads of 16 bytes: expected at least 6" in said

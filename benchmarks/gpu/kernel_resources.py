@@ -1,12 +1,26 @@
-"""Resources of compiled kernels, the occupancy they allow on sm_90 (H100, H200), and the limits of `make kernels`."""
+"""Resources of compiled kernels, the occupancy they allow on sm_90 (H100, H200), and the limits of `make kernels`.
+
+    python -m benchmarks.gpu.kernel_resources [sm_90 ...]
+
+compiles every kernel, reports its registers, spills, occupancy and instructions, and fails beyond the limits.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
+from redraft.plugins.cuda import compile
+from redraft.plugins.library import BuildError
+
+DISASSEMBLER = "nvidia-cuda-nvdisasm"
 ASSERTED = "sm_90"
 """The architecture of LIMITS and of the sizes below."""
 THREADS = 128
@@ -139,7 +153,7 @@ def parse_instructions(listing: str) -> dict[str, Instructions]:
 def problems(name: str, used: Resources, instructions: Instructions | None) -> list[str]:
     """Excesses over the limits of a kernel that was compiled for sm_90."""
     if name not in LIMITS:
-        return [f"{name}: expected its limits in plugins/cuda/resources.py"]
+        return [f"{name}: expected its limits in benchmarks/gpu/kernel_resources.py"]
     limits, found = LIMITS[name], []
     if used.registers > limits.registers:
         found.append(f"{used.registers} registers: expected at most {limits.registers}")
@@ -156,3 +170,68 @@ def problems(name: str, used: Resources, instructions: Instructions | None) -> l
 
 def _multiple(size: int, unit: int) -> int:
     return -(-size // unit) * unit
+
+
+def resources(source: Path, architecture: str) -> dict[str, tuple[Resources, Instructions | None]]:
+    """Each kernel's resources and, on the architecture that has limits, its instructions: None without nvdisasm.
+    Compiled once per source text. Raises BuildError.
+    """
+    disassembler = nvdisasm() if architecture == ASSERTED else None
+
+    def compiled() -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            cubin = f"{folder}/kernel.cubin"
+            log = compile.run_nvcc([str(source), "-cubin", f"-arch={architecture}", "-Xptxas", "-v", "-o", cubin])
+            return log + (compile.run_tool([str(disassembler), "-c", cubin]) if disassembler else "")
+
+    report = compile.once(source, architecture, "sass" if disassembler else "log", compiled)
+    written = parse_instructions(report)
+    return {name: (own, written.get(name)) for name, own in parse_resources(report).items()}
+
+
+@cache
+def nvdisasm() -> Path | None:
+    """The disassembler: pip's, or the one in PATH or of CUDA's toolkit. None where there is none."""
+    return next(iter(compile.find_program("nvdisasm")), None)
+
+
+COLUMNS = (
+    "registers",
+    "stack",
+    "spill stores",
+    "spill loads",
+    "shared",
+    "blocks",
+    "occupancy",
+    "LDG.128",
+    "HMMA",
+    "local",
+)
+
+
+def main(architectures: Sequence[str] = ()) -> str | None:
+    """Report every kernel on every architecture, or on these. Returns what is wrong: limits that are exceeded, or no
+    nvcc."""
+    wrong = []
+    print(f"{'kernel':<38}{'architecture'}", *COLUMNS, sep="  ")
+    try:
+        for source in compile.sources():
+            for architecture in architectures or compile.ARCHITECTURES:
+                for name, (used, instructions) in resources(source, architecture).items():
+                    cells = [*map(str, used)]
+                    if architecture == ASSERTED:
+                        blocks, occupancy = used.resident(threads_of(name)), used.occupancy(threads_of(name))
+                        cells += [str(blocks), f"{occupancy:.0%}", *map(str, instructions or ())]
+                        wrong += problems(name, used, instructions)
+                    wrong += [f"{name}: registers spill to local memory on {architecture}"] if used.spills else []
+                    shown = (f"{cell:>{len(column)}}" for cell, column in zip(cells, COLUMNS, strict=False))
+                    print(f"{name:<38}{architecture:<12}", *shown, sep="  ")
+    except BuildError as error:
+        return str(error)
+    if nvdisasm() is None:
+        print(f"nvdisasm not found: instructions are not counted. Install it with pip install {DISASSEMBLER}")
+    return "\n".join(wrong) or None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

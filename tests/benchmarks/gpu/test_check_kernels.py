@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from redraft.plugins.cuda import check_on_gpu
-from redraft.plugins.cuda.check_on_gpu import (
+from benchmarks.gpu import check_kernels
+from benchmarks.gpu.check_kernels import (
     Heads,
     attended_bytes,
     causal,
@@ -22,11 +22,11 @@ def test_a_mixed_batch_passes_and_a_wrong_output_does_not(monkeypatch):
     batch = make_batch(HEADS, [9, 0, 40], [5, 1, 33], chunk=7)
     assert attended_bytes(batch, HEADS) == 2 * 2 * 64 * (9 + 5 + 1 + 40 + 33 + 7)
     assert check(batch, HEADS, "cpu")["rms_error"] > 0
-    attend = check_on_gpu.attend
-    monkeypatch.setattr(check_on_gpu, "attend", lambda *arguments: attend(*arguments) + 0.05)
+    attend = check_kernels.attend
+    monkeypatch.setattr(check_kernels, "attend", lambda *arguments: attend(*arguments) + 0.05)
     with pytest.raises(ArithmeticError, match="output differs from the reference"):
         check(batch, HEADS, "cpu")
-    monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: (attend(found, heads), found.v_cache.add_(1))[0])
+    monkeypatch.setattr(check_kernels, "attend", lambda found, heads: (attend(found, heads), found.v_cache.add_(1))[0])
     with pytest.raises(ArithmeticError, match="v_cache differs"):
         check(batch, HEADS, "cpu")
 
@@ -34,8 +34,8 @@ def test_a_mixed_batch_passes_and_a_wrong_output_does_not(monkeypatch):
 def test_fp32_is_held_to_its_own_tolerance_and_to_bits(monkeypatch):
     batch = make_batch(HEADS, [9, 0, 40], [5, 1, 33], chunk=7, dtype=torch.float32)
     assert check(batch, HEADS, "cpu")["max_error"] < 1e-5
-    attend = check_on_gpu.attend
-    monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: attend(found, heads) + 1e-6 * len(found.slots))
+    attend = check_kernels.attend
+    monkeypatch.setattr(check_kernels, "attend", lambda found, heads: attend(found, heads) + 1e-6 * len(found.slots))
     with pytest.raises(ArithmeticError, match="sequence 0 alone has other bits than in the batch"):
         check(batch, HEADS, "cpu")
 
@@ -60,8 +60,8 @@ def test_what_a_kernel_must_not_overlook(kind, dtype, monkeypatch):
     change, overlook = BLIND[kind]
     batch = change(make_batch(HEADS, [9, 40], [5, 20], dtype=dtype))
     assert check(batch, HEADS, "cpu")["max_error"] < 0.03
-    attend = check_on_gpu.attend
-    monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: attend(overlook(found), heads))
+    attend = check_kernels.attend
+    monkeypatch.setattr(check_kernels, "attend", lambda found, heads: attend(overlook(found), heads))
     with pytest.raises(ArithmeticError, match="differs"):
         check(batch, HEADS, "cpu")
 
@@ -69,7 +69,7 @@ def test_what_a_kernel_must_not_overlook(kind, dtype, monkeypatch):
 def test_rows_of_padding_come_out_as_zeros(monkeypatch):
     batch = padded(make_batch(HEADS, [9, 40], [5, 20]))
     check(batch, HEADS, "cpu")
-    attend = check_on_gpu.attend
-    monkeypatch.setattr(check_on_gpu, "attend", lambda found, heads: noisy_padding(found, attend(found, heads)))
+    attend = check_kernels.attend
+    monkeypatch.setattr(check_kernels, "attend", lambda found, heads: noisy_padding(found, attend(found, heads)))
     with pytest.raises(ArithmeticError, match="padding rows"):
         check(batch, HEADS, "cpu")
