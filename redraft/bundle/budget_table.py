@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from redraft.decoding import defaults
+
 AtTemperature = TypeVar("AtTemperature", "BudgetEntry", "Scores")
 
 
@@ -52,8 +54,8 @@ class Scores(BaseModel):
         return self.sharpness * temperature if temperature else 1.0
 
 
-UNFITTED = (Scores(), Scores(temperature=0.7, ngram_odds=0.45), Scores(temperature=1.0, sharpness=0.9, ngram_odds=0.4))
-"""Used until a method is tuned: about what benchmarks/prompts.jsonl gives with the shipped recurrent drafter."""
+UNFITTED = tuple(Scores(**scores) for scores in defaults.SCORES)
+"""Used until a method is tuned."""
 
 
 class BudgetTable(BaseModel):

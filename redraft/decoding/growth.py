@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from redraft.batch import DraftCandidates
+from redraft.decoding.defaults import HIDDEN_SHARE
 from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
 from redraft.decoding.token_tree import Node, TokenTree
 from redraft.grammar.state import GrammarState, Path
@@ -18,10 +19,6 @@ Child = tuple[int, tuple[int, float]]
 NOTHING: tuple[list[int], list[float], list[float]] = [], [], []
 LEAST, MOST = 0.01, 1 - 1e-6
 """A node of less chance is not worth its row; no drafter is surer."""
-HIDDEN = 0.3
-"""Share of the chances of forbidden tokens that goes to allowed ones which nobody proposed. Set by hand. At 2570 places
-of answers to benchmarks/schemas.jsonl, SmolLM2-135M-Instruct's choices have the log-likelihood -0.808 each with its
-ReDrafter; at best, with 0.2 to 0.25, they have -0.806."""
 
 
 def joint_odds(ngram: float, neural: float, reads_context: bool) -> float:
@@ -136,7 +133,7 @@ def _children(
 
 def _allowed(children: list[Child], grammar: GrammarState, path: Path) -> list[Child]:
     """The children that a grammar allows after a path, with the chances that they have among its tokens. It leaves
-    `HIDDEN` of what it takes from others to tokens that nobody proposed. Its only token is certain."""
+    `HIDDEN_SHARE` of what it takes from others to tokens that nobody proposed. Its only token is certain."""
     mask = grammar.mask(path)
     count = np.count_nonzero(mask)
     if count == 1:
@@ -145,5 +142,5 @@ def _allowed(children: list[Child], grammar: GrammarState, path: Path) -> list[C
         return [] if token in grammar.end_ids else [(place, (token, 1.0))]
     kept = [(place, child) for place, child in children if child[1] and mask[child[0]]]
     known, allowed = (sum(chance for _, (_, chance) in some) for some in (children, kept))
-    hidden = max(count / len(mask), HIDDEN) * max(1 - known, 0.0) + HIDDEN * (known - allowed)
+    hidden = max(count / len(mask), HIDDEN_SHARE) * max(1 - known, 0.0) + HIDDEN_SHARE * (known - allowed)
     return [(place, (token, min(chance / (allowed + hidden), MOST))) for place, (token, chance) in kept]

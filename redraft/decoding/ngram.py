@@ -7,21 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from redraft.decoding.defaults import NGRAM_CHANCES, SUCCESSOR_CHANCE
 from redraft.decoding.token_tree import Node, TokenTree
 
-CHANCES = {
-    6: (0.80, 0.95, 0.99, 0.99),
-    4: (0.62, 0.81, 0.91, 0.96),
-    3: (0.49, 0.77, 0.84, 0.92),
-    2: (0.40, 0.69, 0.83, 0.91),
-    1: (0.14, 0.36, 0.53, 0.70),
-}
-"""How often a guess is right, by the number of tokens matched and by how often in a row (1, 2, 3, 4 or more times) the
-same token followed them. Measured on answers of SmolLM2-135M-Instruct."""
-TABLE_CHANCE = 0.25
 NGRAM_LENGTH = 16
 """Deepest that n-grams draft: code that is edited repeats for long."""
-LONGEST, MOST_TIMES = max(CHANCES), 4
+LONGEST, MOST_TIMES = max(NGRAM_CHANCES), 4
 
 
 class NgramIndex:
@@ -50,7 +41,7 @@ class NgramIndex:
             return
         successors, tail = self._successors, self._tail
         for token in self._unread:
-            for length in CHANCES:
+            for length in NGRAM_CHANCES:
                 if length <= len(tail):
                     match = tail[-length:]
                     known, times = successors.get(match, (token, 0))
@@ -77,20 +68,20 @@ class NgramIndex:
         """The token that may follow `tail` and the chance that it does; -1 where nothing is known."""
         if found := self.seen(tail):
             return found
-        return (int(self._table[tail[-1]]) if self._table is not None and tail else -1), TABLE_CHANCE
+        return (int(self._table[tail[-1]]) if self._table is not None and tail else -1), SUCCESSOR_CHANCE
 
     def seen(self, tail: tuple[int, ...]) -> tuple[int, float] | None:
         """The token that followed the longest known end of `tail`, and the chance that it does again."""
         if found := self.match(tail):
             token, length, times = found
-            return token, CHANCES[length][times - 1]
+            return token, NGRAM_CHANCES[length][times - 1]
         return None
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:
         """What followed the longest known end of `tail`, that end's length, and how often in a row (4: or more)."""
         self._read()
         found = None
-        for length in reversed(CHANCES):
+        for length in reversed(NGRAM_CHANCES):
             known = self._successors.get(tail[-length:]) if length <= len(tail) else None
             if known is None:  # what never occurred did not occur after other tokens either
                 break

@@ -12,15 +12,13 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 
-from redraft.decoding.ngram import CHANCES, NgramIndex, with_odds
+from redraft.decoding.defaults import NGRAM_CHANCES, RETRIEVAL_ESCAPES
+from redraft.decoding.ngram import NgramIndex, with_odds
 from redraft.decoding.token_tree import Node, TokenTree
 
 NGRAM_TRIE = "ngram_trie"
 """The construction's name in a bundle's configuration."""
-ESCAPES = {6: 1.0, 4: 4.0, 3: 4.0, 2: 3.0, 1: 3.0}
-"""Match lengths, longest first, and how many occurrences the next shorter match counts as beside a match's own.
-Acceptance hardly depends on them: 1.80 to 1.83 tokens per step of 16 nodes over a factor of four."""
-LONGEST = max(ESCAPES)
+LONGEST = max(RETRIEVAL_ESCAPES)
 OCCURRENCES = 8
 CAPACITY = 1 << 17
 
@@ -37,7 +35,7 @@ class Retrieval:
         # the place before it that followed the same match, and the match's hash.
         self._index = [
             (length, dict[int, int](), array("q", bytes(8 * capacity)), array("q", bytes(8 * capacity)))
-            for length in ESCAPES
+            for length in RETRIEVAL_ESCAPES
         ]
 
     @classmethod
@@ -78,7 +76,7 @@ class Retrieval:
         """Estimated probabilities of the tokens that may follow `tail`; empty where nothing is known.
 
         A match of length n that was last followed by C tokens (at most OCCURRENCES are looked at), c times by token t,
-        gives t the probability (c + e p) / (C + e) with e = ESCAPES[n] and p the next shorter match's.
+        gives t the probability (c + e p) / (C + e) with e = RETRIEVAL_ESCAPES[n] and p the next shorter match's.
         """
         oldest, capacity, tokens = self._total - len(self), self._capacity, self._tokens
         chances: dict[int, float] = {}
@@ -91,10 +89,10 @@ class Retrieval:
                 slot = place % capacity
                 found.append(tokens[slot])
                 place = before[slot]
-            share = mass / (len(found) + ESCAPES[length])
+            share = mass / (len(found) + RETRIEVAL_ESCAPES[length])
             for token in found:
                 chances[token] = chances.get(token, 0.0) + share
-            mass = share * ESCAPES[length]
+            mass = share * RETRIEVAL_ESCAPES[length]
         return chances
 
 
@@ -157,7 +155,7 @@ class RetrievalText:
         if self._own is not None and (found := self._own.match(tail)):
             token, length, times = found
             if length >= self._retrieval.match(tail):
-                return {token: CHANCES[length][times - 1]}
+                return {token: NGRAM_CHANCES[length][times - 1]}
         return self._retrieval.after(tail)
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from redraft.batch import DraftCandidates
 from redraft.decoding.construction import best_first
-from redraft.decoding.growth import HIDDEN, LEAST, MOST, grow_trees, joint_odds
-from redraft.decoding.ngram import CHANCES, LONGEST, NgramIndex, ngram_chains
+from redraft.decoding.defaults import HIDDEN_SHARE, NGRAM_CHANCES
+from redraft.decoding.growth import LEAST, MOST, grow_trees, joint_odds
+from redraft.decoding.ngram import LONGEST, NgramIndex, ngram_chains
 from redraft.decoding.token_tree import Node, TokenTree
 from tests.decoding.test_token_tree import candidate_paths, paths, random_candidates
 from tests.grammar.test_state import tokens
@@ -52,7 +53,7 @@ def test_where_both_guess_the_chances_are_joined():
     """2, 3 and then 7 came before: matched 2, once."""
     index, drafts = NgramIndex([2, 3, 7, 5, 2, 3]), one_level([4, 7, 9], [0.5, 0.3, 0.1])
     (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], [1.0], False).nodes
-    odds = joint_odds(CHANCES[2][0], 0.3, False)
+    odds = joint_odds(NGRAM_CHANCES[2][0], 0.3, False)
     found = {token: math.exp(score) for token, parent, score in tree[1:] if parent == 0}
     assert found[7] == pytest.approx(odds / (1 + odds), rel=1e-5)
     assert found[7] > 0.6
@@ -72,7 +73,7 @@ def test_a_guess_that_the_drafter_lacks_takes_its_share():
     index, drafts = NgramIndex([2, 3, 7, 5, 2, 3]), one_level([4, 9], [0.5, 0.1])
     (tree,) = grow_trees(drafts, np.array([3], np.int32), 9, [index], [1.0], False).nodes
     found = {token: math.exp(score) for token, parent, score in tree[1:] if parent == 0}
-    assert 0.2 < found[7] < CHANCES[2][0]
+    assert 0.2 < found[7] < NGRAM_CHANCES[2][0]
     assert found[4] == pytest.approx(0.5 * (1 - found[7]), rel=1e-5)
 
 
@@ -192,10 +193,10 @@ def test_guesses_grow_by_their_odds(factor):
     """Below the drafter's level, and in chains."""
     index, drafts, root = NgramIndex([2, 3, 4, 5, 6, 2, 3]), one_level([9, 4], [0.5, 0.4]), np.array([3], np.int32)
     grown = scored_paths(grow_trees(drafts, root, 9, [index], [factor], False), 0)
-    odds = factor * CHANCES[3][0] / (1 - CHANCES[3][0])
+    odds = factor * NGRAM_CHANCES[3][0] / (1 - NGRAM_CHANCES[3][0])
     assert math.exp(grown[4, 5] - grown[4,]) == pytest.approx(odds / (1 + odds), rel=1e-6)
     (chain,) = ngram_chains(root, [index], [factor], 2).nodes
-    first = factor * CHANCES[2][0] / (1 - CHANCES[2][0])
+    first = factor * NGRAM_CHANCES[2][0] / (1 - NGRAM_CHANCES[2][0])
     assert [math.exp(score) for _, _, score in chain[1:]] == pytest.approx(
         [first / (1 + first), first / (1 + first) * odds / (1 + odds)]
     )
@@ -212,7 +213,7 @@ def test_only_what_a_grammar_allows_grows():
     both = DraftCandidates(*(np.repeat(array, 2, axis=0) for array in vars(drafts).values() if array is not None))
     indices = [NgramIndex([5]) for _ in roots]
     tree = grow_trees(both, roots, 3, indices, [1.0, 1.0], False, [grammar("choice").start([0]), None])
-    allowed = 0.3 + HIDDEN * (0.5 + 0.2)
+    allowed = 0.3 + HIDDEN_SHARE * (0.5 + 0.2)
     assert chances(tree, 0) == pytest.approx({t: p / allowed for t, p in (("n", 0.2), ("no", 0.2), ("y", 0.1))})
     assert chances(tree, 1) == pytest.approx({"b": 0.5, "n": 0.2, "y": 0.1}, rel=1e-5)
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redraft.decoding.retrieval import ESCAPES, LONGEST, OCCURRENCES, Retrieval, RetrievalText, retrieved_trees
+from redraft.decoding.defaults import RETRIEVAL_ESCAPES
+from redraft.decoding.retrieval import LONGEST, OCCURRENCES, Retrieval, RetrievalText, retrieved_trees
 
 Log = list[tuple[tuple[int, ...], int]]
 """What was read, in order: the text before a token, whole, and the token."""
@@ -35,14 +36,14 @@ def read(retrieval: Retrieval, reads: list[tuple[int, list[int]]]) -> tuple[list
 def searched(log: Log, capacity: int, tail: tuple[int, ...]) -> dict[int, float]:
     """What may follow `tail`, by the definition: from the shortest match up."""
     chances: dict[int, float] = {}
-    for length in sorted(ESCAPES):
+    for length in sorted(RETRIEVAL_ESCAPES):
         if length > len(tail):
             continue
         match = tail[-length:]
         found = [token for before, token in log[-capacity:] if before[-length:] == match]
         found = found[-OCCURRENCES:]
         if found:
-            escape = ESCAPES[length]
+            escape = RETRIEVAL_ESCAPES[length]
             chances = {
                 token: (found.count(token) + escape * chances.get(token, 0.0)) / (len(found) + escape)
                 for token in {*found, *chances}

@@ -17,8 +17,8 @@ from redraft.compiler.tuning.scores import (
     retrieved,
     visited,
 )
+from redraft.decoding.defaults import NGRAM_CHANCES
 from redraft.decoding.growth import joint_odds
-from redraft.decoding.ngram import CHANCES
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 
 SUPPORT, TEMPERATURE = 57, 0.7
@@ -94,7 +94,7 @@ def test_guesses_stand_beside_what_was_drafted_there():
     """2, 3, 7 and 5 came before: after 2 and 3, at output position 2, 7 is guessed, and below it 5."""
     prompt, answer = [2, 3, 7, 5], [2, 3, 7, 6]
     found = list(guesses(prompt, answer, {2: DRAFTED}))
-    assert [(guess.prior, guess.came) for guess in found] == [(CHANCES[2][0], True), (CHANCES[3][0], False)]
+    assert [(guess.prior, guess.came) for guess in found] == [(NGRAM_CHANCES[2][0], True), (NGRAM_CHANCES[3][0], False)]
     assert [guess.neural for guess in found] == [pytest.approx(0.25), pytest.approx(0.5)]
     everywhere = list(guesses(prompt, answer, {}))
     assert [guess.came for guess in everywhere] == [True, True, False], "3 after 2, 7 after 3, 5 after 7"
