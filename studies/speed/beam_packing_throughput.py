@@ -24,7 +24,7 @@ from benchmarks.speed.method_batches import Batches, FewPrompts, Rounds, WarmUp,
 from redraft.bundle.method import MethodConfig
 from redraft.llm import Answer
 from redraft.request import AUTO_REGRESSIVE
-from studies.speed.unpacked_beams import BEAM_UNPACKED
+from studies.speed.unpacked_beams import BEAM_UNPACKED, register
 
 PACKED, UNPACKED = "packed_", "unpacked_"
 
@@ -115,6 +115,7 @@ def main(
     rounds: Rounds = 2,
     output: Report = Path("artifacts/reports/beam_packing_throughput.json"),
 ) -> None:
+    register()
     llm = load_llm(bundle)
     bundled = dict(llm.runtime.methods)
     packed = sorted(bundled, key=lambda method: width_of(method).zfill(9))

@@ -1,7 +1,7 @@
 """Beams without packing (ReDrafter, figure 6, right): each beam has rows of its own, whatever prefix it shares.
 
-The product always packs. Importing this module makes the construction selectable as `beam_unpacked`, in plans of this
-process only. Its trees repeat tokens below a node; the walk then follows the longest beam that matches.
+The product always packs. `register` makes the construction selectable as `beam_unpacked`, in methods of this process
+only. Its trees repeat tokens below a node; the walk then follows the longest beam that matches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ def unpacked(roots: np.ndarray, beams: np.ndarray, log_probs: np.ndarray) -> Tok
     return TokenTree.from_nodes(trees)
 
 
-@register_construction(BEAM_UNPACKED, Draws.TOP)
 def unpacked_beams(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
     """The beams of the construction `beam`, unpacked."""
     return unpacked(roots, *beams_of(drafts, drafts.candidates.shape[2]))
+
+
+def register() -> None:
+    """Make the construction selectable."""
+    register_construction(BEAM_UNPACKED, Draws.TOP)(unpacked_beams)

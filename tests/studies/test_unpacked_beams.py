@@ -15,7 +15,7 @@ from redraft.decoding.verification import Verdict, walk
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence
-from studies.speed.unpacked_beams import BEAM_UNPACKED, unpacked
+from studies.speed.unpacked_beams import BEAM_UNPACKED, register, unpacked
 from tests.toy_engine import ToyEngine, only, toy_codec
 
 VOCAB = 4
@@ -80,6 +80,7 @@ def test_the_walk_accepts_the_longest_matching_beam(data):
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 8}, {"repetition_penalty": 1.3}])
 def test_the_scheduler_takes_the_same_steps(sampling):
     """Three sequences at a time over a cache in which every wrong row changes the text."""
+    register()
     found = {}
     for construction in ("beam", BEAM_UNPACKED):
         plan = MethodConfig(construction=construction, tree_budget=20)
