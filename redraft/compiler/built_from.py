@@ -33,7 +33,7 @@ SOURCES = (
     "compiler/writers/*.py",
     "model_defs/**/*.py",
     *(f"plugins/**/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
-    *(f"bundle/{name}.py" for name in ("backends", "config", "generation", "manifest", "writer")),
+    *(f"bundle/{name}.py" for name in ("backends", "config", "generation", "manifest", "method", "writer")),
     *(f"decoding/{name}.py" for name in ("construction", "random_trees", "retrieval", "verification")),
     "engines/memory.py",
     *(f"engines/tensorrt/{name}.py" for name in ("engine", "library", "profiles")),
