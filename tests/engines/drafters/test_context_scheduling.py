@@ -71,7 +71,7 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip
     def run(plan: MethodConfig | None) -> Sequence:
         request = GenerateRequest(id="a", input_ids=[5, 6], max_tokens=20)
         running.append(Sequence("a", request, [5, 6], CODEC, frozenset()))
-        scheduler = Scheduler(engine, Limits(1, 80, 40, 16), {METHOD: plan})
+        scheduler = Scheduler(engine, Limits(1, 80, 40, 16), {METHOD: plan} if plan else {})
         scheduler.submit(running[-1])
         while not scheduler.idle:
             outputs = scheduler.step()
