@@ -39,10 +39,12 @@ class TreeLimits:
 
     def of(self, group: list[int]) -> TreeLimits:
         """The limits of the sequences at these indices."""
-        nodes, depths, scores = (
-            [column[index] for index in group] for column in (self.nodes, self.depths, self.scores)
+        return TreeLimits(
+            nodes=[self.nodes[index] for index in group],
+            depths=[self.depths[index] for index in group],
+            scores=[self.scores[index] for index in group],
+            largest=self.largest,
         )
-        return TreeLimits(nodes, depths, scores, self.largest)
 
 
 class Proposer(Protocol):
