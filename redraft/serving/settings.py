@@ -106,99 +106,109 @@ class ServeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str = Field(
-        DEFAULT,
+        default=DEFAULT,
         description="A bundle, or a model: a folder, a .gguf file, a hub id, or 'default'. A model is fetched, built "
         "and tuned first, where that was not done yet.",
     )
-    bundle: _Bundle = Field(None, description="Engine bundle to serve as it is, instead of SOURCE.")
+    bundle: _Bundle = Field(default=None, description="Engine bundle to serve as it is, instead of SOURCE.")
     drafter: Path | None = Field(
-        None, description="The model's drafter; default: your own of this model, or the one that ships, or n-grams."
+        default=None,
+        description="The model's drafter; default: your own of this model, or the one that ships, or n-grams.",
     )
     backend: Annotated[str, AfterValidator(lambda name: str(backend_of(name)))] = Field(
-        OPENVINO.name,
+        default=OPENVINO.name,
         description="What executes the networks of a model.",
         json_schema_extra={"metavar": f"[{'|'.join(BACKENDS)}]"},
     )
-    precision: Precision = Field(Precision.bf16, description="Stored weights of a model.")
-    tp: int = Field(1, ge=1, description="Ranks that execute a model together.")
+    precision: Precision = Field(default=Precision.bf16, description="Stored weights of a model.")
+    tp: int = Field(default=1, ge=1, description="Ranks that execute a model together.")
     tune_minutes: float = Field(
-        4.0, ge=0, le=100_000, description="Time to tune a model's bundle in, about; 0: it is not tuned."
+        default=4.0, ge=0, le=100_000, description="Time to tune a model's bundle in, about; 0: it is not tuned."
     )
     address: Address = Field(
-        Address.loopback, description="Where the ports are: on this machine only, or on all of its addresses."
+        default=Address.loopback, description="Where the ports are: on this machine only, or on all of its addresses."
     )
-    http_port: _Port = Field(8000, description="Port of Triton's HTTP.")
-    grpc_port: _Port = Field(8001, description="Port of Triton's gRPC.")
-    metrics_port: _Port = Field(8002, description="Port of Triton's metrics.")
-    openai_port: int = Field(8003, ge=0, le=65535, description="Port of OpenAI's API, /v1; 0: without it.")
+    http_port: _Port = Field(default=8000, description="Port of Triton's HTTP.")
+    grpc_port: _Port = Field(default=8001, description="Port of Triton's gRPC.")
+    metrics_port: _Port = Field(default=8002, description="Port of Triton's metrics.")
+    openai_port: int = Field(default=8003, ge=0, le=65535, description="Port of OpenAI's API, /v1; 0: without it.")
     api_key: Annotated[SecretStr, AfterValidator(_has_key)] | None = Field(
-        None,
+        default=None,
         exclude=True,
         description="Key that /v1 asks for, or several between spaces, one for each client. Other users can read "
         "arguments: better set the variable REDRAFT_API_KEY.",
     )
     allow_host: Annotated[list[str], BeforeValidator(_words)] = Field(
-        [],
+        default=[],
         description="Another name by which clients may reach /v1, and web pages Triton's HTTP too; '*': any. "
         "Repeatable.",
     )
-    model_name: str | None = Field(None, description="The model's name in /v1; default: the bundle's.")
+    model_name: str | None = Field(default=None, description="The model's name in /v1; default: the bundle's.")
     tool_parser: ToolParser | None = Field(
-        None, description="The form of the model's tool calls, for /v1; default: the one its chat template shows."
+        default=None,
+        description="The form of the model's tool calls, for /v1; default: the one its chat template shows.",
     )
     generation_config: Defaults = Field(
-        Defaults.auto,
+        default=Defaults.auto,
         description="How requests of /v1 that do not say it are sampled: auto, as the model's generation_config.json "
         "says; vllm, at temperature 1.",
     )
     default_chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_json)] = Field(
-        {},
+        default={},
         description="Options of the model's chat template for requests that do not say them, such as "
         "'{\"enable_thinking\": false}'.",
         json_schema_extra={"metavar": "JSON"},
     )
     sanitize_control_tokens: bool = Field(
-        False,
+        default=False,
         description="Keep control tokens that messages of /v1 spell, such as <|im_start|>, as text. Those of the chat "
         "template stay tokens.",
     )
     reasoning_parser: ReasoningParser | None = Field(
-        None,
+        default=None,
         description="The marks of the model's thoughts, for /v1; none: they stay in the text; default: those its chat "
         "template shows.",
     )
-    decoupled: bool = Field(True, description="Streaming models, or one response per request.")
+    decoupled: bool = Field(default=True, description="Streaming models, or one response per request.")
     threads: int | None = Field(
-        None, ge=1, description="Threads of the engine, of each rank; default: all cores, or a rank's share."
+        default=None, ge=1, description="Threads of the engine, of each rank; default: all cores, or a rank's share."
     )
     max_queue: int = Field(
-        128,
+        default=128,
         ge=1,
         description="Waiting requests before 'overloaded'. Triton's ports take at most "
         f"{MAX_REQUESTS} requests over HTTP and {MAX_CALLS} calls over gRPC at a time, streams included.",
     )
     max_per_client: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Requests of one client of /v1 that run and wait before 'overloaded': of an address or, where "
         "there are several keys, of a key.",
     )
-    stream_interval_ms: int = Field(40, ge=0, le=10_000, description="Least time between two pieces of a stream.")
+    stream_interval_ms: int = Field(
+        default=40, ge=0, le=10_000, description="Least time between two pieces of a stream."
+    )
     prefix_reuse: bool = Field(
-        True, description="Prefill a prompt that begins like an earlier one only from where they differ."
+        default=True, description="Prefill a prompt that begins like an earlier one only from where they differ."
     )
     hostfile: Path | None = Field(
-        None, description="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."
+        default=None, description="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."
     )
-    start_timeout_s: _Limit = Field(180.0, description="A worker that is not ready after so many seconds has failed.")
-    silence_s: _Limit = Field(30.0, description="A worker that does not answer for so many seconds is restarted.")
+    start_timeout_s: _Limit = Field(
+        default=180.0, description="A worker that is not ready after so many seconds has failed."
+    )
+    silence_s: _Limit = Field(
+        default=30.0, description="A worker that does not answer for so many seconds is restarted."
+    )
     triton_silence_s: _Limit = Field(
-        10.0, description="So is a Triton server that does not answer for so many seconds."
+        default=10.0, description="So is a Triton server that does not answer for so many seconds."
     )
     drain_s: float = Field(
-        DRAIN_S, ge=0, le=DAY_S, description="Seconds that running requests have to end when it is stopped."
+        default=DRAIN_S, ge=0, le=DAY_S, description="Seconds that running requests have to end when it is stopped."
     )
-    log_format: LogFormat = Field(LogFormat.text, description="Lines of text or, except Triton's, of JSON objects.")
+    log_format: LogFormat = Field(
+        default=LogFormat.text, description="Lines of text or, except Triton's, of JSON objects."
+    )
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker.server"]
 
 
