@@ -161,7 +161,7 @@ RUN_TIME = {
     *(f"{name}.py" for name in ("__init__", "batch", "errors", "request", "runtime")),
     *(f"scheduling/{name}.py" for name in ("__init__", "counts", "prompt_rows", "scheduler", "slots")),
     *(f"{name}.py" for name in ("sequence", "text", "bundle/__init__", "bundle/budget", "worker/__init__")),
-    *(f"{name}.py" for name in ("bundle/budget_table", "fields", "options")),
+    *(f"{name}.py" for name in ("bundle/budget_table", "fields", "metrics", "options")),
     *(f"drafting/{name}.py" for name in ("__init__", "groups", "inputs", "method", "proposers", "resampling")),
     *(f"{name}.py" for name in ("chat", "loose_json", "templates/__init__", "templates/renderer")),
     *(f"console/{name}.py" for name in ("__init__", "output", "program", "progress", "resources")),
