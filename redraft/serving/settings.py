@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -110,7 +110,7 @@ class ServeSettings(BaseModel):
         description="A bundle, or a model: a folder, a .gguf file, a hub id, or 'default'. A model is fetched, built "
         "and tuned first, where that was not done yet.",
     )
-    bundle: _Bundle = Field(default=None, description="Engine bundle to serve as it is, instead of SOURCE.")
+    bundle: _Bundle = Field(default=cast(Any, None), description="Engine bundle to serve as it is, instead of SOURCE.")
     drafter: Path | None = Field(
         default=None,
         description="The model's drafter; default: your own of this model, or the one that ships, or n-grams.",
