@@ -9,8 +9,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 from typer.exceptions import TyperException
+
+from redraft.console.program import Rows
 
 PROMPTS_FILE = Path(__file__).with_name("prompts.jsonl")
 console = Console(highlight=False)
@@ -31,26 +32,10 @@ Report = Annotated[Path, typer.Option("--output", help="JSON file to write.")]
 OptionalReport = Annotated[Path | None, typer.Option("--output", help="Write the figures to this JSON file.")]
 
 
-class Script(TyperCommand):
-    """A command whose options with several values take them in a row: `--rows 1 8 16`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        lists = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
-        words: list[str] = []
-        option, values = "", 0
-        for word in args:
-            if word.startswith("--"):
-                option, values = word if word in lists else "", 0
-            elif option and (values := values + 1) > 1:
-                words.append(option)
-            words.append(word)
-        return super().parse_args(ctx, words)
-
-
 def app_of(main: Callable[..., Any]) -> typer.Typer:
     """An app with a function as its only command."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(cls=Script, help=(sys.modules[main.__module__].__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))(main)
+    app.command(cls=Rows, help=(sys.modules[main.__module__].__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))(main)
     return app
 
 

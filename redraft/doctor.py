@@ -35,7 +35,7 @@ PROMPTS, TOKENS = 8, 48
 """Prompts that acceptance is measured on, and tokens of each answer."""
 NARROW = {"fp32": "bf16, which reads half the bytes", "bf16": "int8, which reads half the bytes"}
 BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
-TRAIN = "train a drafter on your prompts: make drafter SOURCE=MODEL DATA=PROMPTS"
+TRAIN = "train a drafter on your prompts: redraft drafter --model MODEL --prompts PROMPTS"
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def templates(path: Path, config: BundleConfig) -> Iterator[Finding]:
             yield Finding(
                 "chat template",
                 f"{name} was trained on answers under another template than the bundle's",
-                "make model CHAT_TEMPLATE=the one it was trained with, or distill and train again",
+                "redraft fetch SOURCE --force --chat-template the one it was trained with, or distill and train again",
             )
         elif method.chat_template:
             yield Finding("chat template", f"{name} was trained with the bundle's")

@@ -31,8 +31,18 @@ HOME = _home()
 
 def drafter_of(model: str) -> Path | None:
     """A model's drafter: the user's own before the one that came with the package; None without one."""
-    folders = (HOME / "drafters" / model, SHIPPED / "drafters" / model)
+    folders = (own_drafter(model), SHIPPED / "drafters" / model)
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def own_drafter(model: str, kind: str = "recurrent") -> Path:
+    """Where a model's drafter of a kind is trained."""
+    return HOME / "drafters" / (model if kind == "recurrent" else f"{model}-{kind}")
+
+
+def data_of(model: str, layers: str | None = None) -> Path:
+    """Where a model's teacher data are kept, apart those with what enters some of its layers."""
+    return HOME / "data" / (f"{model}-layers" if layers else model)
 
 
 def calibration_of(model: str) -> Path:

@@ -2,13 +2,13 @@
 
     python -m studies.training curve artifacts/drafters/A artifacts/drafters/B --output learning_curve.png
     python -m studies.training table artifacts/drafters/SPARSE artifacts/drafters/DENSE
-    python -m studies.training frequency COUNTS/token_counts.npy
+    python -m studies.training frequency --model MODEL --data TEACHER_DATA
 
 `curve` draws what `redraft train` logs: losses compare only runs of one kind of drafter and loss, acceptance compares
 all. `table` is Lyanna's table 2: mean acceptance of the first draft steps over training, each given the one before.
 A folder may hold a run for each of several seeds, in folders of their own: their mean counts, with its 95% interval.
 `frequency` is Lyanna's figure 7: the share of the answers that the target's K most frequent tokens cover. They are
-chosen on one half of the answers that `redraft count` counted, and judged on the other.
+chosen on one half of the answers of the teacher, and judged on the other.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.command import Report, Script, console, run
-from benchmarks.figures.intervals import over_runs
-from benchmarks.figures.plots import COLORS, new_figure, save
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
+from benchmarks.command import ModelFolder, Report, console, run
+from redraft.console.program import Rows
+from redraft.loadtest.intervals import over_runs
+from redraft.loadtest.plots import COLORS, new_figure, save
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
+from redraft.model_defs.target.config import TargetConfig
+from redraft.training.teacher_data import TeacherData
 
 LOG = "log.jsonl"
 BY_HOURS = 2
@@ -138,13 +141,20 @@ def table_2(
     finish(output, {"steps": steps, "runs": means, "intervals": halves}, table)
 
 
-@app.command(cls=Script)
+def token_counts(data: Sequence[Path], vocab_size: int) -> np.ndarray:
+    """Tokens of the target's own answers, int64 [2, V]: those of every other answer."""
+    answers = [tokens.numpy() for tokens in TeacherData(data, 0, prompts=False).answers()]
+    return np.stack([np.bincount(np.concatenate(answers[half::2]), minlength=vocab_size) for half in range(2)])
+
+
+@app.command(cls=Rows)
 def frequency(
-    counts: Annotated[Path, typer.Argument(exists=True, help="token_counts.npy of redraft count.")],
+    model: ModelFolder,
+    data: Annotated[list[Path], typer.Option(help="Teacher data of redraft distill.")],
     output: Report = Path("artifacts/reports/token_frequency.json"),
 ) -> None:
     """What a hot vocabulary of K rows covers."""
-    chosen_on, judged_on = np.load(counts)
+    chosen_on, judged_on = token_counts(data, TargetConfig.load(model).vocab_size)
     ranked = judged_on[np.argsort(-chosen_on, kind="stable")]
     covered, whole = ranked.cumsum() / ranked.sum(), chosen_on + judged_on
     rows = [count for count in ROWS if count <= len(whole)]

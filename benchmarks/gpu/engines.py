@@ -1,6 +1,6 @@
 """Do engines that were built ahead of time load and run on this GPU, and how fast?
 
-    make engines BACKEND=tensorrt_rtx PRECISION=fp16 METHODS=build/drafters.toml    # on any machine
+    redraft build --backend tensorrt_rtx --methods build/drafters.toml    # on any machine
     python -m benchmarks.gpu.engines BUNDLE [BUNDLE ...]
 
 For each bundle: whether it loads, else why not; step times of 1 to 64 rows and of several sequences, and of drafting

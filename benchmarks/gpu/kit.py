@@ -23,10 +23,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.command import console, run
-from benchmarks.figures.tables import Table
 from benchmarks.gpu.machine import PACKAGES
 from redraft.compiler.checkpoints import shipped
 from redraft.compiler.checkpoints.source import FetchError
+from redraft.loadtest.tables import Table
 from redraft.plugins.library import BuildError
 
 ROOT = Path(__file__).parents[2]

@@ -21,11 +21,11 @@ import typer
 from torch import Tensor
 
 from benchmarks.command import Repeats, console, run
-from benchmarks.figures.tables import Table
 from benchmarks.gpu.machine import Device, Output, device_of, milliseconds, write_report
 from redraft.batch import TargetBatch
 from redraft.engines.cuda.graphs import CudaGraphCache, Inputs, available_graphs
 from redraft.engines.cuda.transfer import Results
+from redraft.loadtest.tables import Table
 from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.eagle3 import Eagle3Drafter
 from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter

@@ -16,9 +16,9 @@ import torch
 import typer
 
 from benchmarks.command import console
-from benchmarks.figures.results import write_json
 from redraft.engines.cuda import device as gpu
 from redraft.errors import BundleError
+from redraft.loadtest.results import write_json
 from redraft.plugins.cuda.compile import nvcc
 from redraft.plugins.library import BuildError
 

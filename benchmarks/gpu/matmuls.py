@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import Repeats, console, run
-from benchmarks.figures.tables import Table
 from benchmarks.gpu.check_kernels import CACHED_BYTES, seconds
 from benchmarks.gpu.llama_7b import SHAPES, Rows, Shape
 from benchmarks.gpu.machine import Device, Output, device_of, write_report
+from redraft.loadtest.tables import Table
 from redraft.model_defs.target.config import TargetConfig
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16

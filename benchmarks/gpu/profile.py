@@ -17,9 +17,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.command import console, run
-from benchmarks.figures.tables import Table
 from benchmarks.gpu.llama_7b import SHAPES, Batches, Context, Rows, Shape, TargetSteps, random_target
 from benchmarks.gpu.machine import Device, Output, device_of, milliseconds, write_report
+from redraft.loadtest.tables import Table
 
 WIDEST_NAME = 90
 """Characters of a kernel's name in the table: template arguments can take pages."""

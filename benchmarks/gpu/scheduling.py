@@ -23,9 +23,9 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 
 from benchmarks.command import console, run
-from benchmarks.figures.tables import Table
 from benchmarks.gpu.llama_7b import SHAPES, Shape, random_drafter, random_target
 from benchmarks.gpu.machine import PACKAGES, Device, Output, device_of, write_report
+from redraft.loadtest.tables import Table
 from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
 from redraft.model_defs.export.programs import TorchTarget
 from redraft.model_defs.export.target import CacheShape

@@ -1,6 +1,6 @@
 """Ways to decode that take turns at the same requests, so that a busy machine slows all alike, and their figures.
 
-Intervals are 95%, over prompts (see `benchmarks.figures.intervals`).
+Intervals are 95%, over prompts (see `redraft.loadtest.intervals`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.figures.intervals import interval, ratio
-from benchmarks.load.workload import kinds_of
 from benchmarks.speed.acceptance import acceptance_figures
 from benchmarks.speed.inprocess import Clock, timed
 from redraft.llm import LLM, Answer
+from redraft.loadtest.intervals import interval, ratio
+from redraft.loadtest.workload import kinds_of
 from redraft.prompts import Prompt
 from redraft.request import GenerateRequest
 

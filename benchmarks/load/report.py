@@ -18,12 +18,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import plots
-from benchmarks.figures.results import load_runs
-from benchmarks.figures.tables import COMPARED, Table, run_tables, speedup_table
 from benchmarks.load import comparison
 from benchmarks.speed import single_stream
 from benchmarks.verify import lossless as verify_lossless
+from redraft.loadtest import plots
+from redraft.loadtest.results import load_runs
+from redraft.loadtest.tables import COMPARED, Table, run_tables, speedup_table
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #111827; }

@@ -28,12 +28,12 @@ import grpc
 import typer
 
 from benchmarks.command import BundleFolder, Report, console, run
-from benchmarks.figures.results import save_report
-from benchmarks.figures.tables import Table
-from benchmarks.load.clients.base import Client, Generation, GenerationError
 from benchmarks.robustness import service
 from benchmarks.robustness.malformed import Overloaded, grpc_stream
 from redraft.bundle.config import bundle_ranks
+from redraft.loadtest.clients.base import Client, Generation, GenerationError
+from redraft.loadtest.results import save_report
+from redraft.loadtest.tables import Table
 from redraft.serving import launcher
 from redraft.serving.listeners import ANSWER_S
 from redraft.serving.processes import ServingError, is_alive, owned_processes

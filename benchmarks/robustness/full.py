@@ -31,10 +31,10 @@ import httpx
 import typer
 
 from benchmarks.command import BundleFolder, Report, console, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
 from benchmarks.robustness import service
 from benchmarks.robustness.faults import BACK_S, EVERY_S, LONGEST_S, Streams, Trial, Watch
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
 from redraft.serving import launcher
 from redraft.serving.processes import SHARED_MEMORY, ServingError, is_alive, owned_processes
 

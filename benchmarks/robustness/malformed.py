@@ -32,14 +32,14 @@ from tritonclient.grpc import InferResult
 from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.command import Report, console, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
 from benchmarks.robustness import grpc_requests, http_requests
 from benchmarks.robustness.grpc_requests import Call
 from benchmarks.robustness.http_requests import METRICS, OPENAI, TRITON, Raw
 from benchmarks.robustness.service import HANG_S, read_state
 from redraft.console.progress import progress
 from redraft.errors import Code
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
 from redraft.serving.rundir import RunDir, State
 from redraft.serving.triton.messages import split_code
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import typer
 
-from benchmarks.load.clients.base import Client, Generation
-from benchmarks.load.clients.connect import connect
+from redraft.loadtest.clients.base import Client, Generation
+from redraft.loadtest.clients.connect import connect
 from redraft.serving.processes import SHARED_MEMORY, owned_processes, shared_memory_prefix
 from redraft.serving.rundir import RunDir, State
 from redraft.serving.settings import ServeSettings

@@ -27,12 +27,12 @@ import psutil
 import typer
 
 from benchmarks.command import Report, console, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
-from benchmarks.load.clients.base import Client, Generation, GenerationError
 from benchmarks.robustness import service
 from redraft.bundle.config import BundleConfig
 from redraft.console.progress import progress
+from redraft.loadtest.clients.base import Client, Generation, GenerationError
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
 from redraft.serving.rundir import RunDir, State
 
 CAPACITY_S = 20.0

@@ -25,11 +25,11 @@ import typer
 from tokenizers import Tokenizer, decoders, models
 
 from benchmarks.command import Report, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
 from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Samplers
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
 from redraft.request import AUTO_REGRESSIVE, INT32_MAX, GenerateRequest
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.sequence import Sequence as Stream

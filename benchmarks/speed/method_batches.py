@@ -21,12 +21,12 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, console, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
-from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import Clock, load_llm, methods_of, require_fit, timed
 from redraft.console.progress import tracked
 from redraft.llm import LLM, Answer
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
+from redraft.loadtest.workload import ChatTokenizer
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 

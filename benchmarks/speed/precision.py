@@ -21,12 +21,12 @@ import typer
 from torch import Tensor
 
 from benchmarks.command import ModelFolder, NumPrompts, PromptsFile, Report, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
-from benchmarks.load.workload import ChatTokenizer
 from redraft.compiler.calibration import Calibration
 from redraft.compiler.passes.quantization import FP8, INT8, quantize_network
 from redraft.console.progress import tracked
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
+from redraft.loadtest.workload import ChatTokenizer
 from redraft.model_defs.export.target import CacheShape, export_target_native
 from redraft.model_defs.loops.padded_context_cache import HIDDEN_SCORE
 from redraft.model_defs.target.attention import causal_attend

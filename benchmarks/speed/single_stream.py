@@ -30,13 +30,13 @@ from benchmarks.command import (
     console,
     run,
 )  # fmt: skip
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table, number
 from benchmarks.load.comparison import AR, WARM_UP, LLMDecoder, compare, compare_concurrent, report_single
-from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.acceptance import conditional_acceptance
 from benchmarks.speed.inprocess import load_llm, methods_of, require_fit
 from redraft.console.progress import progress
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table, number
+from redraft.loadtest.workload import ChatTokenizer
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 

@@ -15,8 +15,6 @@ import numpy as np
 import typer
 
 from benchmarks.command import Repeats, Report, Threads, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
 from redraft.batch import DraftBatch, DraftSampling, TargetBatch
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.method import MethodConfig
@@ -28,6 +26,8 @@ from redraft.engines import load_engine
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine
 from redraft.engines.features import take
 from redraft.errors import BundleError
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
 from redraft.request import SamplingConfig
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)

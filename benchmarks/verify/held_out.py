@@ -15,8 +15,8 @@ import torch
 import typer
 
 from benchmarks.command import ModelFolder, Report, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table, rates
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table, rates
 from redraft.model_defs.drafters.registry import load_drafter
 from redraft.model_defs.target.model import Target
 from redraft.training.distillation import Labels, Trainer

@@ -30,9 +30,6 @@ import numpy as np
 import typer
 
 from benchmarks.command import PROMPTS_FILE, MaxTokens, NumPrompts, PromptsFile, Report, console, run
-from benchmarks.figures.results import finish, write_json
-from benchmarks.figures.tables import Table
-from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import fix_budget, load_llm, methods_of, teacher_force
 from redraft.bundle.manifest import MANIFEST, file_sha256
 from redraft.console.progress import progress
@@ -40,6 +37,9 @@ from redraft.decoding.noise import coin, race
 from redraft.decoding.sampling import Distribution, Sampler
 from redraft.decoding.verification import VERIFIERS
 from redraft.llm import LLM, Answer
+from redraft.loadtest.results import finish, write_json
+from redraft.loadtest.tables import Table
+from redraft.loadtest.workload import ChatTokenizer
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.sequence import Sequence

@@ -69,7 +69,7 @@ PARALLEL = {
 
 
 def write_target(folder: Path) -> Target:
-    """A random Llama of 7 layers, of bfloat16 numbers, as `make model` stores them and exports hold its embeddings."""
+    """A random Llama of 7 layers, of bfloat16 numbers, as `redraft fetch` stores them, and exports its embeddings."""
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=SIZE,

@@ -36,9 +36,6 @@ import typer
 from jsonschema import Draft202012Validator
 
 from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, Threads, console, run
-from benchmarks.figures.results import save_report, write_json
-from benchmarks.figures.tables import Table
-from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import fix_budget, load_llm, methods_of
 from benchmarks.verify.lossless import first_difference, margin_at
 from redraft.bundle.manifest import MANIFEST, file_sha256
@@ -46,6 +43,9 @@ from redraft.console.progress import progress
 from redraft.decoding.verification import VERIFIERS
 from redraft.grammar.state import GrammarState
 from redraft.llm import LLM, Answer
+from redraft.loadtest.results import save_report, write_json
+from redraft.loadtest.tables import Table
+from redraft.loadtest.workload import ChatTokenizer
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, Guide, InvalidRequest
 

@@ -1,7 +1,4 @@
-"""The file of a bundle's budget tables, what makes a table doubtful, and the command that measures it.
-
-`python -m redraft.bundle.budget BUNDLE` says whether a bundle's methods are tuned; the exit status is 0 if they are.
-"""
+"""The file of a bundle's budget tables, what makes a table doubtful, and the command that measures it."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import json
 import math
 import os
 import shlex
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -134,17 +130,11 @@ def doubtful_warning(method: str, table: BudgetTable, bundle: Path) -> str:
     return f"{method}: {'; '.join(doubts(table))}; on a quiet machine {how_to_tune(bundle, minutes_for_all(table))}"
 
 
-def main(bundle: Path) -> int:
-    """Say which methods of a bundle are not tuned, or why its tables cannot be used; 0 where all are."""
+def why_untuned(bundle: Path) -> str:
+    """Which methods of a bundle are not tuned, or why its tables cannot be used; "" where all are."""
     try:
         tuned = BudgetFile.load(bundle).methods
-        if untuned := [name for name in BundleConfig.read(bundle).methods if name not in tuned]:
-            raise ValueError(f"{bundle} is not tuned: {', '.join(untuned)}")
+        untuned = [name for name in BundleConfig.read(bundle).methods if name not in tuned]
     except (BundleError, OSError, ValueError) as error:
-        print(error)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+        return str(error)
+    return f"{bundle} is not tuned: {', '.join(untuned)}" if untuned else ""

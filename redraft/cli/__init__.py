@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from redraft.console.output import fail, out
-from redraft.console.program import run
+from redraft.console.program import Rows, run
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ COMMANDS = {
     "export": Command("export:app", MODELS, "build"),
     "distill": Command("distill:main", DRAFTERS, "build"),
     "train": Command("train:main", DRAFTERS, "train"),
-    "drafter": Command("drafter:app", DRAFTERS, "build"),
+    "drafter": Command("drafter:main", DRAFTERS, "build"),
     "calibrate": Command("calibrate:main", DRAFTERS, "build"),
-    "count": Command("count:main", DRAFTERS, "train"),
     "serve": Command("service:serve", SERVICE, "serve"),
     "swap": Command("service:swap", SERVICE, "serve"),
     "stop": Command("service:stop", SERVICE, "serve"),
     "status": Command("service:status", SERVICE, "serve"),
     "generate": Command("service:generate", SERVICE, "serve"),
     "chat": Command("chat:main", SERVICE, "serve"),
+    "loadtest": Command("loadtest:main", SERVICE, "benchmarks"),
     "doctor": Command("doctor:main", SERVICE, "serve"),
 }
 
@@ -86,7 +86,7 @@ def application(*loaded: str) -> typer.Typer:
         if isinstance(target, typer.Typer):
             app.add_typer(target, name=name, short_help=command.summary(), rich_help_panel=command.group)
         else:
-            app.command(name, short_help=command.summary(), rich_help_panel=command.group)(target)
+            app.command(name, cls=Rows, short_help=command.summary(), rich_help_panel=command.group)(target)
     return app
 
 

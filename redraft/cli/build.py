@@ -179,7 +179,7 @@ def main(
     tp: Annotated[int, typer.Option(min=1, help="Ranks that execute the target together, each a part of it.")] = 1,
     bigrams: Annotated[
         Path | None,
-        typer.Option(help="Token successors for the n-gram branch, from redraft count; default: the drafter's own."),
+        typer.Option(help="A .npy file of each token's successor, for the n-gram branch; default: the drafter's own."),
     ] = None,
     *,
     given: dict[str, Any],

@@ -13,8 +13,8 @@ what enters each of them stands after it), `offsets` int64 [documents + 1] and `
 all. The command can be killed at any time and goes on with what was there SHARD_S before: when a shard
 is closed, the answers under way are written beside it.
 
-With --held-out it also writes conversations to judge drafters by. Their prompts, 1 in 64 by a hash of
-the text and at least one, are in no training data.
+It also writes conversations to judge drafters by, into --held-out. Their prompts, 1 in 64 by a hash of the text and at
+least one, are in no training data.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from typing import Annotated
 import torch
 import typer
 
+from redraft.bundle.manifest import MANIFEST
 from redraft.chat import template_digest
+from redraft.cli.options import ColumnOption, ModelOption, PromptsOption
+from redraft.cli.steps import Steps
 from redraft.compiler.checkpoints.source import load_tokenizer
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import duration, progress
 from redraft.console.resources import require_memory
+from redraft.home import DEFAULT_MODEL, data_of
 from redraft.model_defs.drafters.eagle3 import parse_layers
 from redraft.model_defs.files import count_numbers
 from redraft.model_defs.precision import working_dtype
@@ -63,6 +67,7 @@ from redraft.training.writing import (
 )
 
 FEWEST_TO_TRAIN_ON = 1_000
+MAX_NEW_TOKENS = 256
 
 
 class Source(StrEnum):
@@ -70,30 +75,58 @@ class Source(StrEnum):
     prefill = "prefill"
 
 
+def engine_of(data: Path) -> Path:
+    """The folder of the engine bundle that writes teacher data."""
+    return data.with_name(f"{data.name}-engine")
+
+
+def teacher_engine(
+    model: Path, data: Path, layers: str | None, steps: Steps, max_new_tokens: int = MAX_NEW_TOKENS
+) -> Path:
+    """The engine bundle that writes teacher data into a folder, built where it is missing: many short sequences side by
+    side. Raises ValueError for a damaged model."""
+    template = Template.of(load_tokenizer(model))
+    length = Lengths.within(TargetConfig.load(model).max_position, template, max_new_tokens).whole
+    options = {"--model": str(model), "--no-drafter": "", "--features": "", "--slots": "64", "--max-tree": "1"}
+    options |= {"--max-len": str(length), "--prefill-chunk": "64", "--replace": "", "--output": str(engine_of(data))}
+    options |= {"--target-layers": layers} if layers else {}
+    return Path(steps.tuned_bundle(options, 0)["--output"])
+
+
 @interruptible("redraft distill", "what was written so far is kept: the same command goes on")
 def main(
-    model: Annotated[Path, typer.Option(help="Model folder written by redraft fetch.")],
-    output: Annotated[Path, typer.Option(help="Folder for the shards; existing ones are kept and continued.")],
-    prompts: Annotated[
+    model: ModelOption = Path(DEFAULT_MODEL),
+    output: Annotated[
         Path | None,
         typer.Option(
-            help="JSON lines or arrays (`prompt`, `turns`, `messages`, `conversations`; also `source`, `response`), "
-            "plain text lines, CSV or Parquet. Default: the target writes all prompts itself.",
-            show_default=False,
+            help="Folder for the shards; existing ones are kept and continued. Default: REDRAFT_HOME/data/NAME."
         ),
     ] = None,
-    column: Annotated[str | None, typer.Option(help="Field or column of --prompts that holds them.")] = None,
+    prompts: PromptsOption = None,
+    column: ColumnOption = None,
     tokens: Annotated[int, typer.Option(min=1, help="Stop when the folder holds this many tokens.")] = 5_000_000,
     held_out: Annotated[
         Path | None,
         typer.Option(
             help=f"Folder for conversations to judge drafters by, of prompts that nothing is trained on (1 in "
-            f"{RESERVED}): {HELD_OUT_SHARE:.0%} of --tokens, between {LEAST_HELD_OUT:,} and {MOST_HELD_OUT:,}."
+            f"{RESERVED}): {HELD_OUT_SHARE:.0%} of --tokens, between {LEAST_HELD_OUT:,} and {MOST_HELD_OUT:,}. "
+            "Default: beside --output."
         ),
     ] = None,
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Generate with this engine bundle, built with --features (the fast way on a CPU)."),
+        typer.Option(
+            help="Generate with this engine bundle, built with --features. Default: one that is built beside --output; "
+            "torch on a GPU."
+        ),
+    ] = None,
+    engine: Annotated[
+        bool | None,
+        typer.Option(
+            "--engine/--no-engine",
+            help="Whether a bundle generates: 2.5 times as fast on a CPU as torch. Default: where there is no GPU.",
+            show_default=False,
+        ),
     ] = None,
     source: Annotated[
         Source, typer.Option(help="`generate` answers, or `prefill` the prompts' own responses.")
@@ -111,7 +144,7 @@ def main(
         typer.Option(min=0, max=1, help="Share of conversations whose prompt the target writes itself."),
     ] = 0.5,
     slots: Annotated[int, typer.Option(min=1, help="Sequences side by side (with a bundle: its slots).")] = 64,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = MAX_NEW_TOKENS,
     target_layers: Annotated[
         str | None,
         typer.Option(
@@ -123,22 +156,20 @@ def main(
     shard_documents: Annotated[
         int, typer.Option(min=1, help=f"Documents per shard; one is closed after {SHARD_S:.0f} s too.")
     ] = 128,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Check the input, say what the run will take, print the --max-len of its engine, and end."
-        ),
-    ] = False,
     seed: Annotated[int, typer.Option(help="Seed; a run that finds k shards begins with seed + k.")] = 0,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
 ) -> None:
-    """Write teacher data (tokens and hidden states) for training drafters. Without --bundle it takes a GPU if there is
-    one."""
+    """Write teacher data (tokens and hidden states) for training drafters."""
     torch.set_grad_enabled(False)
     if threads:
         torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    folders = {output: tokens} | ({held_out: held_out_tokens(tokens)} if held_out else {})
+    output = output or data_of(model.name, target_layers)
+    held_out = held_out or output.with_name(f"{output.name}-held-out")
+    reads = source is Source.prefill
+    if engine is None:
+        engine = not (bundle or reads or device.type == "cuda")
+    folders = {output: tokens} | {held_out: held_out_tokens(tokens)}
     meta = {"model": model.name, "source": source.value, "shares": shares or "", "self_written": str(self_written)}
     writes_prompts = self_written if source is Source.generate else 0.0
     given: list[Prompt] = []
@@ -173,7 +204,7 @@ def main(
         token_bytes = feature_size * 2 + 4
         numbers = count_numbers(model)
         memory = 2 * numbers + (cache_bytes(config, slots, lengths.whole) if source is Source.generate else 0)
-        engine_bytes = 2 * numbers if bundle and not (bundle / "manifest.json").exists() else 0
+        engine_bytes = 2 * numbers if engine and not (engine_of(output) / MANIFEST).exists() else 0
         require_space(parts, token_bytes, engine_bytes)
         require_memory(memory, "distillation")
         say_plan(parts, token_bytes, numbers, memory, engine_bytes)
@@ -181,9 +212,6 @@ def main(
         raise typer.BadParameter(str(error)) from None
     if tokens < FEWEST_TO_TRAIN_ON:
         say(f"fewer than about {FEWEST_TO_TRAIN_ON:,} tokens cannot be trained on")
-    if check:
-        print(lengths.whole)
-        return
     for part in parts:
         part.shards.begin()
     names = " and ".join(map(str, folders))
@@ -198,21 +226,22 @@ def main(
         return
     if of_others:
         say(f"{names} hold conversations of other prompts, which are kept: remove or rename them to begin anew")
-    reads = source is Source.prefill
+    if engine:
+        bundle = teacher_engine(model, output, target_layers, Steps("redraft distill"), max_new_tokens)
     with progress("distill", sum(part.wanted for part in parts), "tokens", "loading the target") as shown:
         try:
-            engine = EngineForward(bundle, threads) if bundle and not reads else None
-            if engine and engine.length <= len(template) + user:
+            written_by = EngineForward(bundle, threads) if bundle and not reads else None
+            if written_by and written_by.length <= len(template) + user:
                 raise ValueError(
-                    f"{bundle} takes {engine.length} tokens, and a prompt of up to {user} with an answer needs more "
-                    f"than {len(template) + user}: build it with --max-len {lengths.whole}"
+                    f"{bundle} takes {written_by.length} tokens, and a prompt of up to {user} with an answer needs "
+                    f"more than {len(template) + user}: build it with --max-len {lengths.whole}"
                 )
-            if engine and engine.feature_size != feature_size:
+            if written_by and written_by.feature_size != feature_size:
                 raise ValueError(
-                    f"{bundle} gives features of {engine.feature_size} numbers, {feature_size} are asked for: build it "
-                    f"with --features{f' --target-layers {target_layers}' if layers else ''}"
+                    f"{bundle} gives features of {written_by.feature_size} numbers, {feature_size} are asked for: "
+                    f"build it with --features{f' --target-layers {target_layers}' if layers else ''}"
                 )
-            target = None if engine else Target.from_folder(model, working_dtype(device)).to(device)
+            target = None if written_by else Target.from_folder(model, working_dtype(device)).to(device)
             if target and layers:
                 give_layers(target, layers)
         except (OSError, ValueError) as error:
@@ -221,7 +250,7 @@ def main(
             stream = read_responses(target, parts, tokenizer, template, slots, lengths.whole, seed)
             write(shown, stream, parts, shard_documents)
             return
-        forward = TorchForward(target, slots, lengths.whole) if target else engine
+        forward = TorchForward(target, slots, lengths.whole) if target else written_by
         assert forward is not None
         generator = Generator(forward, set(config.eos_token_ids), template.prefix[:-1], parts[0].seed(seed))
         rate, left = generator.rate(), sum(max(part.wanted - part.held, 0) for part in parts)

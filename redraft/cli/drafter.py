@@ -1,100 +1,96 @@
-"""Plan the training of a drafter within a time, and say what it gained.
-
-`make drafter` runs these before and after `redraft distill`, `redraft train` and `redraft tune`:
-
-    redraft drafter plan PLAN --model MODEL --engine ENGINE --teacher TEACHER --prompts DATA --hours 1
-    redraft drafter sizes PLAN
-    redraft drafter gains DRAFTER --model MODEL --teacher TEACHER --prompts DATA --ngrams BUNDLE --bundle BUNDLE
-
-A plan is stored and kept: after a kill, the same command goes on with it.
-"""
+"""Make a drafter for a model within a time: teacher data, training, bundles, and what was gained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from redraft.bundle.backends import OPENVINO, Backend, Precision
+from redraft.cli.distill import teacher_engine
+from redraft.cli.options import BACKEND_NAMES, ColumnOption, ModelOption, PromptsOption, backend_named
+from redraft.cli.steps import Steps
+from redraft.cli.train import KINDS, layers_of
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import write
+from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.errors import BundleError
-from redraft.home import PROMPTS
-from redraft.prompts import Prompt, load_prompts
+from redraft.home import DEFAULT_MODEL, PROMPTS, data_of, own_drafter
+from redraft.model_defs.drafters.registry import RECURRENT
+from redraft.prompts import load_prompts
 from redraft.training.gains import fitting_prompts, measure_gains, shipped_curves, summary, unseen_prompts
-from redraft.training.plan import Plan, plan_training
+from redraft.training.plan import plan_training
 from redraft.training.teacher_data import cutoff_of_shards
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+LOG = "drafter.log"
 console = Console(stderr=True)
 
 
-PromptsOption = Annotated[Path | None, typer.Option(help="The teacher's prompts; default: those of the benchmarks.")]
-TeacherOption = Annotated[Path, typer.Option(help="Folder of the teacher data: redraft distill --output.")]
-ColumnOption = Annotated[str | None, typer.Option(help="The column that holds them.")]
-
-
-def read(prompts: Path | None, column: str | None) -> list[Prompt]:
-    return load_prompts(prompts or PROMPTS, column)
-
-
-def say(text: str) -> None:
-    write(console, f"redraft drafter: {text}")
-
-
-@contextmanager
-def ended_in_a_line() -> Iterator[None]:
-    """End the process with one line where an input is wrong."""
-    try:
-        yield
-    except (OSError, ValueError, BundleError) as error:
-        say(str(error))
-        raise typer.Exit(2) from None
-
-
-@app.command()
 @interruptible("redraft drafter", "the same command goes on")
-@ended_in_a_line()
-def plan(
-    path: Annotated[Path, typer.Argument(help="File of the plan.")],
-    model: Annotated[Path, typer.Option(help="Target folder written by redraft fetch.")],
-    engine: Annotated[Path, typer.Option(help="Its engine bundle that writes teacher data.")],
-    teacher: TeacherOption,
+def main(
+    model: ModelOption = Path(DEFAULT_MODEL),
+    kind: Annotated[str, typer.Option(help=f"Kind of drafter: {', '.join(KINDS)}.")] = RECURRENT,
     prompts: PromptsOption = None,
     column: ColumnOption = None,
     hours: Annotated[float, typer.Option(min=0, max=10_000, help="Time for teacher data and training together.")] = 1.0,
+    output: Annotated[
+        Path | None, typer.Option(help="The drafter's folder; default: the one that redraft serve and build look in.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the teacher data; default: REDRAFT_HOME/data/NAME.")
+    ] = None,
+    backend: Annotated[
+        Backend, typer.Option(parser=backend_named, metavar=BACKEND_NAMES, help="What executes the bundles.")
+    ] = OPENVINO,
+    precision: Annotated[Precision, typer.Option(help="Stored weights of the bundles.")] = Precision.bf16,
+    tune_minutes: Annotated[
+        float, typer.Option(min=0, max=100_000, help="Time to tune each of two bundles in, about.")
+    ] = 4.0,
 ) -> None:
-    """Size teacher data and training by rates measured now, unless that was done for as many hours."""
-    found = plan_training(path, model, engine, teacher, read(prompts, column), hours, say)
-    for line in found.lines():
-        say(line)
+    """Make a drafter for a model within a time, and say what it gains.
 
+    Writes teacher data, trains, builds and tunes bundles with and without the drafter, and measures both. It can be
+    killed at any time; the same command goes on from there. Steps are printed as commands.
+    """
+    if not hours:
+        raise typer.BadParameter(f"--hours {hours:g}: expected a number above 0, such as 0.5")
+    if kind not in KINDS:
+        raise typer.BadParameter(f"--kind {kind}: expected one of {', '.join(KINDS)}")
+    layers = layers_of(kind)
+    output, data = output or own_drafter(model.name, kind), data or data_of(model.name, layers)
+    steps = Steps("redraft drafter", output / LOG)
 
-@app.command()
-def sizes(path: Annotated[Path, typer.Argument(help="File of the plan.")]) -> None:
-    """Print a plan as variables for make."""
-    if found := Plan.read(path):
-        print(f"TOKENS={found.tokens} POSITIONS={found.positions}")
+    def say(text: str) -> None:
+        write(console, f"redraft drafter: {text}")
+        steps.log(text)
 
-
-@app.command()
-@interruptible("redraft drafter", "the same command goes on")
-@ended_in_a_line()
-def gains(
-    drafter: Annotated[Path, typer.Argument(help="The trained drafter's folder, where gains.json is written.")],
-    model: Annotated[Path, typer.Option(help="Its target's folder.")],
-    teacher: TeacherOption,
-    ngrams: Annotated[Path, typer.Option(help="Tuned bundle without a drafter.")],
-    bundle: Annotated[Path, typer.Option(help="Tuned bundle with the drafter.")],
-    prompts: PromptsOption = None,
-    column: ColumnOption = None,
-) -> None:
-    """Measure what the drafter gains on prompts that it was not trained on, and estimate what twice the hours would."""
-    given = read(prompts, column) if prompts else []
-    asked = unseen_prompts(given, cutoff_of_shards(teacher), load_prompts(PROMPTS))
-    found = measure_gains(drafter, ngrams, bundle, fitting_prompts(model, (ngrams, bundle), asked))
-    for line in summary(found, shipped_curves()):
+    reading = ["--prompts", prompts, *(["--column", column] if column else [])] if prompts else []
+    begun = time.monotonic()
+    try:
+        texts = load_prompts(prompts or PROMPTS, column if prompts else None)
+        engine = teacher_engine(model, data, layers, steps)
+        plan = plan_training(output / "plan.json", model, engine, data, texts, hours, say, kind, layers)
+        for line in plan.lines():
+            say(line)
+        layered = ["--target-layers", layers] if layers else []
+        steps.run("distill", "--model", model, "--output", data, "--tokens", plan.tokens, *reading, *layered)
+        steps.run(
+            "train", "--model", model, "--kind", kind, "--data", data, "--data", f"{data}-held-out",
+            "--output", output, "--positions", plan.positions,
+        )  # fmt: skip
+        usual = {"--model": str(model), "--backend": backend.name, "--precision": precision.value}
+        ngrams = steps.tuned_bundle(usual | {"--construction": NGRAM_TRIE}, tune_minutes)["--output"]
+        bundle = steps.tuned_bundle(usual | {"--drafter": str(output)}, tune_minutes)["--output"]
+        unseen = unseen_prompts(texts if prompts else [], cutoff_of_shards(data), load_prompts(PROMPTS))
+        bundles = Path(ngrams), Path(bundle)
+        gains = measure_gains(output, *bundles, fitting_prompts(model, bundles, unseen))
+    except (OSError, ValueError, BundleError) as error:
+        say(str(error))
+        raise typer.Exit(2) from None
+    for line in summary(gains, shipped_curves()):
         print(line)
+        steps.log(line)
+    say(f"done in {(time.monotonic() - begun) / 60:.0f} minutes; `redraft serve --bundle {bundle}` serves it")

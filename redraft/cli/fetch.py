@@ -45,6 +45,6 @@ def main(
     except KeyboardInterrupt:
         say("interrupted; no model was written", err=True)
         raise typer.Exit(130) from None
-    model = "" if source == "default" else f" MODEL={folder}"
-    train = "" if source == "default" else f"; make drafter{model} HOURS=1 trains a drafter for it"
-    say(f"next: make serve{model} serves it{train}")
+    model = "" if source == "default" else f" {folder}"
+    train = "" if source == "default" else f"; redraft drafter --model {folder} --hours 1 trains a drafter for it"
+    say(f"next: redraft serve{model} serves it{train}")

@@ -45,3 +45,15 @@ ModelOption = Annotated[
         help="The target: a folder made by redraft fetch, or its name under REDRAFT_HOME/models.",
     ),
 ]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        help="JSON lines or arrays (`prompt`, `turns`, `messages`, `conversations`; also `source`, `response`), plain "
+        "text lines, CSV or Parquet. Default: the target writes all prompts itself.",
+        show_default=False,
+    ),
+]
+ColumnOption = Annotated[
+    str | None, typer.Option("--column", help="Field or column of --prompts that holds them.", show_default=False)
+]

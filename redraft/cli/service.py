@@ -163,12 +163,10 @@ def generate(
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Ask the running service. Prints its answer as it comes, then a line of statistics."""
-    state, running = _look(run_dir)
-    if state is None or not running:
-        fail("redraft generate: no service is running: `make serve` starts one, or `redraft serve --bundle PATH`")
-    options = state.settings.default_chat_template_kwargs | (chat_template_kwargs or {})
+    settings = running_service(run_dir, "redraft generate")
+    options = settings.default_chat_template_kwargs | (chat_template_kwargs or {})
     try:
-        prompt = render_chat(state.settings.bundle, text, Writing(options)) if chat else text
+        prompt = render_chat(settings.bundle, text, Writing(options)) if chat else text
         prompt.encode()
     except UnicodeEncodeError:
         fail("redraft generate: the text is not valid UTF-8: set LANG to a UTF-8 locale, or write it in UTF-8")
@@ -197,6 +195,14 @@ def generate(
         fail("\n" * begun + f"redraft generate: {error}")
     out.print()
     err.print(str(stats), markup=False)
+
+
+def running_service(path: Path, program: str) -> ServeSettings:
+    """The settings of the service at a run directory; ends the process where none runs."""
+    state, running = _look(path)
+    if state is None or not running:
+        fail(f"{program}: no service is running: `redraft serve` starts one")
+    return state.settings
 
 
 def _look(path: Path) -> tuple[State | None, bool]:

@@ -3,7 +3,8 @@
 At each position the drafter is unrolled T steps along the teacher's text, and each step is scored against the teacher:
 its distribution over the hot vocabulary (soft labels) or the text itself (hard), and, for drafters that predict hidden
 states, the teacher's own. Only the drafter is trained. The run is cut into checkpoints; started again with the same
-output folder it goes on from the last one.
+output folder it goes on from the last one. Beside the drafter it leaves `bigrams.npy`, each token's most frequent
+successor in the teacher's answers.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 import typer
 
 from redraft.chat import template_digest
+from redraft.cli.options import ModelOption
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress, size
 from redraft.console.resources import free_disk, require_memory
+from redraft.decoding.ngram import count_bigrams
+from redraft.home import DEFAULT_MODEL, data_of, own_drafter
 from redraft.model_defs.drafters.base import Decay
+from redraft.model_defs.drafters.eagle3 import USUAL, Eagle3Drafter
 from redraft.model_defs.drafters.registry import DRAFTERS
 from redraft.model_defs.files import count_numbers
 from redraft.model_defs.target.fingerprint import target_fingerprint
@@ -43,6 +49,8 @@ from redraft.training.run import (
 from redraft.training.teacher_data import LARGEST_SHARE_HELD_OUT, USUAL_HELD_OUT, TeacherData
 
 KINDS = {name: kind for name, kind in DRAFTERS.items() if kind.is_trained}
+LAYERED = [name for name, kind in KINDS.items() if issubclass(kind, Eagle3Drafter)]
+"""The kinds that read what enters some layers of the target."""
 GIVEN = ("hidden_size", "vocab_size", "hot_vocabulary", "layer")
 SETTINGS = "; ".join(
     f"{name}: " + ", ".join(f"{f.name}={f.default}" for f in fields(kind.config_type) if f.name not in GIVEN)
@@ -50,11 +58,28 @@ SETTINGS = "; ".join(
 )
 
 
+def layers_of(kind: str) -> str | None:
+    """The --target-layers of the teacher data that a kind of drafter is trained on."""
+    return USUAL if kind in LAYERED else None
+
+
 @interruptible("redraft train", "the same command goes on from the last checkpoint")
 def main(
-    model: Annotated[Path, typer.Option(help="Target folder written by redraft fetch.")],
-    data: Annotated[list[Path], typer.Option(help="Teacher data of redraft distill; may be given several times.")],
-    output: Annotated[Path, typer.Option(help="Folder for the drafter, its checkpoint and its log.")],
+    model: ModelOption = Path(DEFAULT_MODEL),
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Teacher data of redraft distill; may be given several times. Default: what it wrote for this model "
+            "and kind."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the drafter, its checkpoint and its log; default: REDRAFT_HOME/drafters/NAME, or "
+            "NAME-KIND where that is not recurrent."
+        ),
+    ] = None,
     kind: Annotated[str, typer.Option(help=f"Kind of drafter: {', '.join(KINDS)}.")] = "recurrent",
     settings: Annotated[
         list[str] | None,
@@ -87,7 +112,7 @@ def main(
         float | None, typer.Option(min=0, max=1, help="Peak learning rate (Adam); default: the drafter's.")
     ] = None,
     decay: Annotated[Decay | None, typer.Option(help="Of the learning rate; default: the drafter's.")] = None,
-    held_out: Annotated[
+    held_out_shards: Annotated[
         int | None,
         typer.Option(
             min=0,
@@ -111,6 +136,11 @@ def main(
         raise typer.BadParameter(f"cannot train a drafter {kind!r}; known are {', '.join(KINDS)}")
     drafter_type = KINDS[kind]
     recipe = drafter_type.recipe
+    output = output or own_drafter(model.name, kind)
+    if not data:
+        written = data_of(model.name, layers_of(kind))
+        judged_by = written.with_name(f"{written.name}-held-out")
+        data = [written, *([judged_by] if judged_by.is_dir() else [])]
     run = Run(
         positions,
         window or recipe.window,
@@ -123,7 +153,7 @@ def main(
     resumed = output if (output / "checkpoint.safetensors").exists() else None
     with progress("train", positions, "positions", "loading the target") as shown:
         try:
-            teacher = TeacherData(data, held_out, drafter_type.reads_context)
+            teacher = TeacherData(data, held_out_shards, drafter_type.reads_context)
             teacher.require(run.batch, run.window, unroll)
             require_memory(4 * count_numbers(model), "training beside the target")
             target = Target.from_folder(model).to(device)
@@ -157,5 +187,8 @@ def main(
         card = {"target_fingerprint": target_fingerprint(target), "chat_template": template_digest(model)}
         try:
             train(trainer, teacher, run, output, card, resumed is None, shown)
+            # The n-gram branch of bundles of this drafter takes them.
+            answers = [tokens.numpy() for tokens in TeacherData(data, 0, prompts=False).answers()]
+            np.save(output / "bigrams.npy", count_bigrams(answers, vocab_size))
         except OtherRunError as error:
             raise typer.BadParameter(str(error)) from None

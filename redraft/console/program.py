@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 from typer.exceptions import TyperException
 
 from redraft.console.output import err
+
+
+class Rows(TyperCommand):
+    """A command whose options with several values take them in a row: `--rows 1 8 16`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Repeat such an option before each value of a row."""
+        lists = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
+        words: list[str] = []
+        option, values = "", 0
+        for word in args:
+            if word.startswith("--"):
+                option, values = word if word in lists else "", 0
+            elif option and (values := values + 1) > 1:
+                words.append(option)
+            words.append(word)
+        return super().parse_args(ctx, words)
 
 
 def run(program: str, command: Callable[..., None] | typer.Typer) -> NoReturn:

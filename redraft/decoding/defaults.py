@@ -18,7 +18,7 @@ NGRAM_CHANCES = MappingProxyType(
 """How often an n-gram guess is right, by the number of tokens matched and by how often in a row (1, 2, 3, 4 or more
 times) the same token followed them. Source: counted in the model's greedy answers."""
 SUCCESSOR_CHANCE = 0.25
-"""How often a token's usual successor (`redraft count`) comes next where no n-gram matches. Source: set by hand."""
+"""How often a token's usual successor in teacher data comes next where no n-gram matches. Source: by hand."""
 RETRIEVAL_ESCAPES = MappingProxyType({6: 1.0, 4: 4.0, 3: 4.0, 2: 3.0, 1: 3.0})
 """Match lengths of n-gram retrieval, longest first, and how many occurrences the next shorter match counts as beside a
 match's own. Source: tried on the model's answers. Acceptance hardly depends on them: 1.80 to 1.83 tokens per step of 16

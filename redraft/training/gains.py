@@ -61,7 +61,9 @@ def fitting_prompts(model: Path, bundles: Sequence[Path], turns: Sequence[str]) 
     encoded = (encode_user_turn(model, codec, turn) for turn in turns)
     prompts = [ids for ids in encoded if len(ids) <= longest]
     if not prompts:
-        raise ValueError(f"none of {len(turns)} prompts to judge by has at most {longest} tokens: add some to DATA")
+        raise ValueError(
+            f"none of {len(turns)} prompts to judge by has at most {longest} tokens: add some to --prompts"
+        )
     return prompts
 
 

@@ -18,10 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from redraft.chat import template_digest
 from redraft.console.progress import duration
 from redraft.model_defs.drafters.base import Drafter
+from redraft.model_defs.drafters.eagle3 import parse_layers
 from redraft.model_defs.drafters.registry import DRAFTERS, RECURRENT
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.config import TargetConfig
-from redraft.model_defs.target.model import Target
+from redraft.model_defs.target.model import Target, give_layers
 from redraft.prompts import Prompt
 from redraft.text import TextCodec
 from redraft.training.conversations import Generator
@@ -51,7 +52,7 @@ class Plan(BaseModel):
     model: str
     """Digest of the target."""
     prompts: str | None = None
-    """Digest of DATA; None, as that of the chat template, in plans that were made before both were stored"""
+    """Digest of the prompts; None, as that of the chat template, in plans that were made before both were stored"""
     chat_template: str | None = None
     hours: float = Field(gt=0)
     teacher_rate: float
@@ -105,7 +106,7 @@ def make_plan(model: str, hours: float, teacher_rate: float, training_rate: floa
     tokens = int((seconds - held_out) / token_s)
     if tokens < LEAST_HELD_OUT:
         least = math.ceil((2 * loading_s + held_out + LEAST_HELD_OUT * token_s) / 36) / 100
-        raise ValueError(f"HOURS={hours:g} is too short for this model on this machine: give at least {least:.2f}")
+        raise ValueError(f"--hours {hours:g} is too short for this model on this machine: give at least {least:.2f}")
     return Plan(
         model=model,
         hours=hours,
@@ -125,8 +126,11 @@ def plan_training(
     prompts: Sequence[Prompt],
     hours: float,
     say: Callable[[str], None],
+    kind: str = RECURRENT,
+    layers: str | None = None,
 ) -> Plan:
-    """The plan that `path` holds, or a new one for another target or other hours, which is stored there.
+    """The plan that `path` holds, or a new one for another target or other hours, which is stored there: for drafters
+    of a `kind` that read what enters `layers` of the target.
 
     Raises ValueError where the hours are too few, where a drafter has been trained by another plan, or where the
     folders of the plan and of the `teacher` data are of other prompts or another chat template, OSError or ValueError
@@ -145,8 +149,8 @@ def plan_training(
         return there
     if there and (path.parent / "checkpoint.safetensors").exists():
         raise ValueError(
-            f"{path.parent} holds a drafter of another plan, for HOURS={there.hours:g}: remove or rename it, and the "
-            f"same command trains one for HOURS={hours:g}; teacher data are kept"
+            f"{path.parent} holds a drafter of another plan, for --hours {there.hours:g}: remove or rename it, and the "
+            f"same command trains one for --hours {hours:g}; teacher data are kept"
         )
     say("measuring how fast teacher data are written and drafters trained")
     teacher_rate, loading_s = measure_teacher_rate(model, engine)
@@ -154,7 +158,9 @@ def plan_training(
     rows = usual_rows(target.config.vocab_size, target.embedding.weight.device.type)
     codec = TextCodec.load(model / "tokenizer.json")
     text = list(chain.from_iterable(codec.encode(prompt.turns[0]) for prompt in prompts[:MEASURED_PROMPTS]))
-    training_rate = measure_training_rate(target, DRAFTERS[RECURRENT], rows, text)
+    if layers:
+        give_layers(target, parse_layers(layers, target.config.num_layers))
+    training_rate = measure_training_rate(target, DRAFTERS[kind], rows, text)
     plan = make_plan(digest, hours, teacher_rate, training_rate, loading_s).model_copy(update=given)
     plan.write(path)
     return plan
@@ -199,14 +205,14 @@ def measure_training_rate(target: Target, kind: type[Drafter], rows: int, text: 
 
 
 def read_text(target: Target, text: list[int], tokens: int) -> list[Document]:
-    """Documents of at least so many tokens of a text, which is read again where it is shorter, with the target's hidden
-    states."""
+    """Documents of at least so many tokens of a text, which is read again where it is shorter, with the target's
+    features."""
     device = target.embedding.weight.device
     count = -(-tokens // DOCUMENT_TOKENS)
     whole = (text * (count * DOCUMENT_TOKENS // len(text) + 1))[: count * DOCUMENT_TOKENS]
     ids = torch.tensor(whole, device=device).view(count, DOCUMENT_TOKENS)
     with torch.no_grad():
-        hidden = target(ids, causal_attend(target.config, DOCUMENT_TOKENS, device)).hidden.to(torch.bfloat16).cpu()
+        hidden = target(ids, causal_attend(target.config, DOCUMENT_TOKENS, device)).features.to(torch.bfloat16).cpu()
     return [
         Document(deque(), 0.0, tokens=row, hidden=list(states), answer_start=DOCUMENT_TOKENS // 8)
         for row, states in zip(ids.tolist(), hidden, strict=True)

@@ -101,7 +101,8 @@ class TeacherData:
         highest = max(reserved, key=lambda file: below[file], default=None)
         if highest and (mixed := [file for file in self._training if below[file] < below[highest]]):
             raise ValueError(
-                f"{mixed[0].parent} may hold prompts that {highest.parent} holds out: write both with one make distill"
+                f"{mixed[0].parent} may hold prompts that {highest.parent} holds out: write both with one "
+                "redraft distill"
             )
 
     def require_layers(self, layers: tuple[int, ...]) -> None:

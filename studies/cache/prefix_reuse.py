@@ -26,14 +26,14 @@ import numpy as np
 import typer
 
 from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, Threads, console, run
-from benchmarks.figures.intervals import interval, median_ratio, ratio
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
-from benchmarks.load.workload import ChatTokenizer, Passages
 from benchmarks.speed.inprocess import load_llm
 from redraft.chat import Message
 from redraft.console.progress import tracked
 from redraft.llm import LLM, Answer
+from redraft.loadtest.intervals import interval, median_ratio, ratio
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
+from redraft.loadtest.workload import ChatTokenizer, Passages
 from redraft.prompts import load_prompts
 
 PART = 125

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from benchmarks.figures.tables import Table
+from redraft.loadtest.tables import Table
 
 Load = Callable[[str], Any]
 

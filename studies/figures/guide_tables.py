@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.figures.tables import Table
-from benchmarks.load import saturation
 from benchmarks.verify import structured
+from redraft.loadtest import saturation
+from redraft.loadtest.tables import Table
 from studies.cache import prefix_reuse
 
 TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {

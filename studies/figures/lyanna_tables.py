@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.figures.tables import Table
+from redraft.loadtest.tables import Table
 from redraft.request import AUTO_REGRESSIVE
 from studies.figures.contenders import NAMES, Load, contenders, more_than_first, speedup
 from studies.replay.acceptance import conditional_cells

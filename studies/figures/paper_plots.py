@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.figures import plots
 from benchmarks.load.comparison import AR
+from redraft.loadtest import plots
 from redraft.request import AUTO_REGRESSIVE
 from studies import training
 from studies.figures.contenders import Load, contenders

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.figures.tables import Table
 from benchmarks.load.comparison import AR
+from redraft.loadtest.tables import Table
 from studies.figures import lyanna_tables, redrafter_tables
 from studies.figures.contenders import NAMES, Load, gain, methods_table, more_than_first, served, speedup
 from studies.rsd import report as rsd_report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.figures.tables import Table
+from redraft.loadtest.tables import Table
 from studies.figures.contenders import (
     Load,
     accepted,

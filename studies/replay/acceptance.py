@@ -19,12 +19,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.command import ModelFolder, NumPrompts, Report, Script, console, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
+from benchmarks.command import ModelFolder, NumPrompts, Report, console, run
+from redraft.console.program import Rows
 from redraft.console.progress import tracked
 from redraft.decoding.construction import beams_of, best_first
 from redraft.decoding.packing import pack_beams
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
 from redraft.model_defs.target.model import Target
 from studies.replay.answers import Answer, read
 from studies.replay.replay import Outcome, Replayer, cut, roots_of
@@ -49,7 +50,7 @@ def load(
         raise typer.BadParameter(str(error)) from None
 
 
-@app.command(cls=Script)
+@app.command(cls=Rows)
 def ablation(
     model: ModelFolder,
     drafters: Drafters,
@@ -100,7 +101,7 @@ def beams(replayer: Replayer, answers: Sequence[Answer], width: int, lengths: Se
     return outcomes
 
 
-@app.command(cls=Script)
+@app.command(cls=Rows)
 def packing(
     model: ModelFolder,
     drafters: Drafters,
@@ -131,7 +132,7 @@ def packing(
     finish(output, {**setting, "widths": results}, table)
 
 
-@app.command(cls=Script)
+@app.command(cls=Rows)
 def shapes(
     model: ModelFolder,
     drafters: Drafters,

@@ -20,10 +20,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, NumPrompts, PromptsFile, console, run
-from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed.inprocess import load_llm, teacher_force
 from redraft.console.progress import tracked
 from redraft.llm import LLM
+from redraft.loadtest.workload import ChatTokenizer
 from redraft.model_defs.files import save_tensors
 from redraft.prompts import load_prompts, spread
 from redraft.request import GenerateRequest

@@ -25,7 +25,6 @@ import typer
 from safetensors import safe_open
 
 from benchmarks.command import MaxTokens, ModelFolder, console, run
-from benchmarks.load.workload import MT_BENCH, ChatTokenizer
 from benchmarks.speed.inprocess import load_llm
 from redraft.bundle.manifest import Bundle
 from redraft.compiler.draft_model import is_model
@@ -33,6 +32,7 @@ from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress
 from redraft.errors import BundleError
 from redraft.llm import LLM
+from redraft.loadtest.workload import MT_BENCH, ChatTokenizer
 from redraft.model_defs.files import weight_files
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest

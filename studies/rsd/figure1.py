@@ -13,10 +13,10 @@ import numpy as np
 import typer
 
 from benchmarks.command import console, run
-from benchmarks.figures.plots import COLORS, new_figure, save
-from benchmarks.figures.tables import Table
 from redraft.decoding.rejection import Rule, k_seq, multi_round, recursive_rejection
 from redraft.decoding.token_tree import NodeDraws
+from redraft.loadtest.plots import COLORS, new_figure, save
+from redraft.loadtest.tables import Table
 
 TARGETS = (0.5, 0.7, 0.9)
 DRAFTS = np.linspace(0.01, 0.99, 99)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures.intervals import interval, ratio
 from benchmarks.speed.acceptance import conditional_acceptance
+from redraft.loadtest.intervals import interval, ratio
 from redraft.request import AUTO_REGRESSIVE
 from studies.rsd.shapes import ALGORITHMS, PUBLISHED, RSD_S, Experiment, Shape
 from studies.rsd.store import Row, Store, sums

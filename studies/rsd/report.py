@@ -9,9 +9,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.figures.plots import COLORS, new_figure, save
-from benchmarks.figures.results import save_report
-from benchmarks.figures.tables import Table
+from redraft.loadtest.plots import COLORS, new_figure, save
+from redraft.loadtest.results import save_report
+from redraft.loadtest.tables import Table
 from studies.rsd.figures import DEPTHS, published
 from studies.rsd.shapes import ALGORITHMS, RSD_S, Experiment
 from studies.rsd.store import Store

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures.results import write_json
 from redraft.llm import Answer
+from redraft.loadtest.results import write_json
 from redraft.prompts import Prompt
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, run
-from benchmarks.figures.plots import COLORS, new_figure, save
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
 from benchmarks.speed.inprocess import Clock, load_llm
 from benchmarks.speed.method_batches import Batches, FewPrompts, Rounds, WarmUp, Workload, best_rounds
 from redraft.bundle.method import MethodConfig
 from redraft.llm import Answer
+from redraft.loadtest.plots import COLORS, new_figure, save
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
 from redraft.request import AUTO_REGRESSIVE
 from studies.speed.unpacked_beams import BEAM_UNPACKED, register
 

@@ -23,14 +23,15 @@ import numpy as np
 import torch
 import typer
 
-from benchmarks.command import BundleFolder, ModelFolder, Repeats, Report, Script, console, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table
+from benchmarks.command import BundleFolder, ModelFolder, Repeats, Report, console, run
 from benchmarks.speed import kernel_calls
 from redraft.batch import DraftBatch
 from redraft.bundle.manifest import Bundle
+from redraft.console.program import Rows
 from redraft.engines import load_engine
 from redraft.errors import BundleError
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table
 from redraft.model_defs.drafters.eagle import EagleDrafter
 from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
 from redraft.model_defs.drafters.registry import DRAFTERS
@@ -117,7 +118,7 @@ def milliseconds(head: Head, way: Callable[[Head], list[str]], repeats: int) -> 
     return {part: float(np.median(values)) for part, values in samples.items()}
 
 
-@app.command(cls=Script)
+@app.command(cls=Rows)
 def heads(
     hidden: Annotated[int, typer.Option(help="Hidden size.")] = 576,
     columns: Annotated[list[int], typer.Option(help="Tokens of the head.")] = [HOT, 49152],
@@ -155,7 +156,7 @@ BARE = "_bare"
 VARIANTS = {"lyanna": HiddenStateDrafter.name, "eagle": EagleDrafter.name}
 
 
-@app.command(cls=Script)
+@app.command(cls=Rows)
 def untrained(
     model: ModelFolder,
     output: Annotated[Path, typer.Option(help="Folder for drafters and methods.toml.")],
@@ -185,7 +186,7 @@ def place_to_draft(reads_context: bool, features: int, context: int, pairs: int)
     )
 
 
-@app.command(cls=Script)
+@app.command(cls=Rows)
 def drafters(
     bundle: BundleFolder,
     context: Annotated[int, typer.Option(help="Pairs that a drafter with a context has ingested.")] = 256,

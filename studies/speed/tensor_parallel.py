@@ -16,13 +16,14 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Repeats, Report, Script, Threads, run
-from benchmarks.figures.results import finish
-from benchmarks.figures.tables import Table, number
+from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Repeats, Report, Threads, run
 from benchmarks.load.comparison import AR, WARM_UP, compare, report_single
-from benchmarks.load.workload import ChatTokenizer
 from redraft.bundle.manifest import Bundle
+from redraft.console.program import Rows
 from redraft.errors import BundleError
+from redraft.loadtest.results import finish
+from redraft.loadtest.tables import Table, number
+from redraft.loadtest.workload import ChatTokenizer
 from redraft.plugins import kernels
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE
@@ -31,7 +32,7 @@ from studies.speed.served import Served, worker_of
 app = typer.Typer(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command(cls=Script)
+@app.command(cls=Rows)
 def measure(
     bundle: BundleFolder,
     auto_regressive: Annotated[Path, typer.Option(help="Bundle without drafter, for as many ranks.")],

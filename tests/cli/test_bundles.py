@@ -176,7 +176,9 @@ RUN_TIME = {
     *(f"plugins/operators/sampling/{name}.py" for name in ("__init__", "cpu", "cuda")),
     "cli/__init__.py",
     "compiler/__init__.py",
+    "fields.py",
     "home.py",
+    "options.py",
     *(f"cli/{name}.py" for name in ("bundles", "options")),
 }
 """Modules that are imported with those that build, and decide nothing of what a bundle holds."""

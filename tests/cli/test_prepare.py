@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from redraft import home
-from redraft.cli import prepare
+from redraft.cli import steps
 from redraft.cli.prepare import prepared
 from redraft.home import PROMPTS, SHIPPED
 from redraft.serving.settings import ServeSettings
@@ -42,7 +42,7 @@ def commands(tmp_path, monkeypatch) -> Commands:
     runs = Commands()
     for module in ("redraft.home", "redraft.cli.prepare", "redraft.cli.bundles", "redraft.cli.options"):
         monkeypatch.setattr(f"{module}.HOME", tmp_path)
-    monkeypatch.setattr(prepare.subprocess, "call", runs)
+    monkeypatch.setattr(steps.subprocess, "call", runs)
     return runs
 
 
@@ -81,8 +81,8 @@ def test_the_default_model_is_fetched_built_with_its_drafter_and_tuned(commands,
 
 def test_what_is_there_is_not_made_again(commands, tmp_path, monkeypatch):
     fetched(tmp_path, "SmolLM2-135M-Instruct")
-    monkeypatch.setattr(prepare, "needs_build", lambda _: False)
-    monkeypatch.setattr(prepare.budget, "main", lambda _: 0)
+    monkeypatch.setattr(steps, "needs_build", lambda _: False)
+    monkeypatch.setattr(steps, "why_untuned", lambda _: "")
     bundle_of()
     assert not commands.ran
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 import subprocess
+import sys
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from redraft.cli import tune
 from redraft.compiler.tuning.tuner import Tuner
 from redraft.console import progress
 from redraft.runtime import Runtime
-from tests.cli.test_makefile import dry_run
+from redraft.serving.ranks import launch_command
 from tests.conftest import ROOT, wait_until
 from tests.engines.tiny import METHOD, random_model, tiny_bundle, tiny_target
 from tests.toy_engine import toy_tokenizer
@@ -76,17 +77,15 @@ def test_prompts_that_do_not_fit_are_left_out(tmp_path, monkeypatch, capsys):
     assert "no prompt leaves room for 32 tokens in the bundle's context of 32" in capsys.readouterr().err
 
 
-def test_two_ranks_are_tuned_as_make_starts_them(tmp_path):
+def test_two_ranks_are_tuned_as_redraft_serve_starts_them(tmp_path):
     """Rank 0 writes the table and shows it whole; both ranks end."""
     config = dataclasses.replace(tiny_target().config, num_heads=6, num_kv_heads=3, intermediate_size=201)
     tokenizer = toy_tokenizer().to_str()
     bundle = tiny_bundle(tmp_path, random_model(config), tensor_parallel=2, tokenizer=tokenizer, limits=LIMITS).path
     (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "world"}\n')
-    (line,) = (line for line in dry_run("tune", "TP=2").splitlines() if "build/tune.py" in line)
-    started = line.partition(" --bundle ")[0]
     asked = f"--bundle {bundle} --prompts {tmp_path}/prompts.jsonl --num-prompts 2 --tokens 4"
-    command = ["env", f"PYTHONPATH={ROOT}", *shlex.split(f"{started} {asked}")]
+    command = launch_command([sys.executable, "-m", "redraft.cli", "tune", *shlex.split(asked)], 2)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
     tables = BudgetFile.load(bundle).methods

@@ -17,16 +17,15 @@ def app_of(command) -> typer.Typer:
 
 
 TUNE = ["--bundle", "b", "--prompts", "p"]
-TRAIN = ["--model", "m", "--data", "d", "--output", "o"]
-PLAN = ["plan", "p", "--model", "m", "--engine", "e", "--teacher", "t"]
+TRAIN = ["--model", ".", "--data", "d", "--output", "o"]
 
 
 @pytest.mark.parametrize(
     ("app", "arguments", "option"),
     [
         (app_of(tune.main), TUNE, "--minutes"),
-        (drafter.app, PLAN, "--hours"),
-        (app_of(distill.main), ["--model", "m", "--output", "o"], "--self-written"),
+        (app_of(drafter.main), ["--model", "."], "--hours"),
+        (app_of(distill.main), ["--model", ".", "--output", "o"], "--self-written"),
         (app_of(train.main), TRAIN, "--peak-rate"),
         (app_of(train.main), TRAIN, "--hidden-weight"),
         (app_of(service.serve), ["--bundle", "b"], "--start-timeout-s"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures.results import as_json
+from redraft.loadtest.results import as_json
 from studies.figures import request_fields
 from studies.figures.site import BLOCK, fill, reader, render, write_plots
 
@@ -54,7 +54,7 @@ def test_the_first_page_says_what_it_is_shows_it_and_has_three_ways_in():
 
 @pytest.mark.parametrize("file", sorted((DOCS / "results").rglob("*.json")), ids=lambda file: file.stem)
 def test_a_result_file_is_compact(file):
-    assert file.read_text() == as_json(json.loads(file.read_text())) + "\n", "as benchmarks.figures.results writes it"
+    assert file.read_text() == as_json(json.loads(file.read_text())) + "\n", "as redraft.loadtest.results writes it"
 
 
 @pytest.mark.parametrize("page", PAGES)

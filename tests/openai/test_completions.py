@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.load.clients.base import Generation, Piece
-from benchmarks.load.clients.connect import connect
 from redraft.chat import ChatTemplate
+from redraft.loadtest.clients.base import Generation, Piece
+from redraft.loadtest.clients.connect import connect
 from redraft.openai.answers.choices import CompletionLogProbs
 from redraft.openai.model import ServedModel
 from tests.grammar.test_prefixes import CODECS

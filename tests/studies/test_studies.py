@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -233,7 +234,7 @@ def test_rsds_experiments(tmp_path, monkeypatch, tokenizer_folder):
     assert figure1.METHODS["Multi-round"](0.9, 0.5) == pytest.approx(0.64)
 
 
-def test_training_runs_are_compared(tmp_path):
+def test_training_runs_are_compared(tmp_path, monkeypatch):
     runs = []
     for name, offset in (("sparse", 0.1), ("dense", 0.04)):
         runs.append(tmp_path / name)
@@ -248,8 +249,9 @@ def test_training_runs_are_compared(tmp_path):
     assert execute(training.app, ["table", *runs, "--output", output]) == 0
     assert json.loads(output.read_text())["runs"]["dense"]["200"] == pytest.approx(0.74 / 3)
     assert execute(training.app, ["curve", *runs, "--output", tmp_path / "curve.png"]) == 0
-    np.save(tmp_path / "counts.npy", np.ones((2, 5000), int))
-    assert execute(training.app, ["frequency", tmp_path / "counts.npy", "--output", output]) == 0
+    monkeypatch.setattr(training, "token_counts", lambda *_: np.ones((2, 5000), int))
+    monkeypatch.setattr(training.TargetConfig, "load", lambda _: SimpleNamespace(vocab_size=5000))
+    assert execute(training.app, ["frequency", "--model", "m", "--data", "d", "--output", output]) == 0
     assert json.loads(output.read_text())["covered"]["1024"] == 0.2048
 
 

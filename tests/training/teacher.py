@@ -69,7 +69,8 @@ def prompts_of(shard: dict[str, torch.Tensor]) -> list[str]:
 def write_teacher(folder: Path, prompts: Path | None, tokens: int = 600, **more) -> tuple[Path, Path]:
     """The folders to train on and held out that distilling with this file filled."""
     where = {"model": folder, "prompts": prompts, "output": folder / "data", "held_out": folder / "held"}
-    distill.main(**where | {"tokens": tokens, "slots": 8, "max_new_tokens": 12, "self_written": 0, "threads": 1} | more)
+    run = {"tokens": tokens, "slots": 8, "max_new_tokens": 12, "self_written": 0, "threads": 1, "engine": False}
+    distill.main(**where | run | more)
     return folder / "data", folder / "held"
 
 
@@ -97,7 +98,7 @@ def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> l
         "unroll": 3,
         "batch": 4,
         "positions": positions,
-        "held_out": 1,
+        "held_out_shards": 1,
         "every": 25,
         "threads": 1,
     }

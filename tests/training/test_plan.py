@@ -40,7 +40,7 @@ def test_teacher_data_and_training_take_the_time_given(hours, teacher, training)
 
 @pytest.mark.parametrize("rates", [(100, 1000), (60, 70), (5, 3), (40, 4000)])
 def test_too_little_time_is_refused_with_what_would_do(rates):
-    with pytest.raises(ValueError, match=r"HOURS=0.01 is too short .* at least (\d+\.\d\d)") as told:
+    with pytest.raises(ValueError, match=r"--hours 0.01 is too short .* at least (\d+\.\d\d)") as told:
         make_plan("model", 0.01, *rates, 10)
     least = float(str(told.value).rpartition(" ")[2])
     assert 2000 <= make_plan("model", least, *rates, 10).tokens < 4000
@@ -127,7 +127,7 @@ def test_a_run_that_was_killed_goes_on_with_its_plan(tmp_path, monkeypatch):
         plan.plan_training(tmp_path / "plan.json", Path("another"), *arguments)
     (tmp_path / "checkpoint.safetensors").touch()
     assert plan.plan_training(tmp_path / "plan.json", Path("model"), *arguments) == stored
-    with pytest.raises(ValueError, match="drafter of another plan, for HOURS=1: remove or rename it"):
+    with pytest.raises(ValueError, match="drafter of another plan, for --hours 1: remove or rename it"):
         plan.plan_training(tmp_path / "plan.json", Path("model"), Path("engine"), Path("data"), [], 2.0, lambda _: None)
 
 

@@ -111,7 +111,7 @@ def test_whatever_number_of_shards_is_trained_on(taught: Path, tmp_path: Path, c
     (tmp_path / "data").mkdir()
     for shard in range(shards):
         shutil.copy(taught / f"data/shard-{shard:05d}.safetensors", tmp_path / "data")
-    log = train(taught, tmp_path / "drafter", "recurrent", 100, data=[tmp_path / "data"], held_out=None)
+    log = train(taught, tmp_path / "drafter", "recurrent", 100, data=[tmp_path / "data"], held_out_shards=None)
     assert ("chain_acceptance_length" in log[-1]) == (judged > 0)
     teacher = TeacherData([tmp_path / "data"], None, False)
     assert (len(teacher.evaluation), len(teacher.training)) == (judged, trained)
@@ -130,7 +130,7 @@ def test_shards_of_less_than_a_batch_are_trained_on_together(taught: Path, tmp_p
     for shard in range(7):
         docs = generate(target, 1, [[11 + shard]])
         write_shard(tmp_path / f"data/shard-{shard:05d}.safetensors", docs, {})
-    log = train(taught, tmp_path / "drafter", "recurrent", 100, data=[tmp_path / "data"], held_out=None, batch=8)
+    log = train(taught, tmp_path / "drafter", "recurrent", 100, data=[tmp_path / "data"], held_out_shards=None, batch=8)
     assert log[-1]["positions"] >= 100
 
 
@@ -150,7 +150,7 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
     with pytest.raises(typer.BadParameter, match=r"run with positions 100, the command asks for positions 200; for"):
         train(taught, tmp_path, "hidden_state", 200)
     with pytest.raises(typer.BadParameter, match=r"run with data 2 shards \(\w+\), the command asks for data 1 shards"):
-        train(taught, tmp_path, "hidden_state", 100, held_out=2)
+        train(taught, tmp_path, "hidden_state", 100, held_out_shards=2)
     with pytest.raises(typer.BadParameter, match=r"info_rank=8.*asks for.*info_rank=4"):
         train(taught, tmp_path, "hidden_state", 200, settings=["info_vocabulary=40", "info_rank=4"])
     with pytest.raises(typer.BadParameter, match=r"layers none, the drafter reads \(0, 1, 2\): .*layers 0\+1\+2"):

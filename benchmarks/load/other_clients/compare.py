@@ -2,7 +2,7 @@
 
     python -m benchmarks.load.other_clients.compare --environment artifacts/clients --bundle artifacts/engines/NAME
 
-What `make test-clients` runs once the environment is there. All send the same prompts, so many at a time, one client
+The environment has what requirements-clients.txt names. All send the same prompts, so many at a time, one client
 after the other.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,14 +23,14 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.figures.results import save_report
-from benchmarks.figures.tables import Table, number
-from benchmarks.load.clients.base import GenerationError
-from benchmarks.load.clients.connect import address
-from benchmarks.load.clients.openai import OpenAIServer
-from benchmarks.load.loadtest import LoadTest
-from benchmarks.load.metrics import Timeline, summarize
-from benchmarks.load.options import check, parser
+from redraft.loadtest.clients.base import GenerationError
+from redraft.loadtest.clients.connect import address
+from redraft.loadtest.clients.openai import OpenAIServer
+from redraft.loadtest.loadtest import LoadTest
+from redraft.loadtest.metrics import Timeline, summarize
+from redraft.loadtest.options import Options, check
+from redraft.loadtest.results import save_report
+from redraft.loadtest.tables import Table, number
 from redraft.prompts import load_prompts, spread
 
 ASK = Path(__file__).with_name("ask.py")
@@ -81,12 +82,13 @@ class Figures:
 
 def ours(setting: Setting, folder: Path) -> Figures:
     """Our load test, from its first request to its last."""
-    flags = ["--protocol", "openai", "--url", setting.url, "--model", setting.model, "--tokenizer", setting.bundle]
-    flags += ["--dataset", _write(folder, setting.prompts, "prompt"), "--num-prompts", len(setting.prompts)]
-    flags += ["--request-rate", "inf", "--max-concurrency", setting.concurrency, "--max-tokens", setting.max_tokens]
-    flags += ["--runs", 1, "--metrics-url", "", "--result-dir", folder / "ours", "--label", OURS, "--warmup", 1]
-    args = parser().parse_args([str(flag) for flag in flags])
-    (run,) = asyncio.run(LoadTest(args, check(args)).measure())
+    options = Options(
+        protocol="openai", url=setting.url, model_name=setting.model, metrics_url="", tokenizer=setting.bundle,
+        prompts=_write(folder, setting.prompts, "prompt"), num_prompts=len(setting.prompts),
+        request_rate=[math.inf], max_concurrency=setting.concurrency, max_tokens=setting.max_tokens, runs=1,
+        warmup=1, label=OURS, result_dir=folder / "ours",
+    )  # fmt: skip
+    (run,) = asyncio.run(LoadTest(options, check(options)).measure())
     return _of_summary(run.summary)
 
 

@@ -42,7 +42,7 @@ class HubFolder:
         if path.suffix == ".gguf" and path.is_file():
             raise ValueError(
                 f"{path} is a GGUF file, of which no drafter is read: give the folder that it was converted from; a "
-                f"whole model drafts from the folder that `make model SOURCE={path}` makes"
+                f"whole model drafts from the folder that `redraft fetch {path}` makes"
             )
         file = path / "config.json"
         self.path, self.config = path, Fields(read_json(file), file)

@@ -189,8 +189,8 @@ def refuse_drafter(folder: Path) -> None:
         return  # a model with such heads of its own
     if reader := reader_of(hub):
         raise FetchError(
-            f"{folder} holds a drafter, {reader.form}, and no model: make model takes its target, and make engines the "
-            f"drafter with DRAFTER={folder}"
+            f"{folder} holds a drafter, {reader.form}, and no model: `redraft fetch` takes its target, and "
+            f"`redraft build --drafter {folder}` the drafter"
         )
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.figures.results import Run, load_runs, save_run, write_json
 from benchmarks.load import report
-from benchmarks.load.metrics import Timeline, summarize
+from redraft.loadtest.metrics import Timeline, summarize
+from redraft.loadtest.results import Run, load_runs, save_run, write_json
 
 
 def contender(speed, depths):

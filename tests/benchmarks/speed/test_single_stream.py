@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.command import execute
 from benchmarks.load import comparison
-from benchmarks.load.workload import ChatTokenizer
 from benchmarks.speed import single_stream
 from redraft.bundle.method import MethodConfig
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.llm import LLM
+from redraft.loadtest.workload import ChatTokenizer
 from redraft.request import AUTO_REGRESSIVE, request
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits

@@ -16,8 +16,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.load.clients.base import Generation
-from benchmarks.load.clients.connect import connect
+from redraft.loadtest.clients.base import Generation
+from redraft.loadtest.clients.connect import connect
 from redraft.serving.guard.limits import MAX_BODY_BYTES
 from redraft.serving.rundir import RunDir
 from redraft.serving.tritonserver import MODELS, STAND_IN, WHOLE

@@ -3,9 +3,9 @@
 import asyncio
 import threading
 
-from benchmarks.load.clients.base import Generation
-from benchmarks.load.runner import open_loop
-from benchmarks.load.workload import ChatTokenizer, Conversation
+from redraft.loadtest.clients.base import Generation
+from redraft.loadtest.runner import open_loop
+from redraft.loadtest.workload import ChatTokenizer, Conversation
 
 
 def run(client, times, folder, count=None, turns=("hi",), system=None, **options):

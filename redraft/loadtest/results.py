@@ -12,9 +12,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import console
-from benchmarks.load.metrics import Timeline
+from rich.console import Console
 
+from redraft.loadtest.metrics import Timeline
+
+console = Console(highlight=False)
 FULL: dict[str, Any] = {"num_prompts": 200, "seconds": 60.0, "runs": 3}
 """What a load test needs at least for figures that are worth keeping."""
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from benchmarks.figures.intervals import over_runs
-from benchmarks.figures.results import LONG_MS, Run, by_rate, circumstances, rate_name
-from benchmarks.load.metrics import METRICS, PERCENTILES
+from redraft.loadtest.intervals import over_runs
+from redraft.loadtest.metrics import METRICS, PERCENTILES
+from redraft.loadtest.results import LONG_MS, Run, by_rate, circumstances, rate_name
 
 
 @dataclass

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.load.saturation import Probe, find
+from redraft.loadtest.saturation import Probe, find
 
 
 def search(capacity, first, errors_above=float("inf")):

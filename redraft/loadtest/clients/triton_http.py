@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from benchmarks.load.clients import sse
-from benchmarks.load.clients.base import Generation, GenerationError, Piece, read_counters
+from redraft.loadtest.clients import sse
+from redraft.loadtest.clients.base import Generation, GenerationError, Piece, read_counters
 
 
 class TritonHttp:

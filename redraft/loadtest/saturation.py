@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.figures.results import Run, by_rate, circumstances
-from benchmarks.figures.tables import Table, figure, milliseconds, over, speedup
+from redraft.loadtest.results import Run, by_rate, circumstances
+from redraft.loadtest.tables import Table, figure, milliseconds, over, speedup
 
 FOLLOWS = 0.95
 """Completed share of the requests that were due, from which on the answers follow the rate. Completions are counted

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.load.metrics import (
+from redraft.loadtest.metrics import (
     Timeline,
     Window,
     acceptance,

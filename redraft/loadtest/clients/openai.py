@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.load.clients import sse
-from benchmarks.load.clients.base import Generation, GenerationError, Piece, read_counters
+from redraft.loadtest.clients import sse
+from redraft.loadtest.clients.base import Generation, GenerationError, Piece, read_counters
 
 KEY = "REDRAFT_API_KEY"
 """The environment variable with the server's keys, if it asks for one: the first is sent."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.load.clients.base import TIMEOUT_S, GenerationError
+from redraft.loadtest.clients.base import TIMEOUT_S, GenerationError
 
 LONGEST_LINE = 1 << 20
 

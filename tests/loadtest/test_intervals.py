@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.figures.intervals import interval, median_ratio, ratio, statistic
+from redraft.loadtest.intervals import interval, median_ratio, ratio, statistic
 
 
 def test_the_interval_has_the_width_of_the_normal_law():

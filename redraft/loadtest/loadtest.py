@@ -1,6 +1,6 @@
 """Load test: streaming requests at fixed rates against a service or a bare engine worker.
 
-    python -m benchmarks.load.loadtest --tokenizer artifacts/engines/NAME --request-rate 0.5 1 2 --result-dir out/spec
+    redraft loadtest --request-rate 0.5 1 2 --result-dir out/spec
 
 Writes one JSON file per rate and run and plots into the result folder and prints tables. With --baseline, compares with
 the results in that folder: an earlier test's, or, with --baseline-url, those of a second server that takes turns with
@@ -9,33 +9,32 @@ the first, run by run, so that a busy moment of the machine hits both. Ctrl-C wr
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.figures import plots
-from benchmarks.figures.results import Run, clear_runs, load_runs, rate_name, save_run, write_json
-from benchmarks.figures.tables import run_tables, speedup_table
-from benchmarks.load.clients.base import Client, Generation, GenerationError
-from benchmarks.load.clients.connect import MODEL, address, connect
-from benchmarks.load.clients.worker import BareWorker
-from benchmarks.load.metrics import Timeline, acceptance, steady_window, summarize
-from benchmarks.load.options import bundle_plan, check, parser
-from benchmarks.load.runner import hold, open_loop
-from benchmarks.load.saturation import Probe, Saturation, comparison, find, table
-from benchmarks.load.workload import ChatTokenizer, Conversation, arrival_times, conversations_of
 from redraft.bundle.budget import machine_name
 from redraft.chat import Message
 from redraft.console.progress import duration, progress, write
+from redraft.loadtest import plots
+from redraft.loadtest.clients.base import Client, Generation, GenerationError
+from redraft.loadtest.clients.connect import MODEL, address, connect
+from redraft.loadtest.clients.worker import BareWorker
+from redraft.loadtest.metrics import Timeline, acceptance, steady_window, summarize
+from redraft.loadtest.options import Options, bundle_plan, check
+from redraft.loadtest.results import Run, clear_runs, load_runs, rate_name, save_run, write_json
+from redraft.loadtest.runner import hold, open_loop
+from redraft.loadtest.saturation import Probe, Saturation, comparison, find, table
+from redraft.loadtest.tables import run_tables, speedup_table
+from redraft.loadtest.workload import ChatTokenizer, Conversation, arrival_times, conversations_of
 from redraft.metrics import ACCEPTED_TOKENS, DRAFT_TOKENS, GENERATION_TOKENS, PREFIX, SEQUENCE_STEPS, Metric
 from redraft.prompts import Prompt, load_prompts
 from redraft.request import AUTO_REGRESSIVE
@@ -74,10 +73,10 @@ class LoadTest:
     Raises ValueError where the prompts are not fit for the flags.
     """
 
-    def __init__(self, args: argparse.Namespace, slo: dict[str, float]):
+    def __init__(self, args: Options, slo: dict[str, float]):
         self.args, self.slo = args, slo
         self.tokenizer = ChatTokenizer(args.tokenizer)
-        self.prompts: list[Prompt] = load_prompts(args.dataset, args.column, args.multi_turn)
+        self.prompts: list[Prompt] = load_prompts(args.prompts, args.column, args.multi_turn)
         self.workload = (args.multi_turn, args.shared_prefix, args.prompt_tokens)
         self._sent: list[str] = []
         """The prompts of all loads so far, in the order of the seed: the next load takes those after them."""
@@ -133,7 +132,7 @@ class LoadTest:
                 f"{f' at each of {servers} servers' if servers > 1 else ''}: at least {duration(sending)}",
             )
 
-    def writer(self, contender: argparse.Namespace) -> Any:
+    def writer(self, contender: Options) -> Any:
         """How a contender's requests are written: see `runner.Write`."""
         sampling = {name: getattr(contender, name) for name in ("temperature", "top_p", "top_k")}
         sampling = {name: value for name, value in sampling.items() if value is not None}
@@ -151,7 +150,7 @@ class LoadTest:
 
         return request
 
-    async def warm_up(self, contender: argparse.Namespace, client: Client, count: int, advance: Any) -> None:
+    async def warm_up(self, contender: Options, client: Client, count: int, advance: Any) -> None:
         """Send a few requests that do not count. Raises GenerationError where one fails."""
         for conversation in self.warm_ups[:count]:
             done: list[Timeline] = []
@@ -161,7 +160,7 @@ class LoadTest:
             advance()
 
     async def run(
-        self, contender: argparse.Namespace, client: Client, rate: float, number: int, load: Load, name: str
+        self, contender: Options, client: Client, rate: float, number: int, load: Load, name: str
     ) -> tuple[Run, list[Timeline]]:
         """One run of a rate: send and measure."""
         before = await client.counters()
@@ -183,16 +182,16 @@ class LoadTest:
         summary = summarize(timelines, self.slo) | {"generator_cores": cores}
         summary |= acceptance_between(before, await client.counters())
         summary["steady"] = summarize(timelines, self.slo, window) if window else None
-        server = contender.worker or f"{address(contender.protocol, contender.url)}/{contender.model or MODEL}"
+        server = contender.worker or f"{address(contender.protocol, contender.url)}/{contender.model_name or MODEL}"
         setting = {"server": server, "protocol": "worker" if contender.worker else contender.protocol}
-        setting |= {"plan": contender.plan, "dataset": contender.dataset.name}
+        setting |= {"plan": contender.plan, "dataset": contender.prompts.name}
         setting |= {"skipped_prompts": load.skipped, "repeated_prompts": load.repeated}
         setting |= {"served_before": contender.served_before}
         setting |= {"client": machine_name(), "date": f"{date.today():%Y-%m-%d}"}
         setting |= {name: getattr(contender, name) for name in SETTING}
         return Run(contender.label, rate, setting, summary, not whole, number), timelines
 
-    async def saturation(self, contender: argparse.Namespace, client: Client) -> Saturation:
+    async def saturation(self, contender: Options, client: Client) -> Saturation:
         """Search for a contender's saturation, with a line per probe, and write it into its result folder."""
 
         async def probe(rate: float) -> Probe:
@@ -206,11 +205,11 @@ class LoadTest:
             return found
 
         found = await find(probe, self.args.request_rate[0])
-        setting = {name: getattr(contender, name) for name in ("method", "dataset", "protocol", *SETTING)}
+        setting = {name: getattr(contender, name) for name in ("method", "protocol", *SETTING)}
         content = {
             "label": contender.label,
             **found.to_json(),
-            "setting": setting | {"dataset": contender.dataset.name},
+            "setting": setting | {"dataset": contender.prompts.name},
         }
         write_json(contender.result_dir / PROBED, content)
         write(
@@ -266,11 +265,11 @@ class LoadTest:
         return runs
 
 
-async def client_of(args: argparse.Namespace) -> Client:
+async def client_of(args: Options) -> Client:
     """The server or the worker, as the flags say. Raises GenerationError where none answers."""
     if args.worker:
         return BareWorker(args.worker)
-    return await connect(args.protocol, args.url, args.model, args.metrics_url or None)
+    return await connect(args.protocol, args.url, args.model_name, args.metrics_url or None)
 
 
 def acceptance_between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -284,17 +283,19 @@ def _count(counters: dict[str, float], metric: Metric[Any]) -> float:
     return counters.get(metric.series.removeprefix(PREFIX), 0.0)
 
 
-def contenders(args: argparse.Namespace) -> list[argparse.Namespace]:
+def contenders(args: Options) -> list[Options]:
     """The servers to measure, each as the flags of a run of its own: the one asked for last."""
     args.plan = bundle_plan(args.tokenizer, args.method)
     if not args.baseline_url:
         return [args]
     server = {"url": args.baseline_url, "metrics_url": args.baseline_metrics_url, "worker": None}
-    server |= {"plan": {}, "method": AUTO_REGRESSIVE}
-    return [argparse.Namespace(**{**vars(args), **server, "label": BASELINE, "result_dir": args.baseline}), args]
+    server |= {"method": AUTO_REGRESSIVE, "label": BASELINE, "result_dir": args.baseline}
+    baseline = replace(args, **server)
+    baseline.plan = {}
+    return [baseline, args]
 
 
-def show(args: argparse.Namespace, runs: list[Run], saturated: Saturation | None) -> None:
+def show(args: Options, runs: list[Run], saturated: Saturation | None) -> None:
     """Print the tables and draw the plots. Raises ValueError for a baseline that sent something else."""
     for one in run_tables(runs, args.percentile_metrics):
         one.show(console)
@@ -309,10 +310,9 @@ def show(args: argparse.Namespace, runs: list[Run], saturated: Saturation | None
         plots.load_test([baseline, runs], args.result_dir)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the load test; the exit status is 130 after Ctrl-C, and 1 when a request failed, except beyond saturation,
+def run_load_test(args: Options) -> int:
+    """Run a load test; the exit status is 130 after Ctrl-C, and 1 when a request failed, except beyond saturation,
     where a service may refuse some."""
-    args = parser(__doc__).parse_args(argv)
     try:
         slo = check(args)
         test = LoadTest(args, slo)
@@ -324,10 +324,10 @@ def main(argv: list[str] | None = None) -> int:
             return 130
         show(args, runs, test.saturated)
     except (ValueError, OSError, GenerationError) as error:
-        print(f"loadtest: {error}", file=sys.stderr)
+        print(f"redraft loadtest: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("loadtest: interrupted", file=sys.stderr)
+        print("redraft loadtest: interrupted", file=sys.stderr)
         return 130
     for run in runs:
         for message, count in run.summary["error_messages"].items():
@@ -336,7 +336,3 @@ def main(argv: list[str] | None = None) -> int:
     if runs[-1].interrupted:
         return 130
     return int(any(run.summary["errors"] for run in runs) and not args.of_saturation)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

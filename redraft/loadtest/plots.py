@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.figures.results import LONG_MS, Run, by_rate, circumstances, rate_name
+from redraft.loadtest.results import LONG_MS, Run, by_rate, circumstances, rate_name
 
 LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 NAMESPACES = {"": "http://www.w3.org/2000/svg", "xlink": "http://www.w3.org/1999/xlink"}

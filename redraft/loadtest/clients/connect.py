@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.load.clients.base import Client, GenerationError
-from benchmarks.load.clients.openai import OpenAIServer
-from benchmarks.load.clients.triton_grpc import TritonGrpc
-from benchmarks.load.clients.triton_http import TritonHttp
+from redraft.loadtest.clients.base import Client, GenerationError
+from redraft.loadtest.clients.openai import OpenAIServer
+from redraft.loadtest.clients.triton_grpc import TritonGrpc
+from redraft.loadtest.clients.triton_http import TritonHttp
 
 PORTS = {"grpc": 8001, "http": 8000, "openai": 8003}
 """Protocols, and the port of each on which `redraft serve` listens."""

@@ -3,9 +3,9 @@
 import pytest
 from matplotlib.image import imread
 
-from benchmarks.figures import plots
-from benchmarks.figures.results import Run, circumstances, load_runs, save_run
-from benchmarks.figures.tables import Table, common_rates, number, run_tables, speedup_table
+from redraft.loadtest import plots
+from redraft.loadtest.results import Run, circumstances, load_runs, save_run
+from redraft.loadtest.tables import Table, common_rates, number, run_tables, speedup_table
 
 
 def run(label, rate, ms, **setting):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 
-from benchmarks.load.clients.base import Generation, GenerationError, Piece
+from redraft.loadtest.clients.base import Generation, GenerationError, Piece
 from redraft.metrics import read
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.worker.client import WorkerClient, WorkerError

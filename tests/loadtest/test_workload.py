@@ -10,10 +10,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from benchmarks.load.workload import ChatTokenizer, arrival_times, conversations_of, kinds_of, pick_prompts
+from redraft.loadtest.workload import ChatTokenizer, arrival_times, conversations_of, kinds_of, pick_prompts
 from redraft.prompts import Prompt, load_prompts
 
-SHIPPED = Path(__file__).parents[3] / "benchmarks" / "prompts.jsonl"
+SHIPPED = Path(__file__).parents[2] / "benchmarks" / "prompts.jsonl"
 
 
 def test_each_prompt_is_used_before_any_repeats():

@@ -5,10 +5,12 @@ import socket
 
 import pytest
 
-from benchmarks.figures.results import circumstances, load_runs
-from benchmarks.load import loadtest, options
-from benchmarks.load.workload import Passages
+from benchmarks.command import execute
+from redraft.cli import application
 from redraft.console import progress
+from redraft.loadtest import loadtest, options
+from redraft.loadtest.results import circumstances, load_runs
+from redraft.loadtest.workload import Passages
 
 
 @pytest.fixture
@@ -33,9 +35,10 @@ def drawn(monkeypatch):
 @pytest.fixture
 def command(tokenizer_folder, tmp_path):
     def call(*flags, folder="out"):
-        fixed = ["--tokenizer", str(tokenizer_folder), "--result-dir", str(tmp_path / folder), "--num-prompts", "6"]
+        fixed = ["--tokenizer", str(tokenizer_folder), "--url", "127.0.0.1:9", "--num-prompts", "6"]
+        fixed += ["--result-dir", str(tmp_path / folder)]
         fixed += ["--seconds", "0", "--ramp", "0", "--runs", "1", "--metrics-url", ""]
-        return loadtest.main([*fixed, *map(str, flags)])
+        return execute(application("loadtest"), ["loadtest", *fixed, *map(str, flags)])
 
     return call
 
@@ -98,7 +101,7 @@ def test_a_service_that_has_answered_before_is_known(client, command, tmp_path):
 
 def test_prompts_that_come_again_are_counted(client, command, tmp_path, capsys):
     (tmp_path / "few.jsonl").write_text("".join(f'{{"prompt": "word {"word " * n}"}}\n' for n in range(8)))
-    command("--runs", 2, "--request-rate", 50, "--warmup", 1, "--dataset", tmp_path / "few.jsonl")
+    command("--runs", 2, "--request-rate", 50, "--warmup", 1, "--prompts", tmp_path / "few.jsonl")
     first, second = load_runs(tmp_path / "out")
     assert (first.setting["repeated_prompts"], second.setting["repeated_prompts"]) == (0, 5)
     assert "sent before" not in capsys.readouterr().out
@@ -176,7 +179,7 @@ def test_a_dead_server_is_reported_at_once(client, command, capsys):
         (["--prompt-tokens", 4], "prompt tokens: expected more"),
         (["--burstiness", 0], "burstiness"),
         (["--result-dir", __file__], "test_loadtest"),
-        (["--dataset", "/nowhere.jsonl"], "nowhere"),
+        (["--prompts", "/nowhere.jsonl"], "nowhere"),
     ],
 )
 def test_wrong_flags(client, command, capsys, flags, message):
@@ -215,7 +218,7 @@ def test_slow_warm_up_requests_are_seen(client, command, capsys, monkeypatch):
 
 
 def test_table2_setting(client, command, tokenizer_folder, tmp_path, capsys):
-    args = options.parser().parse_args(["--tokenizer", str(tokenizer_folder), "--table2"])
+    args = options.Options(tokenizer=tokenizer_folder, table2=True)
     options.check(args)
     assert (args.request_rate, args.temperature) == ([0.1, 0.5, 1.0], 1.0)
     bundle = tmp_path / "bundle"
@@ -230,18 +233,18 @@ def test_table2_setting(client, command, tokenizer_folder, tmp_path, capsys):
             }
         )
     )
-    args = options.parser().parse_args(["--tokenizer", str(bundle), "--table2"])
+    args = options.Options(tokenizer=bundle, table2=True)
     with pytest.raises(ValueError, match="--table2 needs"):
         options.check(args)
     for method in ("auto_regressive", "draws"):
-        options.check(options.parser().parse_args(["--tokenizer", str(bundle), "--table2", "--method", method]))
+        options.check(options.Options(tokenizer=bundle, table2=True, method=method))
     args.method = "five"
     with pytest.raises(ValueError, match="--method: expected one of four, draws, auto_regressive, got 'five'"):
         options.check(args)
-    args = options.parser().parse_args(["--tokenizer", str(bundle), "--baseline-metrics-url", "127.0.0.1:8002"])
+    args = options.Options(tokenizer=bundle, baseline_metrics_url="127.0.0.1:8002")
     with pytest.raises(ValueError, match=r"--baseline-metrics-url: expected .* http://.*, got 127.0.0.1:8002"):
         options.check(args)
-    args = options.parser().parse_args(["--tokenizer", str(bundle), "--prompt-tokens", "4096"])
+    args = options.Options(tokenizer=bundle, prompt_tokens=4096)
     with pytest.raises(ValueError, match=r"--prompt-tokens: expected at most 1920, got 4096: .* holds 2048 tokens"):
         options.check(args)
 
@@ -260,7 +263,7 @@ def test_conversations_prefixes_and_lengths(client, command, tmp_path, capsys):
     flags = "--multi-turn", "--shared-prefix", 20, "--prompt-tokens", 600, "--request-rate", 100, "--warmup", 1
     dataset = tmp_path / "talks.jsonl"
     dataset.write_text("".join(json.dumps({"turns": [f"a {n}", "b", "c"]}) + "\n" for n in range(9)))
-    assert command(*flags, "--dataset", dataset) == 0
+    assert command(*flags, "--prompts", dataset) == 0
     assert "first user turn" not in capsys.readouterr().err
     (run,) = load_runs(tmp_path / "out")
     assert run.summary["completed"] == 6, "two conversations of three turns"

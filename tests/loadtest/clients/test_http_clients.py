@@ -7,8 +7,8 @@ import json
 import pytest
 from aiohttp import web
 
-from benchmarks.load.clients.base import Generation, GenerationError
-from benchmarks.load.clients.connect import address, connect
+from redraft.loadtest.clients.base import Generation, GenerationError
+from redraft.loadtest.clients.connect import address, connect
 from redraft.metrics import read
 
 SAMPLING = {"temperature": 0.5, "seed": 7, "min_length": 3}

@@ -12,7 +12,7 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.load.clients.base import TIMEOUT_S, Generation, GenerationError, Piece, read_counters
+from redraft.loadtest.clients.base import TIMEOUT_S, Generation, GenerationError, Piece, read_counters
 
 FLOAT_FIELDS = ("temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 DTYPES = {**dict.fromkeys(FLOAT_FIELDS, np.float32), "top_k": np.int32, "min_length": np.int32}

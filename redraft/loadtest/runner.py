@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from benchmarks.load.clients.base import Client, Generation, GenerationError
-from benchmarks.load.metrics import Timeline
-from benchmarks.load.workload import ChatTokenizer, Conversation
 from redraft.chat import Message
+from redraft.loadtest.clients.base import Client, Generation, GenerationError
+from redraft.loadtest.metrics import Timeline
+from redraft.loadtest.workload import ChatTokenizer, Conversation
 
 Write = Callable[[Conversation, Sequence[Message]], Generation]
 """Writes the request for a conversation's next turn, given its messages so far."""

@@ -1,0 +1,62 @@
+"""Commands that consist of others: each step is a command, which is printed, and can be killed and run again."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import typer
+
+from redraft.bundle.budget import why_untuned
+from redraft.cli.bundles import as_arguments, complete, needs_build
+from redraft.console.output import err, fail
+from redraft.serving.processes import ServingError
+from redraft.serving.ranks import launch_command
+
+
+class Steps:
+    """The steps of `program`, a command such as `redraft serve`, which a log tells too where there is one."""
+
+    def __init__(self, program: str, log: Path | None = None):
+        self.program = program
+        self._log = log
+
+    def log(self, text: str) -> None:
+        """Write a line to the log, with the time."""
+        if self._log:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
+
+    def run(self, command: str, *arguments: object, ranks: int = 1) -> None:
+        """Run a command of `redraft`. Ends the process where it fails."""
+        words = [command, *map(str, arguments)]
+        line = shlex.join(["redraft", *words])
+        err.print(line, markup=False)
+        self.log(line)
+        try:
+            status = subprocess.call(launch_command([sys.executable, "-m", "redraft.cli", *words], ranks))
+        except ServingError as error:  # MPI is missing
+            fail(f"{self.program}: {error}")
+        if status:
+            self.log(f"redraft {command} ended with status {status}")
+        if status in (130, -signal.SIGINT):
+            raise typer.Exit(130)
+        if status:
+            fail(f"{self.program}: `redraft {command}` ended with status {status}; the same command goes on from there")
+
+    def tuned_bundle(self, options: dict[str, str], minutes: float) -> dict[str, str]:
+        """Build the bundle of these options of `redraft build`, and tune it in about `minutes`, each where that was not
+        done. Returns all its options."""
+        options = complete(options)
+        if needs_build(options):
+            self.run("build", *as_arguments(options))
+        bundle = Path(options["--output"])
+        if minutes and (reason := why_untuned(bundle)):
+            err.print(reason, markup=False)
+            self.run("tune", "--bundle", bundle, "--minutes", minutes, ranks=int(options.get("--tp", "1")))
+        return options
