@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redraft.cli.service import DEFAULT_RUN_DIR, RunDirOption, running_service
 from redraft.loadtest.loadtest import run_load_test
-from redraft.loadtest.options import Options, command
+from redraft.loadtest.options import SERVED, Options, command
 
 
 def loadtest(options: Options, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> int:
@@ -13,10 +13,10 @@ def loadtest(options: Options, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> int:
     Addresses, tokenizer and chat template are those of the service that runs from --run-dir, where none are given. With
     --of-saturation and --baseline, auto-regressive decoding by the same service takes turns with the bundle's method.
     """
-    if options.worker is None and (options.url is None or options.tokenizer is None):
+    if options.worker is None and (options.url is None or options.tokenizer == SERVED):
         settings = running_service(run_dir, "redraft loadtest")
         ports = {"grpc": settings.grpc_port, "http": settings.http_port, "openai": settings.openai_port}
-        options.tokenizer = options.tokenizer or settings.bundle
+        options.tokenizer = settings.bundle if options.tokenizer == SERVED else options.tokenizer
         if options.url is None and options.protocol in ports:
             options.url = f"127.0.0.1:{ports[options.protocol]}"
             page = f"http://127.0.0.1:{settings.metrics_port}/metrics"

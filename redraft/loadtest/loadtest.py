@@ -183,7 +183,7 @@ class LoadTest:
         summary |= acceptance_between(before, await client.counters())
         summary["steady"] = summarize(timelines, self.slo, window) if window else None
         server = contender.worker or f"{address(contender.protocol, contender.url)}/{contender.model_name or MODEL}"
-        setting = {"server": server, "protocol": "worker" if contender.worker else contender.protocol}
+        setting: dict[str, Any] = {"server": server, "protocol": "worker" if contender.worker else contender.protocol}
         setting |= {"plan": contender.plan, "dataset": contender.prompts.name}
         setting |= {"skipped_prompts": load.skipped, "repeated_prompts": load.repeated}
         setting |= {"served_before": contender.served_before}
@@ -288,7 +288,7 @@ def contenders(args: Options) -> list[Options]:
     args.plan = bundle_plan(args.tokenizer, args.method)
     if not args.baseline_url:
         return [args]
-    server = {"url": args.baseline_url, "metrics_url": args.baseline_metrics_url, "worker": None}
+    server: dict[str, Any] = {"url": args.baseline_url, "metrics_url": args.baseline_metrics_url, "worker": None}
     server |= {"method": AUTO_REGRESSIVE, "label": BASELINE, "result_dir": args.baseline}
     baseline = replace(args, **server)
     baseline.plan = {}
@@ -297,7 +297,7 @@ def contenders(args: Options) -> list[Options]:
 
 def show(args: Options, runs: list[Run], saturated: Saturation | None) -> None:
     """Print the tables and draw the plots. Raises ValueError for a baseline that sent something else."""
-    for one in run_tables(runs, args.percentile_metrics):
+    for one in run_tables(runs, args.metrics):
         one.show(console)
     plots.load_test([runs], args.result_dir)
     if args.baseline:

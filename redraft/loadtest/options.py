@@ -26,15 +26,22 @@ AT_LEAST = {"num_prompts": 1, "max_tokens": 1, "max_concurrency": 1, "runs": 1, 
 AT_LEAST |= {"shared_prefix": 0, "prompt_tokens": 0}
 
 
+SERVED = Path()
+"""The tokenizer of the service that runs."""
+
+
 @dataclass
 class Options:
     """What is asked of a load test; the annotations are its command line."""
 
     tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Engine bundle or model folder: tokenizer and chat template; default: the served bundle."),
-    ] = None
-    protocol: Annotated[str, typer.Option(help=f"Triton's gRPC or HTTP streams, or /v1: {', '.join(PORTS)}.")] = "grpc"
+        Path,
+        typer.Option(
+            help="Engine bundle or model folder: tokenizer and chat template; default: the served bundle.",
+            show_default=False,
+        ),
+    ] = SERVED
+    protocol: Annotated[str, typer.Option(help=f"Triton's gRPC or HTTP, or /v1: {', '.join(PORTS)}.")] = "grpc"
     url: Annotated[str | None, typer.Option(help="Address of the server; default: the running service.")] = None
     metrics_url: Annotated[
         str | None,
@@ -112,6 +119,11 @@ class Options:
     """The method's plan, where --bundle is one."""
     served_before: bool = field(default=False, init=False)
 
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics whose percentiles the table shows."""
+        return [name for name in self.percentile_metrics.split(",") if name]
+
 
 def command(run: Callable[..., int]) -> Callable[..., None]:
     """A function for typer with a parameter for each option, and those of `run` after its first, which takes them."""
@@ -179,8 +191,7 @@ def check(args: Options) -> dict[str, float]:
         raise ValueError(
             "--multi-turn, --shared-prefix and --prompt-tokens need the chat template: no --no-chat-template"
         )
-    args.percentile_metrics = [name for name in args.percentile_metrics.split(",") if name]
-    if unknown := set(args.percentile_metrics) - set(METRICS):
+    if unknown := set(args.metrics) - set(METRICS):
         raise ValueError(f"--percentile-metrics: expected some of {', '.join(METRICS)}, got {', '.join(unknown)}")
     _check_lengths(args)
     return parse_slo(args.goodput)
