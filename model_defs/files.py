@@ -143,10 +143,10 @@ class StoredTensors:
 def load_pickled(file: Path, device: str = "cpu", mmap: bool = False) -> dict[str, Tensor]:
     """The tensors of a file in torch's format, of which no code is run; with `mmap` they are mapped, unless the file is
     of the format before torch 1.6, which cannot be. Raises ValueError for anything else in it."""
-    found = load_pickled_object(file, device, mmap)
-    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+    content = load_pickled_object(file, device, mmap)
+    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise ValueError(f"{file}: expected tensors by name")
-    return found
+    return content
 
 
 def load_pickled_object(file: Path, device: str = "cpu", mmap: bool = False) -> Any:

@@ -39,20 +39,20 @@ def structures(folder: Path) -> dict[str, type[Arguments]]:
     type for."""
     text = (folder / "cpu" / "kernels.h").read_text()
     types: dict[str, Any] = SCALARS | dict.fromkeys(re.findall(r"^enum class (\w+) : int ", text, re.M), ctypes.c_int)
-    found: dict[str, type[Arguments]] = {}
+    result: dict[str, type[Arguments]] = {}
     for name, body in re.findall(r"^struct (\w+) \{\n(.*?)^\};", text, re.M | re.S):
         if name == "Kernels":  # pointers to functions, for C++ only
             continue
         fields = [_field(name, line, types) for line in body.splitlines() if line.split("//")[0].strip()]
-        types[name] = found[name] = type(name, (Arguments,), {"_fields_": fields})
-    return found
+        types[name] = result[name] = type(name, (Arguments,), {"_fields_": fields})
+    return result
 
 
 @cache
 def kernel_arguments(folder: Path) -> dict[str, type[Arguments]]:
     """The structure that each kernel takes, by the kernel's name."""
-    found = structures(folder)
-    return {kernel: found[structure] for kernel, structure in _entries("KERNELS")}
+    types = structures(folder)
+    return {kernel: types[structure] for kernel, structure in _entries("KERNELS")}
 
 
 def expect_sizes(library: ctypes.CDLL, arguments: dict[str, type[Arguments]]) -> None:

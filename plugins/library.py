@@ -39,8 +39,8 @@ class BuildError(RuntimeError):
 
 def cache_folder() -> Path:
     """Folder of built libraries: `$REDRAFT_PLUGIN_CACHE`, else artifacts/plugins of a clone, else the user's cache."""
-    if given := os.environ.get("REDRAFT_PLUGIN_CACHE"):
-        return Path(given)
+    if folder := os.environ.get("REDRAFT_PLUGIN_CACHE"):
+        return Path(folder)
     if (PLUGINS.parent / "pyproject.toml").is_file():
         return PLUGINS.parent / "artifacts" / "plugins"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "redraft"

@@ -14,7 +14,7 @@ from redraft import loose_json
 from redraft.templates.renderer import RENDERER, CannotWrite, TemplateError
 from redraft.text import TextCodec
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 """`role` (user, assistant, system, developer, tool, ...) and `content`: a text, a list of parts such as
 `{"type": "text", "text": "Hello"}`, or None for an assistant that only calls tools. Other fields reach the template as
 they are."""
@@ -113,7 +113,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]] | None = None,
         writing: Writing = NEXT_TURN,
     ) -> str:
@@ -170,7 +170,7 @@ def _cut(text: str) -> str:
     return text[:end] if text.startswith(OPEN_END, end) else text[:end].rstrip()
 
 
-def turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """A conversation as templates expect it, which stays as it is if it is given again. Raises ValueError for messages
     of another form."""
     if not messages:
@@ -178,7 +178,7 @@ def turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_turn(message, place) for place, message in enumerate(messages)]
 
 
-def render_chat(folder: Path, messages: str | Sequence[Message], writing: Writing = NEXT_TURN) -> str:
+def render_chat(folder: Path, messages: str | Sequence[ChatMessage], writing: Writing = NEXT_TURN) -> str:
     """A conversation, or one user turn given as a text, as the prompt that the model continues.
 
     Raises FileNotFoundError if the folder holds no chat template, ValueError for messages of another form, and
@@ -207,7 +207,7 @@ def template_digest(folder: Path) -> str | None:
     return hashlib.sha256(source.encode()).hexdigest() if source is not None else None
 
 
-def _turn(message: Message, place: int) -> dict[str, Any]:
+def _turn(message: ChatMessage, place: int) -> dict[str, Any]:
     """A message as templates expect it: its content one text, the arguments of its tool calls JSON values, and nothing
     that is None: templates ask whether a field is there."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

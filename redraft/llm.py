@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, Unpack, cast, overload
 
 from redraft.bundle.generation import GenerationConfig
-from redraft.chat import Message, Writing, effort_options, render_chat
+from redraft.chat import ChatMessage, Writing, effort_options, render_chat
 from redraft.request import (
     AUTO_REGRESSIVE,
     MAX_TOKENS,
@@ -109,7 +109,7 @@ class LLM:
 
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: str | Sequence[ChatMessage],
         max_tokens: int | None = MAX_TOKENS,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -133,7 +133,7 @@ class LLM:
         return self.generate(prompt, max_tokens, **options)
 
     def stream(
-        self, prompt: str | Sequence[Message], max_tokens: int | None = MAX_TOKENS, **options: Unpack[Options]
+        self, prompt: str | Sequence[ChatMessage], max_tokens: int | None = MAX_TOKENS, **options: Unpack[Options]
     ) -> Generator[Output, None, None]:
         """Yield what each step adds to a prompt, or, for a list of messages, to a conversation.
 
@@ -147,7 +147,7 @@ class LLM:
 
     def render(
         self,
-        messages: str | Sequence[Message],
+        messages: str | Sequence[ChatMessage],
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,

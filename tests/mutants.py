@@ -93,11 +93,11 @@ APPEND_NEW = """
                 drawn[parent].places.append(entry)
 """
 KEEP = "not kept[sequence, draw]"
-KEEP_REPEATS = "not (kept[sequence, draw] or (node_of.get(expanded), tokens[sequence][draw]) in known)"
+KEEP_REPEATS = "not (kept[sequence, draw] or (node_of.get(expanded), tokens[sequence][draw]) in node_of_token)"
 LISTS = "trees, draws = [], []"
 CUT_BY_PROBABILITY = LISTS + "; kept = by_probability(kept, log_probs, drafts.draws // support)"
 RESIDUAL = "residual, mass = left, total"
-FIRST_RESIDUAL = "residual, mass = (residual, mass) if place else (left, total)"
+FIRST_RESIDUAL = "residual, mass = (residual, mass) if draw else (left, total)"
 BONUS = "return -1, residual"
 GO_ON = "child, token = drawn.children[0], sampler.draw(q)"
 FIRST_SIBLING = "sampler.accept(token if child is None else int(drawn.ids[drawn.places[0]]))"
@@ -112,14 +112,14 @@ ANCESTORS = TokenTree.__dict__["ancestors"].func
 Q = "q = sampler.distribution(node_logits)"
 WITHOUT_TOP_P = f"sampler.top_p = 1.0; vars(sampler).pop('_draws', None); {Q}"
 UNFILTERED = "append(filter_log_probs(logits, sampling.temperature, 0 * sampling.top_k, 1 + 0 * sampling.top_p))"
-RULE = "place, left = rule(q.at(drawn.ids), drawn, _coin(sampler))"
+RULE = "draw, left = rule(q.at(drawn.ids), drawn, _coin(sampler))"
 WITHOUT_FORBIDDEN = "drawn = without_forbidden(q.at(drawn.ids), drawn); " + RULE
 LEAF = "token = sampler.choose(node_logits)"
 UNMASKED_LEAF = "token = sampler._draws.choose(node_logits, sampler.position)"
-ACCEPTED = "if place >= 0:"
-ACCEPTED_INSIDE = "if place >= 0 and int(drawn.ids[drawn.places[place]]) not in sampler.end_ids:"
+ACCEPTED = "if draw >= 0:"
+ACCEPTED_INSIDE = "if draw >= 0 and int(drawn.ids[drawn.places[draw]]) not in sampler.end_ids:"
 OUTSIDE = "outside = max(1.0 - float(q.sum()), 0.0)"
-SCALED = "probabilities[known] * self.total"
+SCALED = "probabilities[present] * self.total"
 CUT_ORDER = random_trees.DrawShape.__dict__["cut_order"].func
 WITHIN = "<= budgets[:, None]"
 LAST_WITHIN = "> (allowed.sum(axis=1) - budgets)[:, None]"
@@ -205,7 +205,7 @@ MUTANTS = [
     Mutant("later siblings kept first",
            CUT_ORDER, "level + rank", "level - rank", "RSD-C, always cut"),
     Mutant("the last draws kept instead of the first",
-           random_trees.DrawShape.kept, WITHIN, LAST_WITHIN, "RSD-S"),
+           random_trees.DrawShape.within, WITHIN, LAST_WITHIN, "RSD-S"),
     Mutant("p drawn filtered but reported unfiltered",
            reference_draws, "append(log_probs)", UNFILTERED, "RSD-C", 500, kind="filtered"),
     Mutant("p drawn filtered but reported unfiltered, multi-round",
@@ -225,11 +225,11 @@ MUTANTS = [
     Mutant("nothing of q outside of p's support, multi-round",
            rejection._rounds, OUTSIDE, "outside = 0.0", NARROW, 1200),
     Mutant("the residual on another scale than the tokens outside of p's support",
-           sampling.Distribution.put, SCALED, "probabilities[known]", WIDE, 1200, kind="filtered"),
+           sampling.Distribution.put, SCALED, "probabilities[present]", WIDE, 1200, kind="filtered"),
     Mutant("the residual on another scale than the tokens outside of p's support, K-SEQ",
-           sampling.Distribution.put, SCALED, "probabilities[known]", NARROW_K_SEQ, 2000, kind="penalized"),
+           sampling.Distribution.put, SCALED, "probabilities[present]", NARROW_K_SEQ, 2000, kind="penalized"),
     Mutant("trees joined in the order of their groups",
-           token_tree.join_trees, "[nodes[place] for place in sorted(nodes)]", "[*nodes.values()]", MERGED, 40),
+           token_tree.join_trees, "[nodes[index] for index in sorted(nodes)]", "[*nodes.values()]", MERGED, 40),
     Mutant("the walk follows a child of another token",
            verification.walk, SAME_CHILD, ANY_CHILD, MERGED, 40),
     Mutant("the walk follows another node's child",

@@ -181,15 +181,15 @@ class Drafter(nn.Module):
     def configure(cls, target: Target, rows: int | None = None, settings: Mapping[str, Any] | None = None) -> Any:
         """The configuration of a drafter for a target, with `rows` head rows (None: all); `settings` are more of its
         fields, values may be text. Raises ValueError for a setting that is unknown or does not fit."""
-        given = {
+        sizes = {
             "hidden_size": target.config.hidden_size,
             "vocab_size": target.config.vocab_size,
             "hot_vocabulary": rows,
         }
-        known = {field.name for field in fields(cls.config_type)} - set(given)
-        if unknown := set(settings or {}) - known:
-            raise ValueError(f"a drafter {cls.name!r} has no setting {sorted(unknown)}; it has {sorted(known)}")
-        return cls.config_type(**given) if not settings else cls.checked(given | dict(settings))
+        names = {field.name for field in fields(cls.config_type)} - set(sizes)
+        if unknown := set(settings or {}) - names:
+            raise ValueError(f"a drafter {cls.name!r} has no setting {sorted(unknown)}; it has {sorted(names)}")
+        return cls.config_type(**sizes) if not settings else cls.checked(sizes | dict(settings))
 
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> Any:
@@ -225,8 +225,8 @@ class Drafter(nn.Module):
         needed = [field.name for field in fields(cls.config_type) if field.default is MISSING]
         if missing := [name for name in needed if name not in raw]:
             raise ValueError(f"{folder} is not a whole drafter: config.json does not say {', '.join(missing)}")
-        known = {field.name: raw[field.name] for field in fields(cls.config_type) if field.name in raw}
-        config = cls.checked(known)
+        values = {field.name: raw[field.name] for field in fields(cls.config_type) if field.name in raw}
+        config = cls.checked(values)
         weights = read_weights(folder / "drafter.safetensors")
         others = weights.pop("hot_ids", None), weights.pop("embedding", None)
         try:
@@ -255,11 +255,11 @@ class Drafter(nn.Module):
             drafter.owns_embedding = not is_same(embedding, drafter.embedding)
             drafter.embedding = embedding if drafter.owns_embedding else drafter.embedding
         expected = drafter.state_dict()
-        for name, own in expected.items():
+        for name, tensor in expected.items():
             if name not in weights:
                 raise ValueError(f"it is not a whole drafter: the weight {name} is missing")
-            if weights[name].shape != own.shape:
-                shapes = f"{tuple(weights[name].shape)}, expected {tuple(own.shape)}"
+            if weights[name].shape != tensor.shape:
+                shapes = f"{tuple(weights[name].shape)}, expected {tuple(tensor.shape)}"
                 raise ValueError(f"it is not a whole drafter: the weight {name} has shape {shapes}")
         if more := sorted(weights.keys() - expected.keys()):
             raise ValueError(f"it has weights that a drafter {cls.name!r} of its configuration has not: {more[0]}")

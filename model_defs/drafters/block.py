@@ -125,7 +125,9 @@ class BlockDrafter(ChainDrafter):
         context = operators.context(self.tables, inputs)
         block = context.place_block(self.config.block_size, mutual=not self.config.causal)
         states = self.states(self.own_features(features), context.roots, block)
-        return self.chain_paths(operators, context, block.some(states, int(not self.config.from_root), self.levels))
+        return self.chain_paths(
+            operators, context, block.slice_rows(states, int(not self.config.from_root), self.levels)
+        )
 
     def states(self, features: Tensor, roots: Tensor, block: Block) -> Tensor:
         """What the head reads [B * W, H] at all rows of the blocks of roots int32 [B], for features [P, H] of pairs."""

@@ -65,16 +65,17 @@ class DraftLM(Drafter):
 
         Raises ValueError where its vocabulary has another size than the target's.
         """
-        own = model.config
-        if own.vocab_size != target.config.vocab_size:
+        model_config = model.config
+        if model_config.vocab_size != target.config.vocab_size:
             raise ValueError(
-                f"a draft LM needs the target's vocabulary of {target.config.vocab_size}, this one has {own.vocab_size}"
+                f"a draft LM needs the target's vocabulary of {target.config.vocab_size}, "
+                f"this one has {model_config.vocab_size}"
             )
         rows = None if hot_ids is None else len(hot_ids)
-        config = DraftLMConfig(own.hidden_size, own.vocab_size, rows, own.num_layers)
+        config = DraftLMConfig(model_config.hidden_size, model_config.vocab_size, rows, model_config.num_layers)
         drafter = cls(config, model, hot_ids, model.layers)
         drafter.norm, drafter.feature_size = model.norm, target.config.hidden_size
-        if own.learned_positions:
+        if model_config.learned_positions:
             drafter.positions = model.positions
         return drafter.eval()
 
@@ -100,8 +101,8 @@ class DraftLM(Drafter):
     def prepare(self, cache_rows: int, levels: int, context: int = 0) -> None:
         self.tables = CacheTables(self.lm_config, cache_rows, context, self.embedding.device)
         if self.lm_config.learned_positions:  # drafted nodes may stand beyond the last one
-            places = torch.arange(cache_rows).clamp(max=self.lm_config.max_position - 1)
-            self.register_buffer("position_rows", self.positions.weight.detach()[places], persistent=False)
+            positions = torch.arange(cache_rows).clamp(max=self.lm_config.max_position - 1)
+            self.register_buffer("position_rows", self.positions.weight.detach()[positions], persistent=False)
 
     def read(self, state: Tensor) -> Tensor:
         """See `Grower.read`."""

@@ -155,10 +155,10 @@ class Eagle3Drafter(ContextDrafter):
 
     @classmethod
     def configure(cls, target: Target, rows: int | None = None, settings: Mapping[str, Any] | None = None) -> Any:
-        count, given = target.config.num_layers, dict(settings or {})
-        if isinstance(text := given.get("target_layers", ()), str):
-            given["target_layers"] = parse_layers(text, count)
-        config = super().configure(target, rows, given)
+        count, settings_of_run = target.config.num_layers, dict(settings or {})
+        if isinstance(text := settings_of_run.get("target_layers", ()), str):
+            settings_of_run["target_layers"] = parse_layers(text, count)
+        config = super().configure(target, rows, settings_of_run)
         layers = config.target_layers or usual_layers(count)
         return replace(config, target_layers=layers, layer=config.layer or trained_shape(target.config))
 

@@ -58,23 +58,23 @@ class LayerShape:
         usual: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
         if kind == WITH_HEAD_NORMS:
             usual["head_dim"] = 128
-        given = {name: value for name, value in raw.items() if value is not None}
+        values = {name: value for name, value in raw.items() if value is not None}
         kinds, window = set(raw.get("layer_types") or ()), None
         if windows and kinds == {"sliding_attention"}:
-            window = given.get("sliding_window")
+            window = values.get("sliding_window")
             if not window:
                 raise UnsupportedModelError("its layers attend to a sliding window, and sliding_window does not say it")
         elif "sliding_attention" in kinds and windows:
             raise UnsupportedModelError("some of its layers attend to a sliding window; read are those where all do")
-        elif "sliding_attention" in kinds or raw.get("use_sliding_window") or _is_windowed_mistral(usual | given):
+        elif "sliding_attention" in kinds or raw.get("use_sliding_window") or _is_windowed_mistral(usual | values):
             raise UnsupportedModelError("its layers attend to a sliding window, which is not read in this form")
         if (activation := raw.get("hidden_act") or "silu") != "silu":
             raise UnsupportedModelError(f"its layers have hidden_act {activation!r}, expected 'silu'")
-        kept = {name: value for name, value in given.items() if name not in ("sliding_window", "layer_types")}
+        kept = {name: value for name, value in values.items() if name not in ("sliding_window", "layer_types")}
         config = TargetConfig.from_hf(usual | kept | {"model_type": LLAMA_LIKE[0]})
         for name in ("rope_dim", "rotary_dim"):
-            if given.get(name, config.head_size) != config.head_size:
-                raise UnsupportedModelError(f"{name} {given[name]}, expected {config.head_size}, all of a head")
+            if values.get(name, config.head_size) != config.head_size:
+                raise UnsupportedModelError(f"{name} {values[name]}, expected {config.head_size}, all of a head")
         shape = replace(cls.of(config), rope=config.rope)
         return replace(shape, qkv_bias=qkv_bias, qk_norm=has_head_norms(raw), window=window)
 

@@ -63,16 +63,16 @@ def load_drafter(folder: Path, target: Target, answers: Mapping[str, str] | None
 
 def load_hub_drafter(folder: Path, target: Target, answers: Mapping[str, str]) -> Drafter:
     """The drafter of a folder from the hub. Raises as `load_drafter`."""
-    reader, found = read(folder, target.config, answers)
-    kind, embedding = DRAFTERS[reader.kind], found.embedding
-    if found.mask_embedding is not None and found.config.mask_token < target.config.vocab_size:
+    reader, hub_folder = read(folder, target.config, answers)
+    kind, embedding = DRAFTERS[reader.kind], hub_folder.embedding
+    if hub_folder.mask_embedding is not None and hub_folder.config.mask_token < target.config.vocab_size:
         embedding = (target.embedding.weight if embedding is None else embedding).detach().clone()
-        embedding[found.config.mask_token] = found.mask_embedding
+        embedding[hub_folder.config.mask_token] = hub_folder.mask_embedding
     try:
-        drafter = kind.of_weights(found.config, target, found.weights, found.hot_ids, embedding)
+        drafter = kind.of_weights(hub_folder.config, target, hub_folder.weights, hub_folder.hot_ids, embedding)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
-    if found.head is not None and not is_same(found.head, target.lm_head.weight):
+    if hub_folder.head is not None and not is_same(hub_folder.head, target.lm_head.weight):
         raise ValueError(
             f"{folder}: lm_head.weight is not the target's head; {WITHOUT_HEAD}, or --read-as {OWN_HEAD}=true to draft "
             "with this one, as vLLM does"

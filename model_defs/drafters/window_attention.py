@@ -31,8 +31,8 @@ class WindowAttention:
 
     def attend_context(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """An `attend` for all rows [W * N, fused]."""
-        places = torch.arange(self.length, device=qkv.device).expand_as(self.documents)
-        q, k, v = self._split(layer, qkv, norms, places)
+        indices = torch.arange(self.length, device=qkv.device).expand_as(self.documents)
+        q, k, v = self._split(layer, qkv, norms, indices)
         self.context[layer] = k, v
         scores = self._scores(q, k, within_window(self.visible, self.config.window_of(layer)))
         return self._merge(scores.softmax(-1).flatten(2, 3) @ v)

@@ -103,8 +103,8 @@ class NodeOperators(Operators):
     ) -> tuple[Tensor, Tensor]:
         attributes, shapes = {"k": k, "level": level, "levels": levels}, [(sequences.shape[0], k)] * 2
         inputs, dtypes = (logits, sequences, tokens, ids, *info), [logits.dtype, torch.int32]
-        values, found = self._node("TokenInfoTopK", inputs, attributes, dtypes, shapes)
-        return values, found
+        values, top_ids = self._node("TokenInfoTopK", inputs, attributes, dtypes, shapes)
+        return values, top_ids
 
     @staticmethod
     def _node(op: str, inputs: Sequence[Tensor], attributes: dict, dtypes: Sequence, shapes: Sequence) -> Any:
@@ -150,30 +150,32 @@ class DrafterInputs:
         drafter: Drafter = drafting.drafter
         pairs, ints = ("P", 5) if drafter.reads_context else ("B", 3), torch.int32
         dtype = next(drafter.parameters()).dtype
-        given = {
+        inputs = {
             "features": (torch.zeros(pairs[1], drafter.feature_size, dtype=dtype), pairs[0]),
             "tokens": (torch.ones(pairs[1], dtype=ints), pairs[0]),
         }
         if drafter.reads_context:
             tables = cast(CacheTables, drafter.tables)
             config, layers = tables.config, drafter.context_layers
-            given |= {
+            inputs |= {
                 "row_offsets": (torch.tensor([0, 1, 4, 5], dtype=ints), "B1"),
                 "slots": (torch.zeros(3, dtype=ints), "B"),
                 "cache_lengths": (torch.zeros(3, dtype=ints), "B"),
             }
             shape = (7, config.num_kv_heads, tables.rows, config.head_size)
-            given |= {name: (torch.zeros(shape, dtype=cache_dtype), "slots") for name in cache_names(layers)}
+            inputs |= {name: (torch.zeros(shape, dtype=cache_dtype), "slots") for name in cache_names(layers)}
         if isinstance(drafting, RandomDraws):
-            given |= {
+            inputs |= {
                 "noise": (torch.zeros(3, drafting.noise_rows, drafting.support), "B"),
                 "temperature": (torch.ones(3), "B"),
                 "top_k": (torch.zeros(3, dtype=ints), "B"),
                 "top_p": (torch.ones(3), "B"),
             }
         elif drafting.support:
-            given |= {name: (example, "B") for name, example in NOISE.items()}
-        return cls(list(given), [example for example, _ in given.values()], [{0: axis} for _, axis in given.values()])
+            inputs |= {name: (example, "B") for name, example in NOISE.items()}
+        return cls(
+            list(inputs), [example for example, _ in inputs.values()], [{0: axis} for _, axis in inputs.values()]
+        )
 
 
 class _PluginDrafter(nn.Module):

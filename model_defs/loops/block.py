@@ -99,7 +99,7 @@ class Block:
         count = len(self.rows.places)
         return F.embedding(self._places(count, count - self.width, self.width), attended)
 
-    def some(self, rows: Tensor, first: int, count: int) -> Tensor:
+    def slice_rows(self, rows: Tensor, first: int, count: int) -> Tensor:
         """[B * count, ...], of the blocks' rows [B * W, ...] `count` of each from the row `first` on."""
         return F.embedding(self._places(self.width, first, count), rows)
 

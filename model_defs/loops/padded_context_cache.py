@@ -53,11 +53,11 @@ class NativeContext:
 
     def attend_pairs(self, layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
         """The `attend` of the pairs."""
-        places = self._places
-        q, k, v = self._heads(layer, qkv, norms, places)
+        columns = self._places
+        q, k, v = self._heads(layer, qkv, norms, columns)
         old_k, old_v = self.caches[layer]
         self.caches[layer] = scatter_rows(old_k, k, self._starts), scatter_rows(old_v, v, self._starts)
-        seen = within_window(torch.arange(self._rows) <= places[..., None], self._config.window_of(layer))
+        seen = within_window(torch.arange(self._rows) <= columns[..., None], self._config.window_of(layer))
         mask = self._hide(seen, q.dtype)[:, None]
         scale = self._config.head_size**-0.5
         out = torch.onnx.ops.attention(q, *self.caches[layer], mask, scale=scale)[0]
@@ -75,8 +75,8 @@ class NativeContext:
         seen = torch.eye(width, dtype=torch.bool).repeat(self._batch, 1)
         if mask is not None:
             seen = torch.cat([mask[children.origins.long()], seen], dim=1)
-        places = self._level(level, width)
-        return self._place(places, seen.unflatten(0, (self._batch, width))), seen, places.flatten()
+        columns = self._level(level, width)
+        return self._place(columns, seen.unflatten(0, (self._batch, width))), seen, columns.flatten()
 
     def place_block(self, width: int, mutual: bool) -> Block:
         """See `Context.place_block`. Here a row may see rows after it, so none stands twice."""

@@ -20,8 +20,8 @@ class RandomDraws(nn.Module):
         level l (of each node, or in all), see plugins/draw_step. Raises ValueError where the drafter knows fewer
         tokens."""
         super().__init__()
-        if support > (known := len(drafter.hot_ids)):
-            raise ValueError(f"support is {support}, expected at most the {known} tokens that the drafter knows")
+        if support > (size := len(drafter.hot_ids)):
+            raise ValueError(f"support is {support}, expected at most the {size} tokens that the drafter knows")
         self.drafter = drafter
         self.rule, self.levels, self.support = rule, tuple(levels), support
 

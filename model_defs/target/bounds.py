@@ -93,8 +93,8 @@ def without_nulls(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_fields(raw: Mapping[str, Any]) -> None:
     """Raise ValueError, which names the field, for a value that no model has. Null stands for the usual value."""
-    given = {name: value for name, value in raw.items() if value is not None}
-    for name, value in given.items():
+    values = {name: value for name, value in raw.items() if value is not None}
+    for name, value in values.items():
         least, most = (1, COUNTS[name]) if name in COUNTS else (0, FROM_ZERO.get(name))
         if most is not None and (type(value) is not int or not least <= value <= most):
             raise ValueError(f"{name} is {shown(value)}, expected a whole number from {least} to {most}")
@@ -104,10 +104,10 @@ def check_fields(raw: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {shown(value)}, expected an object")
         if name in OF_LAYERS and (not isinstance(value, list) or len(value) < raw["num_hidden_layers"]):
             raise ValueError(f"{name} is {shown(value)}, expected a list with an entry for each layer")
-    require_number("rms_norm_eps", given.get("rms_norm_eps", 0), 0, 1)
-    for name in SCALES & given.keys():
-        require_number(name, given[name], 1e-6, 1e6)
-    experts = given.get("num_experts") or given.get("num_local_experts") or 0
+    require_number("rms_norm_eps", values.get("rms_norm_eps", 0), 0, 1)
+    for name in SCALES & values.keys():
+        require_number(name, values[name], 1e-6, 1e6)
+    experts = values.get("num_experts") or values.get("num_local_experts") or 0
     if experts * raw["num_hidden_layers"] > MOST_EXPERTS:
         raise ValueError(
             f"{experts} experts in {raw['num_hidden_layers']} layers, expected at most {MOST_EXPERTS} in all"

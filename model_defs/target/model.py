@@ -160,8 +160,8 @@ class DecoderLayer(nn.Module):
 
 def copy_weights(layer: nn.Module, source: nn.Module) -> None:
     """Copy the weights that both layers have: all of them, except from a mixture of experts to an MLP."""
-    own = layer.state_dict()
-    layer.load_state_dict({name: weight for name, weight in source.state_dict().items() if name in own}, strict=False)
+    state = layer.state_dict()
+    layer.load_state_dict({name: weight for name, weight in source.state_dict().items() if name in state}, strict=False)
 
 
 class FeatureReader(nn.Module):
@@ -243,11 +243,11 @@ class Target(nn.Module):
                 shapes = [hf[source].shape for source in weight.sources]
             except KeyError as missing:
                 raise ValueError(f"weight {missing} is missing") from None
-            found: tuple[int, ...] = (sum(shape[:1].numel() for shape in shapes), *shapes[0][1:])
+            actual: tuple[int, ...] = (sum(shape[:1].numel() for shape in shapes), *shapes[0][1:])
             with suppress(RuntimeError, IndexError):  # shapes that do not fit each other, or the change
-                found = tuple(weight.read([torch.empty(shape, device="meta") for shape in shapes]).shape)
-            if found != expected[name].shape or any(other[1:] != shapes[0][1:] for other in shapes):
-                raise ValueError(f"{name} has shape {found}, expected {tuple(expected[name].shape)}")
+                actual = tuple(weight.read([torch.empty(shape, device="meta") for shape in shapes]).shape)
+            if actual != expected[name].shape or any(other[1:] != shapes[0][1:] for other in shapes):
+                raise ValueError(f"{name} has shape {actual}, expected {tuple(expected[name].shape)}")
         return target
 
     @classmethod

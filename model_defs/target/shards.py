@@ -80,7 +80,7 @@ def shard_target(target: Target, shard: Shard) -> Target:
     see `rank_join`. Replicated weights are shared with `target`."""
     config = target.config
     group = config.num_heads // config.num_kv_heads
-    own = replace(
+    rank_config = replace(
         config,
         num_heads=len(shard.kv_heads) * group,
         num_kv_heads=len(shard.kv_heads),
@@ -88,7 +88,7 @@ def shard_target(target: Target, shard: Shard) -> Target:
         tie_embeddings=False,
     )
     with torch.device("meta"):
-        part = Target(own)
+        part = Target(rank_config)
         part.lm_head = nn.Linear(config.hidden_size, len(shard.vocabulary), bias=False)
     part.load_state_dict(dict(shard_weights(target, shard)), assign=True)
     part.feature_readers = target.feature_readers

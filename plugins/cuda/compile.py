@@ -38,7 +38,11 @@ def headers(source: Path) -> list[Path]:
 def ptx(source: Path, architecture: str = "sm_90") -> str:
     """The source's PTX, which later architectures run too: a wheel's, unless $NVCC names a compiler, or compiled once
     per source text. Raises BuildError."""
-    shipped = [COMPILED / _name(source, one) for one in ARCHITECTURES if _number(one) <= _number(architecture)]
+    shipped = [
+        COMPILED / _name(source, capability)
+        for capability in ARCHITECTURES
+        if _number(capability) <= _number(architecture)
+    ]
     if not os.environ.get("NVCC") and shipped and shipped[-1].exists():
         return shipped[-1].read_text()
 
@@ -63,10 +67,10 @@ def compile_for_wheel(folder: Path, architectures: Sequence[str] = ARCHITECTURES
 def nvcc() -> Path:
     """The compiler: $NVCC, pip's, or the one in PATH. Raises BuildError."""
     chosen = os.environ.get("NVCC")
-    found = find_program("nvcc") if not chosen else [Path(chosen)] if shutil.which(chosen) else []
-    if not found:
+    paths = find_program("nvcc") if not chosen else [Path(chosen)] if shutil.which(chosen) else []
+    if not paths:
         raise BuildError(f"nvcc not found{f' at NVCC={chosen}' if chosen else ''}: {REMEDY}")
-    return found[0]
+    return paths[0]
 
 
 @cache
@@ -103,9 +107,9 @@ def _number(architecture: str) -> int:
 
 def find_program(program: str) -> list[Path]:
     """Path of one of CUDA's programs: pip's packages, PATH, CUDA's toolkit."""
-    found = [path for folder in sys.path for path in sorted(Path(folder).glob(f"nvidia/cu*/bin/{program}"))]
+    paths = [path for folder in sys.path for path in sorted(Path(folder).glob(f"nvidia/cu*/bin/{program}"))]
     others = (shutil.which(program), f"/usr/local/cuda/bin/{program}")
-    return found + [Path(path) for path in others if path and Path(path).exists()]
+    return paths + [Path(path) for path in others if path and Path(path).exists()]
 
 
 def run_nvcc(arguments: list[str]) -> str:

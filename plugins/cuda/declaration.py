@@ -88,9 +88,9 @@ class Kernel:
             if len(shape) != len(argument.shape):
                 raise ValueError(f"{self.name}: {argument.name} has {len(shape)} dimensions: expected {argument.shape}")
             for name, size in zip(argument.shape, shape, strict=True):
-                known = sizes.setdefault(name, size)
-                if isinstance(known, int) and isinstance(size, int) and known != size:
-                    raise ValueError(f"{self.name}: {argument.name} has {name} {size}: expected {known}")
+                size_before = sizes.setdefault(name, size)
+                if isinstance(size_before, int) and isinstance(size, int) and size_before != size:
+                    raise ValueError(f"{self.name}: {argument.name} has {name} {size}: expected {size_before}")
         for name, rule in self.derived.items():
             sizes[name] = rule(sizes)
         return sizes
@@ -133,10 +133,10 @@ class Kernel:
 
     def check_ptx(self, ptx: str, attributes: Mapping[str, int]) -> None:
         """Raise ValueError where the PTX's entry takes other arguments or is compiled for other threads."""
-        name, found = self.entry_for(attributes), entries(ptx)
-        if name not in found:
-            raise ValueError(f"{self.name}: {name} is not in the PTX: expected one of {sorted(found)}")
-        entry = found[name]
+        name, parameters = self.entry_for(attributes), entries(ptx)
+        if name not in parameters:
+            raise ValueError(f"{self.name}: {name} is not in the PTX: expected one of {sorted(parameters)}")
+        entry = parameters[name]
         if entry.parameters != self.parameters():
             raise ValueError(f"{self.name}: {name} takes {entry.parameters}: expected {self.parameters()}")
         if entry.threads not in (None, self.threads):
@@ -148,10 +148,10 @@ class Kernel:
 def entry_ptx(ptx: str, name: str) -> str:
     """A PTX text with one of its entries only. Raises ValueError for a name that it does not have."""
     header = ptx[: ptx.index(".visible .entry ")]
-    found = re.search(rf"^\.visible \.entry {re.escape(name)}\(.*?^}}\n", ptx, re.DOTALL | re.MULTILINE)
-    if not found:
+    match = re.search(rf"^\.visible \.entry {re.escape(name)}\(.*?^}}\n", ptx, re.DOTALL | re.MULTILINE)
+    if not match:
         raise ValueError(f"{name} is not in the PTX: expected one of {sorted(entries(ptx))}")
-    return header + found[0]
+    return header + match[0]
 
 
 def entries(ptx: str) -> dict[str, Entry]:
@@ -160,7 +160,7 @@ def entries(ptx: str) -> dict[str, Entry]:
     nvcc 13.0 marks pointers with `.ptr` for sm_100, but not for sm_80 and sm_90: there a 64-bit scalar passes as one.
     """
     marked = ".ptr" in ptx
-    found = {}
+    result = {}
     for name, text, directives in re.findall(r"\.entry\s+(\w+)\s*\((.*?)\)([^{;]*)", ptx, re.DOTALL):
         parameters = []
         for kind, pointer in re.findall(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s*(\.ptr)?", text):
@@ -169,5 +169,5 @@ def entries(ptx: str) -> dict[str, Entry]:
                 raise ValueError(f"{name} takes .{kind}{pointer}: expected pointers and int32")
             parameters.append(parameter)
         limit = re.search(r"\.(?:maxntid|reqntid)\s+([\d, ]+)", directives)
-        found[name] = Entry(parameters, prod(int(size) for size in limit[1].split(",")) if limit else None)
-    return found
+        result[name] = Entry(parameters, prod(int(size) for size in limit[1].split(",")) if limit else None)
+    return result

@@ -54,19 +54,19 @@ def register(kernel: Kernel, architecture: str = "sm_90") -> None:
         for argument, inp in zip(kernel.inputs, inputs, strict=True):
             if inp.dtype != dtypes[argument.dtype]:
                 raise ValueError(f"{kernel.name}: {argument.name} is {inp.dtype}: expected {argument.dtype}")
-        known = sizes(inputs, attributes)
+        values = sizes(inputs, attributes)
         return tuple(
             inputs[names.index(output.in_place_of)].aliased()
             if output.in_place_of and attributes[ALIAS]
-            else trtp.from_shape_expr(tuple(known[size] for size in output.shape), dtypes[output.dtype])
+            else trtp.from_shape_expr(tuple(values[size] for size in output.shape), dtypes[output.dtype])
             for output in kernel.outputs
         )
 
     def implement(*arguments: Any) -> tuple[str, str, Any, Any]:
         attributes = dict(zip(kernel.attributes, arguments[len(names) :], strict=False))
-        known = sizes(arguments, attributes)
-        launch = trtp.KernelLaunchParams(*(known[size] for size in kernel.grid), block_x=kernel.threads)
-        scalars = trtp.SymIntExprs.from_tuple(tuple(trtp.SymInt32(known[name]) for name in kernel.scalars))
+        values = sizes(arguments, attributes)
+        launch = trtp.KernelLaunchParams(*(values[size] for size in kernel.grid), block_x=kernel.threads)
+        scalars = trtp.SymIntExprs.from_tuple(tuple(trtp.SymInt32(values[name]) for name in kernel.scalars))
         text = ptx(kernel.source, architecture)
         kernel.check_ptx(text, attributes)
         entry = kernel.entry_for(attributes)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from redraft.bundle.budget import untuned_warning
-from redraft.chat import Message
+from redraft.chat import ChatMessage
 from redraft.console.interrupt import noted_interrupts
 from redraft.console.output import err, fail, out
 from redraft.console.template_options import TemplateOptions
@@ -79,7 +79,7 @@ class Conversation:
     ):
         self._llm, self._console, self._options, self._max_tokens = llm, console, options, max_tokens
         self._chat_template_kwargs = chat_template_kwargs
-        self._begin: list[Message] = [{"role": "system", "content": system}] if system else []
+        self._begin: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
         self.reset()
 
     def reset(self) -> None:

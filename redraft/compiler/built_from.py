@@ -75,8 +75,8 @@ def options_of(arguments: Sequence[str]) -> dict[str, str]:
 def files_of(option: str, path: Path) -> Iterator[tuple[str, Path]]:
     """The files that are read for an option, by names that hold wherever they are."""
     if path.is_dir():
-        found = sorted({file for pattern in IN_FOLDERS for file in path.glob(pattern)})
-        yield from ((f"{option} {file.name}", file) for file in found if file.name != NOT_IN_FOLDERS)
+        result = sorted({file for pattern in IN_FOLDERS for file in path.glob(pattern)})
+        yield from ((f"{option} {file.name}", file) for file in result if file.name != NOT_IN_FOLDERS)
         return
     yield option, path
     if option == "--methods":
@@ -104,8 +104,8 @@ def input_file(file: Path, known: InputFile | None = None) -> InputFile:
 
 def source_files() -> list[str]:
     """The files of that code, from the package's folder."""
-    found = {str(file.relative_to(PACKAGE)) for pattern in SOURCES for file in PACKAGE.glob(pattern)}
-    return sorted(name for name in found if not name.startswith(NOT_SOURCES))
+    result = {str(file.relative_to(PACKAGE)) for pattern in SOURCES for file in PACKAGE.glob(pattern)}
+    return sorted(name for name in result if not name.startswith(NOT_SOURCES))
 
 
 def sources_digest() -> str:
@@ -120,38 +120,38 @@ def differences(there: BuiltFrom | None, asked: BuiltFrom) -> list[str]:
     """How what is asked for differs from what is there."""
     if there is None:
         return ["it does not say what it was built from"]
-    found = []
+    result = []
     for name in sorted(there.options.keys() | asked.options.keys()):
         was, now = (
             f"{name} {side.options[name]}".rstrip() if name in side.options else f"no {name}" for side in (there, asked)
         )
         if was != now:
-            found.append(f"it has {was}, asked for is {now}")
+            result.append(f"it has {was}, asked for is {now}")
     for name in sorted(there.files.keys() | asked.files.keys()):
         was, now = (side.files[name].sha256 if name in side.files else "" for side in (there, asked))
         if was != now:
-            found.append(f"{name} {'is another' if was and now else 'was not there' if now else 'is gone'}")
+            result.append(f"{name} {'is another' if was and now else 'was not there' if now else 'is gone'}")
     if there.sources != asked.sources:
-        found.append(CODE)
-    return found
+        result.append(CODE)
+    return result
 
 
 def why_unusable(bundle: Path, manifest: Manifest) -> list[str]:
     """Why a bundle cannot be loaded here, as far as its files' sizes and the installed packages say it. Raises
     BundleError for a damaged `config.json`."""
-    found = []
+    reasons = []
     for name, entry in manifest.files.items():
         file = bundle / name
         size = file.stat().st_size if file.is_file() else None
         if size != entry.size:
-            found.append(f"{name} is missing" if size is None else f"{name} has {size} bytes, expected {entry.size}")
+            reasons.append(f"{name} is missing" if size is None else f"{name} has {size} bytes, expected {entry.size}")
     if missing := sorted(set(manifest.cpu_features) - cpu_features()):
-        found.append(f"it needs a CPU with {', '.join(missing)}")
-    backend = "" if found else BundleConfig.read(bundle).backend.name
+        reasons.append(f"it needs a CPU with {', '.join(missing)}")
+    backend = "" if reasons else BundleConfig.read(bundle).backend.name
     built, here = manifest.versions.get(backend), installed(backend)
     if built and here and built.split("+")[0] != here.split("+")[0]:
-        found.append(f"it was built by {backend} {built}, here is {here}")
-    return found
+        reasons.append(f"it was built by {backend} {built}, here is {here}")
+    return reasons
 
 
 def installed(package: str) -> str | None:

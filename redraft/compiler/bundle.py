@@ -88,8 +88,8 @@ def target_info(target: Target, unknown_tokens: tuple[tuple[int, int], ...] = ()
 def unknown_tokens(model: Path, target: Target) -> tuple[tuple[int, int], ...]:
     """The ids below the target's vocabulary size that a model folder's tokenizer does not know, as ranges [first, end).
     An end token is not among them: a text could never end. Raises BundleError where there is no tokenizer."""
-    known = {*read_vocabulary(model).values(), *target.config.eos_token_ids}
-    bounds = [-1, *sorted(token for token in known if token < target.config.vocab_size), target.config.vocab_size]
+    ids = {*read_vocabulary(model).values(), *target.config.eos_token_ids}
+    bounds = [-1, *sorted(token for token in ids if token < target.config.vocab_size), target.config.vocab_size]
     return tuple((before + 1, after) for before, after in pairwise(bounds) if before + 1 < after)
 
 
@@ -239,13 +239,13 @@ def build(
                 err.print("  it may draft worse in longer ones, whose text stays right")
             network = *settings.source, settings.token_info, methods[name].chain_levels, *shape_of(loop)
             loops[name] = shared.setdefault(network, loop)
-    own = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, *_ in drafters) if path.is_file()]
-    successors = bigrams or next(iter(own), None)
+    bigram_files = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, *_ in drafters) if path.is_file()]
+    successors = bigrams or next(iter(bigram_files), None)
     if successors and (shape := np.load(successors, mmap_mode="r").shape) != (target.config.vocab_size,):
         raise BundleError(f"{successors} has shape {shape}, expected a successor of each of {target.config.vocab_size}")
-    given = config.target.model_copy(update={"feature_size": target.feature_size})
+    target_info = config.target.model_copy(update={"feature_size": target.feature_size})
     limits = window_limits(target, config)
-    config, token_info = config.model_copy(update={"methods": methods, "target": given, "limits": limits}), 0
+    config, token_info = config.model_copy(update={"methods": methods, "target": target_info, "limits": limits}), 0
     for name, loop in loops.items():
         if info := getattr(loop.drafter, "info", None):
             size = info_bytes(info, config)
@@ -299,8 +299,8 @@ def attach_features(target: Target, drafters: Sequence[Drafter], features: bool,
         return
     size, hidden = target.config.hidden_size, features or len(deep) < len(drafters)
     readers = [*([FeatureReader(size)] if hidden else []), *(drafter.feature_reader() for drafter in deep)]
-    for place, drafter in enumerate(deep, int(hidden)):
-        drafter.feature_at = place * size
+    for index, drafter in enumerate(deep, int(hidden)):
+        drafter.feature_at = index * size
     for drafter in drafters:
         drafter.feature_size = len(readers) * size
     target.feature_readers = nn.ModuleList(readers).to(target.norm.weight.dtype).requires_grad_(False)

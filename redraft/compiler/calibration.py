@@ -63,9 +63,9 @@ class Calibration:
                 f"{file} was made for another target: fingerprint {self.target_fingerprint}, this one has "
                 f"{fingerprint}; calibrate this one with redraft calibrate"
             )
-        expected, found = set(linear_layers(target)), set(self.largest_inputs)
-        if expected != found:
-            wrong = sorted(expected ^ found)
+        expected, names = set(linear_layers(target)), set(self.largest_inputs)
+        if expected != names:
+            wrong = sorted(expected ^ names)
             what = "lacks" if wrong[0] in expected else "names"
             raise ValueError(
                 f"{file} {what} the layer {wrong[0]} ({len(wrong)} names differ from the target's); "

@@ -18,10 +18,10 @@ from redraft.model_defs.target.model import Target
 def is_model(folder: Path) -> bool:
     """Whether a folder holds a model rather than a trained drafter, ours or the hub's. Raises ValueError for a drafter
     that is not served, FileNotFoundError without a `config.json` or where weights are missing."""
-    found = HubFolder(folder)
-    if "drafter" in found.config or reader_of(found) is not None:
+    hub_folder = HubFolder(folder)
+    if "drafter" in hub_folder.config or reader_of(hub_folder) is not None:
         return False
-    return "model_type" in found.config and any("embed_tokens" in name for name in found.names)
+    return "model_type" in hub_folder.config and any("embed_tokens" in name for name in hub_folder.names)
 
 
 def load_draft_model(folder: Path, target: Target, model: Path, hot_vocabulary: Path | None) -> DraftLM:

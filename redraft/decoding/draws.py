@@ -110,9 +110,9 @@ def stochastic_beam(
     if greedy is not None:
         gumbels = np.where(greedy[:, None, None], totals, gumbels)
     draws, values = _top(gumbels.reshape(batch, -1), count)
-    found = np.isfinite(values)
+    is_drawn = np.isfinite(values)
     totals = np.take_along_axis(totals.reshape(batch, -1), draws, axis=1)
-    return np.where(found, draws, -1).astype(np.int32), Beam(np.where(found, totals, -np.inf), values)
+    return np.where(is_drawn, draws, -1).astype(np.int32), Beam(np.where(is_drawn, totals, -np.inf), values)
 
 
 def truncated_gumbels(perturbed: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -133,7 +133,7 @@ def _perturbed(log_probs: np.ndarray, noise: np.ndarray, greedy: np.ndarray | No
 
 def _top(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Places and values of the `count` largest along the last axis, largest first; padded with value -inf."""
-    places = np.argsort(-values, axis=-1, kind="stable")[..., :count]
-    padding = [(0, 0)] * (values.ndim - 1) + [(0, count - places.shape[-1])]
-    largest = np.take_along_axis(values, places, axis=-1)
-    return np.pad(places, padding), np.pad(largest, padding, constant_values=-np.inf)
+    indices = np.argsort(-values, axis=-1, kind="stable")[..., :count]
+    padding = [(0, 0)] * (values.ndim - 1) + [(0, count - indices.shape[-1])]
+    largest = np.take_along_axis(values, indices, axis=-1)
+    return np.pad(indices, padding), np.pad(largest, padding, constant_values=-np.inf)

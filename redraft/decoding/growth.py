@@ -12,7 +12,7 @@ from redraft.batch import DraftCandidates
 from redraft.decoding.defaults import HIDDEN_SHARE
 from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
 from redraft.decoding.token_tree import Node, TokenTree
-from redraft.grammar.state import GrammarState, Path
+from redraft.grammar.state import GrammarState, TokenPath
 
 Child = tuple[int, tuple[int, float]]
 """A child's place among the drafter's candidates, or after them, its token and its chance."""
@@ -72,7 +72,7 @@ def _grow(
     expanded = [[0], *parents[1:]]
     nodes: list[Node] = []
     tails: list[tuple[int, ...]] = []
-    paths: list[Path] = []
+    paths: list[TokenPath] = []
     offered = [(-1.0, -1, root, 0, 0, 0.0)]
     while offered:
         negative, parent, token, level, flat, above = heappop(offered)
@@ -131,7 +131,7 @@ def _children(
     return children if drafted else [*children, (guess, joint)]
 
 
-def _allowed(children: list[Child], grammar: GrammarState, path: Path) -> list[Child]:
+def _allowed(children: list[Child], grammar: GrammarState, path: TokenPath) -> list[Child]:
     """The children that a grammar allows after a path, with the chances that they have among its tokens. It leaves
     `HIDDEN_SHARE` of what it takes from others to tokens that nobody proposed. Its only token is certain."""
     mask = grammar.mask(path)

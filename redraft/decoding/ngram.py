@@ -44,8 +44,8 @@ class NgramIndex:
             for length in NGRAM_CHANCES:
                 if length <= len(tail):
                     match = tail[-length:]
-                    known, times = successors.get(match, (token, 0))
-                    successors[match] = token, times + 1 if known == token else 1
+                    successor, times = successors.get(match, (token, 0))
+                    successors[match] = token, times + 1 if successor == token else 1
             tail = (*tail, token)[-LONGEST:]
         self._tail = tail
         self._unread.clear()
@@ -66,27 +66,27 @@ class NgramIndex:
 
     def guess(self, tail: tuple[int, ...]) -> tuple[int, float]:
         """The token that may follow `tail` and the chance that it does; -1 where nothing is known."""
-        if found := self.seen(tail):
-            return found
+        if successor := self.seen(tail):
+            return successor
         return (int(self._table[tail[-1]]) if self._table is not None and tail else -1), SUCCESSOR_CHANCE
 
     def seen(self, tail: tuple[int, ...]) -> tuple[int, float] | None:
         """The token that followed the longest known end of `tail`, and the chance that it does again."""
-        if found := self.match(tail):
-            token, length, times = found
+        if successor := self.match(tail):
+            token, length, times = successor
             return token, NGRAM_CHANCES[length][times - 1]
         return None
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:
         """What followed the longest known end of `tail`, that end's length, and how often in a row (4: or more)."""
         self._read()
-        found = None
+        longest = None
         for length in reversed(NGRAM_CHANCES):
-            known = self._successors.get(tail[-length:]) if length <= len(tail) else None
-            if known is None:  # what never occurred did not occur after other tokens either
+            successor = self._successors.get(tail[-length:]) if length <= len(tail) else None
+            if successor is None:  # what never occurred did not occur after other tokens either
                 break
-            found = known[0], length, min(known[1], MOST_TIMES)
-        return found
+            longest = successor[0], length, min(successor[1], MOST_TIMES)
+        return longest
 
 
 def with_odds(chance: float, factor: float) -> float:
@@ -103,7 +103,7 @@ def ngram_chains(roots: np.ndarray, indices: Sequence[NgramIndex], odds: Sequenc
     chains = []
     for root, index, factor in zip(roots.tolist(), indices, odds, strict=True):
         nodes: list[Node] = [(root, -1, 0.0)]
-        nodes += [(token, place, score) for place, (token, score) in enumerate(index.draft(length, factor))]
+        nodes += [(token, parent, score) for parent, (token, score) in enumerate(index.draft(length, factor))]
         chains.append(nodes)
     return TokenTree.from_nodes(chains)
 

@@ -10,18 +10,18 @@ from redraft.decoding.ngram import LONGEST, NgramIndex
 from redraft.decoding.token_tree import Node
 
 if TYPE_CHECKING:
+    from redraft.grammar.state import TokenPath
     from redraft.request import Origin
 
 Source = Literal["drafter", "ngrams", "resampled", "grammar"]
-Path = tuple[int, ...]
-"""The tokens from a root's child to a node."""
+"""What can propose a node."""
 
 
 class Proposals:
     """What each source proposed for one sequence's next tree, kept until the tree is verified."""
 
     def __init__(self) -> None:
-        self._paths: defaultdict[Source, set[Path]] = defaultdict(set)
+        self._paths: defaultdict[Source, set[TokenPath]] = defaultdict(set)
 
     def add(self, source: Source, nodes: Iterable[Node]) -> None:
         """All nodes of a tree below its root."""
@@ -37,7 +37,7 @@ class Proposals:
     def take(self, nodes: Iterable[Node]) -> list[Origin]:
         """The origins of a tree's nodes. The proposals are forgotten."""
         paths, self._paths = self._paths, defaultdict(set)
-        return ["root", *(_origin([source for source in paths if one in paths[source]]) for one in _paths(nodes)[1:])]
+        return ["root", *(_origin([name for name in paths if path in paths[name]]) for path in _paths(nodes)[1:])]
 
 
 def _origin(sources: list[Source]) -> Origin:
@@ -47,8 +47,8 @@ def _origin(sources: list[Source]) -> Origin:
     return "grammar" if sources == ["grammar"] else "resampled"
 
 
-def _paths(nodes: Iterable[Node]) -> list[Path]:
-    paths: list[Path] = []
+def _paths(nodes: Iterable[Node]) -> list[TokenPath]:
+    paths: list[TokenPath] = []
     for token, parent, _ in nodes:
         paths.append((*paths[parent], token) if paths else ())
     return paths

@@ -28,9 +28,9 @@ def pack_beams(roots: np.ndarray, beams: np.ndarray, log_probs: np.ndarray | Non
     batch, width, length = beams.shape
     if log_probs is None:
         log_probs = np.zeros(beams.shape, dtype=np.float32)
-    own = np.broadcast_to(np.arange(width, dtype=np.int32)[:, None], beams.shape)
+    itself = np.broadcast_to(np.arange(width, dtype=np.int32)[:, None], beams.shape)
     prefix = dedup_prefix(beams)
-    unique = (prefix == own) & np.isfinite(log_probs[:, :, -1:])
+    unique = (prefix == itself) & np.isfinite(log_probs[:, :, -1:])
     flat_unique = unique.reshape(batch, width * length)
     node = np.cumsum(flat_unique, axis=1, dtype=np.int32).reshape(batch, width, length)
     shared_node = np.take_along_axis(node, prefix, axis=1)

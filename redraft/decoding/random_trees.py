@@ -40,7 +40,7 @@ class DrawShape:
         """int64 [D], the level of each draw, 0 below the root."""
         return np.repeat(np.arange(len(self.widths)), self.widths)
 
-    def kept(self, budgets: np.ndarray, max_depths: np.ndarray) -> np.ndarray:
+    def within(self, budgets: np.ndarray, max_depths: np.ndarray) -> np.ndarray:
         """bool [B, D]: at most `budgets` int32 [B] draws, in draw order at each node, none deeper than `max_depths`."""
         allowed = self.levels < max_depths[:, None]
         within = np.cumsum(allowed[:, self.cut_order], axis=1) <= budgets[:, None]
@@ -92,7 +92,7 @@ def branching_shape(levels: tuple[int, ...]) -> DrawShape:
     above: tuple[int, ...] = (0,)
     ranks: list[tuple[int, ...]] = []
     for count in levels:
-        above = tuple(rank + place for rank in above for place in range(count))
+        above = tuple(rank + child for rank in above for child in range(count))
         ranks.append(above)
     widths = tuple(map(len, ranks))
     return DrawShape(widths, (1, *widths[:-1]), tuple(ranks))
@@ -138,20 +138,20 @@ def pack_draws(drafts: DraftDraws, roots: np.ndarray, kept: np.ndarray) -> Token
     for sequence, root in enumerate(roots.tolist()):
         nodes: list[tuple[int, int, float]] = [(root, -1, 0.0)]
         node_of = {0: 0}
-        known: dict[tuple[int, int], int] = {}
+        node_of_token: dict[tuple[int, int], int] = {}
         expansion: dict[int, int] = {}
         drawn: dict[int, NodeDraws] = {}
-        for draw, place in enumerate(drafts.draws[sequence].tolist()):
-            expanded, entry = divmod(place, support)
-            if place < 0 or not kept[sequence, draw] or expanded not in node_of:
+        for draw, index in enumerate(drafts.draws[sequence].tolist()):
+            expanded, entry = divmod(index, support)
+            if index < 0 or not kept[sequence, draw] or expanded not in node_of:
                 continue
             parent, token = node_of[expanded], tokens[sequence][draw]
             first = expansion.setdefault(parent, expanded)
             if first != expanded and not _same_bits(drafts, sequence, first, expanded):
                 continue
-            node = known.get((parent, token))
+            node = node_of_token.get((parent, token))
             if node is None:
-                node = known[parent, token] = len(nodes)
+                node = node_of_token[parent, token] = len(nodes)
                 nodes.append((token, parent, nodes[parent][2] + log_probs[sequence][draw]))
             if parent not in drawn:
                 drawn[parent] = NodeDraws([], [], drafts.ids[sequence, expanded], drafts.log_probs[sequence, expanded])

@@ -47,9 +47,9 @@ def k_seq(q: np.ndarray, drawn: NodeDraws, accept: Accept) -> tuple[int, np.ndar
     """
     p = np.exp(log_softmax(drawn.draft_log_probs))
     gamma = k_seq_gamma(p, q, len(drawn.places))
-    for place, entry in enumerate(drawn.places):
+    for draw, entry in enumerate(drawn.places):
         if accept(_chance(q[entry], gamma * p[entry])):
-            return place, q
+            return draw, q
     overlap = np.minimum(p, q / gamma)
     beta = float(overlap.sum())
     tried = (1 - (1 - beta) ** len(drawn.places)) / beta if beta > 0 else 0.0
@@ -78,10 +78,10 @@ def _rounds(
     """
     residual, mass = q, 1.0
     outside = max(1.0 - float(q.sum()), 0.0)
-    for place, (entry, p) in enumerate(zip(drawn.places, distributions, strict=False)):
+    for draw, (entry, p) in enumerate(zip(drawn.places, distributions, strict=False)):
         share = mass * p
         if accept(_chance(residual[entry], share[entry])):
-            return place, q
+            return draw, q
         left = np.maximum(residual - share, 0.0)
         if (total := float(left.sum()) + outside) > 0:
             residual, mass = left, total
@@ -91,8 +91,8 @@ def _rounds(
 def _without_replacement(drawn: NodeDraws) -> np.ndarray:
     """float64 [draws, M], what each draw came from: the draws before it have left."""
     scores = np.tile(drawn.draft_log_probs.astype(np.float64), (len(drawn.places), 1))
-    for place, entry in enumerate(drawn.places, 1):
-        scores[place:, entry] = -np.inf
+    for draw, entry in enumerate(drawn.places, 1):
+        scores[draw:, entry] = -np.inf
     return np.exp(log_softmax(scores))
 
 
@@ -128,9 +128,9 @@ def verify(rule: Rule, tree: TokenTree, sequence: int, logits: np.ndarray, sampl
             token = sampler.choose(node_logits)
         else:
             q = sampler.distribution(node_logits)
-            place, left = rule(q.at(drawn.ids), drawn, _coin(sampler))
-            if place >= 0:
-                child, token = drawn.children[place], int(drawn.ids[drawn.places[place]])
+            draw, left = rule(q.at(drawn.ids), drawn, _coin(sampler))
+            if draw >= 0:
+                child, token = drawn.children[draw], int(drawn.ids[drawn.places[draw]])
             else:
                 q.put(drawn.ids, left)
                 token = sampler.draw(q)

@@ -52,15 +52,15 @@ class Retrieval:
 
     def add(self, tail: tuple[int, ...], token: int) -> None:
         """Remember that a token followed `tail`, the last tokens of a text (LONGEST of them where there are)."""
-        place, slot = self._total, self._total % self._capacity
+        position, slot = self._total, self._total % self._capacity
         self._tokens[slot] = token
         for length, newest, before, matches in self._index:
-            if newest.get(matches[slot]) == place - self._capacity:
+            if newest.get(matches[slot]) == position - self._capacity:
                 del newest[matches[slot]]
             if length <= len(tail):
                 match = hash(tail[-length:])
                 before[slot] = newest.get(match, -1)
-                newest[match] = place
+                newest[match] = position
                 matches[slot] = match
         self._total += 1
 
@@ -82,15 +82,15 @@ class Retrieval:
         chances: dict[int, float] = {}
         mass = 1.0
         for length, newest, before, _ in self._index:
-            if length > len(tail) or (place := newest.get(hash(tail[-length:]), -1)) < oldest:
+            if length > len(tail) or (position := newest.get(hash(tail[-length:]), -1)) < oldest:
                 continue
-            found: list[int] = []
-            while place >= oldest and len(found) < OCCURRENCES:
-                slot = place % capacity
-                found.append(tokens[slot])
-                place = before[slot]
-            share = mass / (len(found) + RETRIEVAL_ESCAPES[length])
-            for token in found:
+            followers: list[int] = []
+            while position >= oldest and len(followers) < OCCURRENCES:
+                slot = position % capacity
+                followers.append(tokens[slot])
+                position = before[slot]
+            share = mass / (len(followers) + RETRIEVAL_ESCAPES[length])
+            for token in followers:
                 chances[token] = chances.get(token, 0.0) + share
             mass = share * RETRIEVAL_ESCAPES[length]
         return chances
@@ -152,8 +152,8 @@ class RetrievalText:
 
     def _after(self, tail: tuple[int, ...]) -> dict[int, float]:
         """The tokens that may follow `tail`, each with its chance."""
-        if self._own is not None and (found := self._own.match(tail)):
-            token, length, times = found
+        if self._own is not None and (match := self._own.match(tail)):
+            token, length, times = match
             if length >= self._retrieval.match(tail):
                 return {token: NGRAM_CHANCES[length][times - 1]}
         return self._retrieval.after(tail)

@@ -29,24 +29,24 @@ class Distribution:
 
     def at(self, tokens: np.ndarray) -> np.ndarray:
         """Probabilities float64 [M] of tokens int [M]."""
-        places, known = self._places(tokens)
-        return np.where(known, self.weights[places].astype(np.float64), 0.0) / self.total
+        indices, present = self._places(tokens)
+        return np.where(present, self.weights[indices].astype(np.float64), 0.0) / self.total
 
     def put(self, tokens: np.ndarray, probabilities: np.ndarray) -> None:
         """Replace the weights of tokens by multiples float64 [M] of the old total. Where rounding leaves no weight at
         all, the old ones stay."""
-        places, known = self._places(tokens)
-        places, old = places[known], self.weights[places[known]]
-        self.weights[places] = probabilities[known] * self.total
+        indices, present = self._places(tokens)
+        indices, old = indices[present], self.weights[indices[present]]
+        self.weights[indices] = probabilities[present] * self.total
         if not self.weights.any():
-            self.weights[places] = old
+            self.weights[indices] = old
 
     def _places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where tokens stand in `weights`, and which are there."""
         if self.ids is None:
             return tokens, np.ones(len(tokens), bool)
-        places = np.minimum(self.ids.searchsorted(tokens), len(self.ids) - 1)
-        return places, self.ids[places] == tokens
+        indices = np.minimum(self.ids.searchsorted(tokens), len(self.ids) - 1)
+        return indices, self.ids[indices] == tokens
 
 
 _LAST = -1

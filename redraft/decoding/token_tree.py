@@ -85,11 +85,11 @@ class TokenTree:
         """int32 [B], nodes of each tree, root included."""
         return np.array([len(nodes) for nodes in self.nodes], dtype=np.int32)
 
-    def _column(self, place: int, past_end: float, dtype: type[np.generic]) -> np.ndarray:
+    def _column(self, index: int, past_end: float, dtype: type[np.generic]) -> np.ndarray:
         shape = len(self.nodes), max(map(len, self.nodes), default=0)
         column = np.full(shape, past_end, dtype=dtype)
         for row, nodes in zip(column, self.nodes, strict=True):
-            row[: len(nodes)] = [node[place] for node in nodes]
+            row[: len(nodes)] = [node[index] for node in nodes]
         return column
 
     @cached_property
@@ -109,13 +109,13 @@ class TokenTree:
     @cached_property
     def inner(self) -> list[int]:
         """Per tree, the nodes that have children, as a set of bits."""
-        found = []
+        result = []
         for nodes in self.nodes:
             inner = 0
             for _, parent, _ in nodes[1:]:
                 inner |= 1 << parent
-            found.append(inner)
-        return found
+            result.append(inner)
+        return result
 
 
 def mask_width(rows: int) -> int:
@@ -147,11 +147,11 @@ def merge_trees(trees: Sequence[TokenTree]) -> TokenTree:
     for same in zip(*(tree.nodes for tree in trees), strict=True):
         root = same[0][0]
         nodes: list[Node] = [root]
-        known: dict[tuple[int, int], int] = {}
+        node_of: dict[tuple[int, int], int] = {}
         for other in same:
             if other[0][0] != root[0]:
                 raise ValueError(f"trees to merge must have the same roots, got tokens {root[0]} and {other[0][0]}")
-            _insert(other, nodes, known)
+            _insert(other, nodes, node_of)
         merged.append(nodes)
     return TokenTree.from_nodes(merged)
 
@@ -162,13 +162,13 @@ def join_trees(parts: Sequence[tuple[Sequence[int], TokenTree]]) -> TokenTree:
         return parts[0][1]
     nodes: dict[int, list[Node]] = {}
     draws: dict[int, dict[int, NodeDraws]] = {}
-    for places, tree in parts:
-        nodes |= zip(places, tree.nodes, strict=True)
+    for indices, tree in parts:
+        nodes |= zip(indices, tree.nodes, strict=True)
         if tree.draws is not None:
-            draws |= zip(places, tree.draws, strict=True)
-    joined = TokenTree.from_nodes([nodes[place] for place in sorted(nodes)])
+            draws |= zip(indices, tree.draws, strict=True)
+    joined = TokenTree.from_nodes([nodes[index] for index in sorted(nodes)])
     if draws:
-        joined.draws = [draws.get(place, {}) for place in sorted(nodes)]
+        joined.draws = [draws.get(index, {}) for index in sorted(nodes)]
     return joined
 
 
@@ -184,16 +184,16 @@ def follow(nodes: list[Node], tokens: Sequence[int]) -> list[int]:
     return path
 
 
-def _insert(other: list[Node], nodes: list[Node], known: dict[tuple[int, int], int]) -> None:
-    place = [0]
+def _insert(other: list[Node], nodes: list[Node], node_of: dict[tuple[int, int], int]) -> None:
+    index_of = [0]
     for token, above, score in other[1:]:
-        parent = place[above]
-        found = known.setdefault((parent, token), len(nodes))
-        place.append(found)
-        if found == len(nodes):
+        parent = index_of[above]
+        node = node_of.setdefault((parent, token), len(nodes))
+        index_of.append(node)
+        if node == len(nodes):
             nodes.append((token, parent, score))
-        elif score > nodes[found][2]:
-            nodes[found] = (token, parent, score)
+        elif score > nodes[node][2]:
+            nodes[node] = (token, parent, score)
 
 
 def prune_tree(
@@ -230,11 +230,11 @@ def without_tokens(tree: TokenTree, tokens: AbstractSet[int]) -> TokenTree:
 
 
 def _nodes_without(nodes: list[Node], tokens: AbstractSet[int]) -> list[Node]:
-    place, kept = {0: 0}, nodes[:1]
+    index_of, kept = {0: 0}, nodes[:1]
     for node, (token, parent, score) in enumerate(nodes[1:], 1):
-        if parent in place and token not in tokens:
-            place[node] = len(kept)
-            kept.append((token, place[parent], score))
+        if parent in index_of and token not in tokens:
+            index_of[node] = len(kept)
+            kept.append((token, index_of[parent], score))
     return kept
 
 
@@ -257,5 +257,5 @@ def _best_nodes(nodes: list[Node], budget: int, max_depth: int, least: float) ->
         return nodes
     within = [node for node in range(1, len(nodes)) if depths[node] <= max_depth and scores[node] >= least]
     kept = [0, *sorted(sorted(within, key=lambda node: -scores[node])[:budget])]
-    place = {node: index for index, node in enumerate(kept)}
-    return [(nodes[node][0], place.get(nodes[node][1], -1), scores[node]) for node in kept]
+    index_of = {node: index for index, node in enumerate(kept)}
+    return [(nodes[node][0], index_of.get(nodes[node][1], -1), scores[node]) for node in kept]

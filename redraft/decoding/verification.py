@@ -54,8 +54,8 @@ def register_verifier(verifier: Verifier) -> Verifier:
 
 def draws_of(construction: str) -> Draws:
     """How a construction, of whatever kind, chooses its tokens. Raises PairingError for one that is not known."""
-    kinds = {name: known.draws for name, known in CONSTRUCTIONS.items()}
-    kinds |= {name: known.draws for name, known in RANDOM_CONSTRUCTIONS.items()} | {NGRAM_TRIE: Draws.TOP}
+    kinds = {name: rule.draws for name, rule in CONSTRUCTIONS.items()}
+    kinds |= {name: rule.draws for name, rule in RANDOM_CONSTRUCTIONS.items()} | {NGRAM_TRIE: Draws.TOP}
     if construction not in kinds:
         raise PairingError(f"unknown construction {construction!r}: expected one of {', '.join(kinds)}")
     return kinds[construction]

@@ -17,7 +17,7 @@ Features: TypeAlias = "np.ndarray | Tensor"
 """Floats [n, F]; slices are views."""
 
 
-def take(features: Features, rows: list[int]) -> Features:
+def take_rows(features: Features, rows: list[int]) -> Features:
     """A copy of some rows."""
     if isinstance(features, np.ndarray):
         return features.take(rows, axis=0)

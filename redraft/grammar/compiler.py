@@ -29,20 +29,20 @@ class Grammars:
         self._kept: dict[tuple[str, str, str], Grammar] = {}
         self._changing, self._preparing = threading.Lock(), threading.Lock()
 
-    def kept(self, guide: Guide) -> Grammar | None:
+    def cached(self, guide: Guide) -> Grammar | None:
         """The guide's grammar, if it has been compiled, is kept, and has not failed since; it counts as used."""
         key = guide.kind, guide.text, guide.before
         with self._changing:
-            found = self._kept.pop(key, None)
-            if found is None or found.failed:
+            grammar = self._kept.pop(key, None)
+            if grammar is None or grammar.failed:
                 return None
-            self._kept[key] = found  # the last used stands last
-            return found
+            self._kept[key] = grammar  # the last used stands last
+            return grammar
 
     def compile(self, guide: Guide, seconds: float | None = None) -> Grammar:
         """The guide's grammar. Raises InvalidRequest for a guide that cannot be met, or not be compiled in time; with
         `seconds`, TakesLonger where these were too few."""
-        if (grammar := self.kept(guide)) is not None:
+        if (grammar := self.cached(guide)) is not None:
             return grammar
         grammar = self._compiled(guide, seconds)
         with self._changing:

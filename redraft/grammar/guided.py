@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from redraft.decoding.token_tree import Node, TokenTree
-from redraft.grammar.state import GrammarState, Path
+from redraft.grammar.state import GrammarState, TokenPath
 
 
 def guided_trees(tree: TokenTree, grammars: Sequence[GrammarState | None], most: int) -> TokenTree:
     """Draft trees with the `guided_nodes` of those that have a grammar. The others keep their draws."""
     pairs = list(zip(tree.nodes, grammars, strict=True))
-    guided = TokenTree.from_nodes([nodes if one is None else guided_nodes(nodes, one, most) for nodes, one in pairs])
+    guided = TokenTree.from_nodes(
+        [nodes if grammar is None else guided_nodes(nodes, grammar, most) for nodes, grammar in pairs]
+    )
     if tree.draws is not None:
-        guided.draws = [draws if one is None else {} for draws, one in zip(tree.draws, grammars, strict=True)]
+        guided.draws = [draws if grammar is None else {} for draws, grammar in zip(tree.draws, grammars, strict=True)]
     return guided
 
 
@@ -24,12 +26,12 @@ def guided_nodes(nodes: list[Node], grammar: GrammarState, most: int) -> list[No
     which tokens it takes. The grammar is asked at most twice for each node that is given.
     """
     kept: list[Node] = [nodes[0]]
-    paths: list[Path] = [()]
-    place = {0: 0}
-    known: dict[tuple[int, int], int] = {}
+    paths: list[TokenPath] = [()]
+    index_of = {0: 0}
+    node_of: dict[tuple[int, int], int] = {}
 
     def add(token: int, parent: int, score: float) -> int:
-        node = known.setdefault((parent, token), len(kept))
+        node = node_of.setdefault((parent, token), len(kept))
         if node == len(kept):
             kept.append((token, parent, score))
             paths.append((*paths[parent], token))
@@ -38,9 +40,9 @@ def guided_nodes(nodes: list[Node], grammar: GrammarState, most: int) -> list[No
         return node
 
     for node, (token, parent, score) in enumerate(nodes[1:], 1):
-        above = place.get(parent)
+        above = index_of.get(parent)
         if above is not None and grammar.mask(paths[above])[token]:
-            place[node] = add(token, above, score)
+            index_of[node] = add(token, above, score)
     passed = set[int]()
     for node in range(len(kept)):
         if node not in passed:

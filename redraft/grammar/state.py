@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-Path = tuple[int, ...]
+TokenPath = tuple[int, ...]
 """Tokens after those that are certain."""
 T = TypeVar("T")
 
@@ -49,9 +49,9 @@ class GrammarState:
         self._matcher = grammar.matcher.deep_copy()
         # One matcher per path, none of which ever goes back: after a rollback llguidance (1.5.1 to 1.9.1) may give a
         # mask that it kept from the tokens taken back.
-        self._probes: dict[Path, LLMatcher] = {(): grammar.probe.deep_copy()}
+        self._probes: dict[TokenPath, LLMatcher] = {(): grammar.probe.deep_copy()}
         self.end_ids = [token for token in end_ids if token < self._vocab_size]
-        self._masks: dict[Path, np.ndarray] = {}
+        self._masks: dict[TokenPath, np.ndarray] = {}
         self._length = 0
         self.complete_length: int | None = None
 
@@ -70,7 +70,7 @@ class GrammarState:
         """Whether the grammar has grown past its limits, on certain tokens or on a draft: masks may be missing."""
         return self._grammar.failed
 
-    def mask(self, path: Path = ()) -> np.ndarray:
+    def mask(self, path: TokenPath = ()) -> np.ndarray:
         """Whether each token may come after a path, bool [V]: none where the path itself is forbidden or ends the
         text, or where the grammar grows past its limits on it."""
         if path not in self._masks:
@@ -96,12 +96,12 @@ class GrammarState:
             self.complete_length = self._length
             self._grammar.failed |= self.failed
 
-    def forced(self, path: Path = ()) -> list[int]:
+    def forced(self, path: TokenPath = ()) -> list[int]:
         """The tokens that the grammar's next bytes are usually written with, where only these bytes may come after a
         path. Mostly the mask has only the first of them; they are a draft, not a choice."""
         return self._after(path, lambda matcher: matcher.compute_ff_tokens()) or []
 
-    def _after(self, path: Path, ask: Callable[[LLMatcher], T]) -> T | None:
+    def _after(self, path: TokenPath, ask: Callable[[LLMatcher], T]) -> T | None:
         """What a probe answers after a path; None where the grammar does not take the path, or has failed."""
         if self._grammar.failed or (probe := self._probe(path)) is None:
             return None
@@ -109,7 +109,7 @@ class GrammarState:
         self._grammar.failed = probe.is_error()
         return None if self._grammar.failed else result
 
-    def _probe(self, path: Path) -> LLMatcher | None:
+    def _probe(self, path: TokenPath) -> LLMatcher | None:
         """The matcher that stands after a path; None where the grammar does not take the path. It is kept, since paths
         below it begin with a copy, which costs some 5 microseconds per 100 tokens of the text."""
         if path not in self._probes:

@@ -20,7 +20,7 @@ from redraft.decoding.verification import Verdict
 from redraft.drafting import start_method
 from redraft.drafting.method import AutoRegressive
 from redraft.engines.api import Engine, LogitRows
-from redraft.engines.features import Features, take
+from redraft.engines.features import Features, take_rows
 from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.errors import Code, RequestError
 from redraft.request import AUTO_REGRESSIVE
@@ -307,7 +307,7 @@ class Scheduler:
             rows += sequence.kept(list(range(start, start + count)))
             ends.append(len(rows))
             start += count
-        kept = take(features, rows)
+        kept = take_rows(features, rows)
         return [kept[start:end] for start, end in pairwise(ends)]
 
     def _take_trees(

@@ -86,9 +86,9 @@ class Generator:
 
     def cut(self, held_out: bool) -> list[Document]:
         """End the documents under way of one part: those with an answer as far as they are, the others without."""
-        found = self.of(held_out)
+        conversations = self.of(held_out)
         self.running = [None if doc and doc.held_out == held_out else doc for doc in self.running]
-        return [doc for doc in found if doc.answered]
+        return [doc for doc in conversations if doc.answered]
 
     def run(
         self, following: Callable[[], Document | None], max_new_tokens: int, assistant: list[int]
@@ -199,13 +199,13 @@ class Template:
             raise ValueError(f"the chat template writes the user's text {text.count(mark)} times, expected once")
         before, after = text.split(mark)
         encode = lambda part: tokenizer.encode(part, add_special_tokens=False)  # noqa: E731
-        found = cls(encode(before), encode(after))
-        if not (found.prefix and found.assistant):
+        template = cls(encode(before), encode(after))
+        if not (template.prefix and template.assistant):
             raise ValueError(
                 f"the chat template has {before!r} before the user's text and {after!r} after it, "
-                f"{len(found.prefix)} and {len(found.assistant)} tokens: expected one at least of each"
+                f"{len(template.prefix)} and {len(template.assistant)} tokens: expected one at least of each"
             )
-        return found
+        return template
 
     def __len__(self) -> int:
         return len(self.prefix) + len(self.assistant)

@@ -54,9 +54,9 @@ def sample_head(labels: Tensor, size: int, others: int, multiple: int = 1) -> tu
     correction[drawn] = math.log(len(rest) / max(len(drawn), 1) or 1)
     correction[is_label] = 0
     sample = correction.isfinite().nonzero().squeeze(1)
-    place = torch.zeros(size, dtype=torch.long, device=labels.device)
-    place[sample] = torch.arange(len(sample), device=labels.device)
-    return sample, correction[sample], place[labels]
+    index = torch.zeros(size, dtype=torch.long, device=labels.device)
+    index[sample] = torch.arange(len(sample), device=labels.device)
+    return sample, correction[sample], index[labels]
 
 
 def fill_up(x: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ def restore_checkpoint(
         metadata = file.metadata()
         begun = json.loads(metadata["recipe"])
         if others := [name for name in begun if begun[name] != recipe.get(name)]:
-            was, asked = (", ".join(f"{name} {given.get(name)}" for name in others) for given in (begun, recipe))
+            was, asked = (", ".join(f"{name} {settings.get(name)}" for name in others) for settings in (begun, recipe))
             raise ValueError(f"{path} is of a run with {was}, the command asks for {asked}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     drafter.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})

@@ -44,9 +44,9 @@ class Speed:
 def unseen_prompts(prompts: Sequence[Prompt], cutoff: int, others: Sequence[Prompt]) -> list[str]:
     """First user turns that nothing was trained on, each once: of the prompts, those below the cutoff, which
     distillation held out; after them the others that are not among the prompts."""
-    given = {prompt.turns[0].strip() for prompt in prompts}
+    texts = {prompt.turns[0].strip() for prompt in prompts}
     held_out = divide(prompts, cutoff)[1]
-    more = [prompt for prompt in others if prompt.turns[0].strip() not in given]
+    more = [prompt for prompt in others if prompt.turns[0].strip() not in texts]
     return list({prompt.turns[0].strip(): prompt.turns[0] for prompt in (*held_out, *more)}.values())
 
 
@@ -73,9 +73,9 @@ def measure_speed(runtime: Runtime, method: str, prompts: Sequence[list[int]], s
     before = dict(scheduler.totals)
     while sent < count or not scheduler.idle:
         status = scheduler.status()
-        for place in range(sent, min(sent + streams - status.running - status.waiting, count)):
-            request = GenerateRequest(id=str(place), input_ids=prompts[place], max_tokens=TOKENS, method=method)
-            scheduler.submit(runtime.sequence(place, request))
+        for index in range(sent, min(sent + streams - status.running - status.waiting, count)):
+            request = GenerateRequest(id=str(index), input_ids=prompts[index], max_tokens=TOKENS, method=method)
+            scheduler.submit(runtime.sequence(index, request))
             sent += 1
         scheduler.step()
     gained = {name: value - before[name] for name, value in scheduler.totals}
@@ -92,7 +92,7 @@ def measure_gains(drafter: Path, ngrams: Path, bundle: Path, prompts: Sequence[l
     last line of the training log. Also written beside the drafter. The prompts are distinct: n-grams would copy the
     answer to one that comes again. No more streams are measured than there are prompts."""
     log = (drafter / "log.jsonl").read_text().splitlines()
-    found: dict[str, Any] = {"training": json.loads(log[-1]), "speed": {}}
+    result: dict[str, Any] = {"training": json.loads(log[-1]), "speed": {}}
     for name, folder in (("n-grams", ngrams), ("drafter", bundle)):
         with step(f"load {folder.name}"):
             runtime = Runtime.load(folder, prefix_reuse=False)
@@ -105,10 +105,10 @@ def measure_gains(drafter: Path, ngrams: Path, bundle: Path, prompts: Sequence[l
                         speeds.append(measure_speed(runtime, method, prompts, streams))
                 plain, drafted = speeds
                 row = asdict(drafted) | {"auto_regressive_tokens_per_s": plain.tokens_per_s}
-                found["speed"].setdefault(name, []).append(row)
+                result["speed"].setdefault(name, []).append(row)
         runtime.engine.close()
-    (drafter / FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return found
+    (drafter / FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return result
 
 
 def summary(found: Mapping[str, Any], curves: Sequence[Curve]) -> list[str]:

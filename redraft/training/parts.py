@@ -75,8 +75,8 @@ def open_parts(
     Raises ValueError for prompts or folders that do not fit.
     """
     if unknown := set(shares) - {prompt.category for prompt in prompts}:
-        known = sorted({prompt.category for prompt in prompts})
-        raise ValueError(f"--shares: {path} has no source {sorted(unknown)}; it has {known}")
+        categories = sorted({prompt.category for prompt in prompts})
+        raise ValueError(f"--shares: {path} has no source {sorted(unknown)}; it has {categories}")
     opened = [Shards(folder, meta | ({"held_out": "true"} if side else {})) for side, folder in enumerate(folders)]
     cutoffs = {shards.cutoff for shards in opened} - {None}
     if len(cutoffs) > 1:

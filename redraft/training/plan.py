@@ -137,10 +137,10 @@ def plan_training(
     for files.
     """
     digest, there = model_digest(model), Plan.read(path)
-    given = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or ""}
+    inputs = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or ""}
     if there and there.model == digest:
         for name, what in (("prompts", "other prompts"), ("chat_template", "another chat template")):
-            if getattr(there, name) not in (None, given[name]):
+            if getattr(there, name) not in (None, inputs[name]):
                 raise ValueError(
                     f"{path} is of {what}: remove or rename {path.parent}, {teacher} and {teacher}-held-out"
                 )
@@ -161,7 +161,7 @@ def plan_training(
     if layers:
         give_layers(target, parse_layers(layers, target.config.num_layers))
     training_rate = measure_training_rate(target, DRAFTERS[kind], rows, text)
-    plan = make_plan(digest, hours, teacher_rate, training_rate, loading_s).model_copy(update=given)
+    plan = make_plan(digest, hours, teacher_rate, training_rate, loading_s).model_copy(update=inputs)
     plan.write(path)
     return plan
 

@@ -115,10 +115,10 @@ def read_ahead(batches: Iterator[Windows], device: torch.device) -> Iterator[tup
 
     Thread(target=read, daemon=True).start()
     while True:
-        found = ready.get()
-        if isinstance(found, Exception):
-            raise found
-        yield found[0].to(device), found[1]
+        item = ready.get()
+        if isinstance(item, Exception):
+            raise item
+        yield item[0].to(device), item[1]
 
 
 def trained(windows: Windows) -> int:

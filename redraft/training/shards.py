@@ -99,8 +99,8 @@ class Shards:
         the answer."""
         for file in sorted(self.folder.glob("shard-*.safetensors")):
             shard = read_tensors(file)
-            places = zip(shard["offsets"].tolist(), shard["answer_starts"].tolist(), strict=False)
-            yield from (tuple(shard["tokens"][begin + before : answer - after].tolist()) for begin, answer in places)
+            bounds = zip(shard["offsets"].tolist(), shard["answer_starts"].tolist(), strict=False)
+            yield from (tuple(shard["tokens"][begin + before : answer - after].tolist()) for begin, answer in bounds)
 
     def begin(self) -> None:
         """Keep the answers that a killed run had under way, as they are."""

@@ -79,25 +79,25 @@ class TeacherData:
         Raises ValueError where a folder has no shard, or where training shards may hold held-out prompts.
         """
         files = [sorted(folder.glob("shard-*.safetensors")) for folder in folders]
-        missing = [str(folder) for folder, found in zip(folders, files, strict=True) if not found]
+        missing = [str(folder) for folder, in_folder in zip(folders, files, strict=True) if not in_folder]
         if missing:
             raise ValueError(f"no shard-*.safetensors in {missing}; write some with redraft distill")
         self.prompts = prompts
-        metadata = {file: _metadata(file) for found in files for file in found}
-        reserved = [file for file, given in metadata.items() if "held_out" in given]
+        metadata = {file: _metadata(file) for in_folder in files for file in in_folder}
+        reserved = [file for file, values in metadata.items() if "held_out" in values]
         if held_out is None:
             most = len(reserved) or max(int(LARGEST_SHARE_HELD_OUT * len(files[0])), len(files[0]) > 1)
             held_out = min(USUAL_HELD_OUT, most)
         self.evaluation = (reserved or files[0])[:held_out]
         kept = {*reserved, *self.evaluation}
-        self._training = [file for found in files for file in found if file not in kept]
+        self._training = [file for in_folder in files for file in in_folder if file not in kept]
         self._folder, self._kept, self._metadata = folders[0], len(kept), metadata
         self._check_division(reserved, metadata)
 
     def _check_division(self, reserved: list[Path], metadata: Mapping[Path, Mapping[str, str]]) -> None:
         """Raises ValueError where prompts of the reserved shards may have been trained on: those of a small file are
         held out by a rank of their own."""
-        below = {file: int(given.get("held_out_below", USUAL_CUTOFF)) for file, given in metadata.items()}
+        below = {file: int(values.get("held_out_below", USUAL_CUTOFF)) for file, values in metadata.items()}
         highest = max(reserved, key=lambda file: below[file], default=None)
         if highest and (mixed := [file for file in self._training if below[file] < below[highest]]):
             raise ValueError(
@@ -107,11 +107,11 @@ class TeacherData:
 
     def require_layers(self, layers: tuple[int, ...]) -> None:
         """Raises ValueError where a shard lacks what enters these layers of the target."""
-        for file, given in self._metadata.items():
-            if layers and (found := layers_of(given)) != layers:
+        for file, values in self._metadata.items():
+            if layers and (stored := layers_of(values)) != layers:
                 raise ValueError(
-                    f"{file} holds features of the layers {found or 'none'}, the drafter reads {layers}: write teacher "
-                    f"data with redraft distill --target-layers {'+'.join(map(str, layers))}"
+                    f"{file} holds features of the layers {stored or 'none'}, the drafter reads {layers}: write "
+                    f"teacher data with redraft distill --target-layers {'+'.join(map(str, layers))}"
                 )
 
     @property
@@ -145,13 +145,13 @@ class TeacherData:
 
     def require(self, size: int, length: int, unroll: int) -> None:
         """Raises ValueError where there is no shard to train on, or all hold fewer windows than a batch of `size`."""
-        found = 0
+        count = 0
         for file in self.training:
-            found += len(self._plan(file, length, unroll).rows)
-            if found >= size:
+            count += len(self._plan(file, length, unroll).rows)
+            if count >= size:
                 return
         raise ValueError(
-            f"{self._folder} holds {found} windows of {length} positions, fewer than a batch of {size}: "
+            f"{self._folder} holds {count} windows of {length} positions, fewer than a batch of {size}: "
             "distil more tokens, or give a smaller --batch"
         )
 
@@ -179,7 +179,7 @@ class TeacherData:
             for plans in self._groups(order.tolist(), size, length, unroll):
                 answers = torch.cat([plan.answers for plan in plans])
                 shuffled = torch.randperm(len(answers), generator=generator)
-                places = torch.rand(answers.shape, generator=generator) + ~answers
+                ranks = torch.rand(answers.shape, generator=generator) + ~answers
                 batches = [rows for rows in shuffled.split(size) if len(rows) == size]
                 skip, batches = max(0, skip - len(batches)), batches[skip:]
                 if not batches:
@@ -188,7 +188,7 @@ class TeacherData:
                 for rows in batches:
                     most = int(answers[rows].sum(-1).max())
                     most = min(most + -most % POSITIONS_MULTIPLE, length)
-                    positions = places[rows].argsort(dim=-1)[:, :most]
+                    positions = ranks[rows].argsort(dim=-1)[:, :most]
                     drafted = answers[rows].gather(1, positions)
                     read = layers[rows] if layers.shape[-1] else None
                     yield Windows(tokens[rows], hidden[rows], documents[rows], positions, drafted, read)
@@ -196,8 +196,8 @@ class TeacherData:
     def _groups(self, order: Sequence[int], size: int, length: int, unroll: int) -> Iterator[list[_Plan]]:
         """The training shards in this order, by SHARDS_AT_ONCE or by so many as fill a batch."""
         plans: list[_Plan] = []
-        for place in order:
-            plans.append(self._plan(self.training[place], length, unroll))
+        for index in order:
+            plans.append(self._plan(self.training[index], length, unroll))
             if len(plans) >= SHARDS_AT_ONCE and sum(len(plan.rows) for plan in plans) >= size:
                 yield plans
                 plans = []

@@ -223,7 +223,7 @@ class Worker:
             raise InvalidRequest(f"id: {request.id!r} is in use by a request that is still running")
         self._runtime.scheduler.require_room()  # before anything is encoded for a queue that is full
         self._require_share(request.client)
-        grammar = None if request.guide is None else self._runtime.grammars.kept(request.guide)
+        grammar = None if request.guide is None else self._runtime.grammars.cached(request.guide)
         compiles = request.guide is not None and grammar is None
         words = [*request.stop_words, *request.bad_words, *request.stop_word_ids, *request.bad_word_ids]
         if not compiles and len(request.text or "") <= INLINE_CHARACTERS and len(words) <= INLINE_WORDS:

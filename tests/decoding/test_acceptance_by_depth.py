@@ -85,7 +85,7 @@ def test_acceptance_by_depth_is_what_theory_says(construction, theory):
         construction, levels, [0] * TREES, DraftSampling(noise, ones, np.zeros(TREES, np.int32), ones),
         lambda _, path: (np.arange(3, dtype=np.int32), log(P[tuple(path[1:])])),
     )  # fmt: skip
-    everything = shape.kept(np.full(TREES, 9, np.int32), np.full(TREES, 9, np.int32))
+    everything = shape.within(np.full(TREES, 9, np.int32), np.full(TREES, 9, np.int32))
     trees = pack_draws(draws, np.zeros(TREES, np.int32), everything)
     rates = np.zeros((TREES, 2))
     for place, nodes in enumerate(trees.draws):

@@ -75,7 +75,7 @@ def test_a_cut_keeps_a_prefix_of_each_nodes_draws_and_looks_at_none(name, levels
     total = sum(shape.widths)
     budgets = np.arange(total + 2, dtype=np.int32)
     for depth in range(1, len(levels) + 2):
-        kept = shape.kept(budgets, np.full(total + 2, depth, np.int32))
+        kept = shape.within(budgets, np.full(total + 2, depth, np.int32))
         within = int((shape.levels < depth).sum())
         assert kept.sum(axis=1).tolist() == np.minimum(budgets, within).tolist()
         for seed in range(5):
@@ -98,7 +98,7 @@ def test_packing_keeps_every_draw(case, seed, temperature):
     drafts = some_draws(name, levels, seed, temperature)
     shape = RANDOM_CONSTRUCTIONS[name].shape(levels)
     budgets = np.random.default_rng(seed).integers(0, sum(shape.widths) + 2, BATCH).astype(np.int32)
-    kept = shape.kept(budgets, np.full(BATCH, 9, np.int32))
+    kept = shape.within(budgets, np.full(BATCH, 9, np.int32))
     tree = pack_draws(drafts, np.array([90, 91, 92], np.int32), kept)
     assert (tree.sizes - 1 <= budgets).all()
     for b in range(BATCH):
@@ -161,7 +161,7 @@ def test_greedy_requests_get_trees_of_different_likely_paths():
         shape = RANDOM_CONSTRUCTIONS[name].shape(levels)
         drafts, noisy = (some_draws(name, levels, 1, temperature=t) for t in (0.0, 1.0))
         roots = np.array([90, 91, 92], np.int32)
-        tree = pack_draws(drafts, roots, shape.kept(np.full(BATCH, 99), np.full(BATCH, 9)))
+        tree = pack_draws(drafts, roots, shape.within(np.full(BATCH, 99), np.full(BATCH, 9)))
         np.testing.assert_array_equal(
             drafts.log_probs[:, 0], noisy.log_probs[:, 0], "scores are those of temperature 1"
         )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from redraft.engines.features import join, on_host, take
+from redraft.engines.features import join, on_host, take_rows
 from redraft.sequence import MOST_PARTS, Pairs
 
 STATES = np.arange(30, dtype=np.float32).reshape(6, 5)
@@ -18,7 +18,7 @@ def test_rows_are_copies(kind):
     """Also those that follow each other, and all of them."""
     for rows in ([4, 0, 4], [1, 2, 3], list(range(6)), [5]):
         features = KINDS[kind]()
-        taken = take(features, rows)
+        taken = take_rows(features, rows)
         features[:] = -1
         assert type(taken) is type(features)
         assert taken.dtype == features.dtype

@@ -97,7 +97,7 @@ def test_the_next_guide_is_compiled_after_one_that_took_too_long(monkeypatch):
         grammars._trial._process.send_signal(signal.SIGSTOP)
         with pytest.raises(InvalidRequest, match=r"more than 0\.1 s to compile"):
             grammars.compile(GUIDES["schema"])
-    assert grammars.kept(GUIDES["schema"]) is None
+    assert grammars.cached(GUIDES["schema"]) is None
     assert grammars.compile(GUIDES["schema"]).start().forced()
 
 
@@ -148,7 +148,7 @@ def test_a_grammar_that_has_failed_is_compiled_anew():
     grammars = Grammars(CODEC, VOCAB)
     first = grammars.compile(GUIDES["json"])
     first.failed = True
-    assert grammars.kept(GUIDES["json"]) is None
+    assert grammars.cached(GUIDES["json"]) is None
     assert grammars.compile(GUIDES["json"]) is not first
 
 
@@ -159,8 +159,8 @@ def test_the_last_used_guides_are_kept(monkeypatch):
     first = grammars.compile(GUIDES["json"])
     for guide in numbered:
         grammars.compile(guide)
-        assert grammars.compile(GUIDES["json"]) is grammars.kept(GUIDES["json"]) is first
-    assert [grammars.kept(guide) is not None for guide in numbered] == [False, True, True]
+        assert grammars.compile(GUIDES["json"]) is grammars.cached(GUIDES["json"]) is first
+    assert [grammars.cached(guide) is not None for guide in numbered] == [False, True, True]
 
 
 def test_a_schema_may_have_another_form():

@@ -56,7 +56,7 @@ def test_an_answer_is_what_its_guide_asks_for(service):
     for _ in range(2):
         whole = client.complete(request(client, CHOICE), timeout=600)
         assert (whole.text in CHOICE.choices, whole.finish_reason) == (True, "stop")
-    assert runtime.grammars.kept(CHOICE) is not None
+    assert runtime.grammars.cached(CHOICE) is not None
     chunks = list(client.generate(request(client, CHOICE, stream=True), timeout=600))
     assert "".join(chunk.text for chunk in chunks) == whole.text
 

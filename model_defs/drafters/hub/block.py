@@ -133,8 +133,10 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
             )
         weights["token_info.z"] = tensors.take(f"{markov}1.weight")
         weights["token_info.up"] = tensors.take(f"{markov}2.weight")
-        if rank not in (None, found := weights["token_info.z"].shape[-1]):
-            raise ValueError(f"{folder.path}: config.json says markov_rank {rank}, and {markov}1.weight has {found}")
+        if rank not in (None, rank_of_weights := weights["token_info.z"].shape[-1]):
+            raise ValueError(
+                f"{folder.path}: config.json says markov_rank {rank}, and {markov}1.weight has {rank_of_weights}"
+            )
     offsets, head = tensors.take_if_there("d2t"), tensors.take_if_there("lm_head.weight")
     if says(folder, "tie_word_embeddings") and head is not None:
         raise ValueError(
@@ -202,8 +204,8 @@ def mask_embedding(folder: HubFolder, token: int, size: int) -> Tensor | None:
             raise ValueError(f"{file} is for the token {said}, and config.json says {MASK} {token}")
         held = next((held[name] for name in ("embedding", "mask_embedding") if name in held), None)
     if not isinstance(held, Tensor) or held.numel() != size or not held.is_floating_point():
-        found = tuple(held.shape) if isinstance(held, Tensor) else type(held).__name__
-        raise ValueError(f"{file}: expected an embedding of {size} numbers, found {found}")
+        shape = tuple(held.shape) if isinstance(held, Tensor) else type(held).__name__
+        raise ValueError(f"{file}: expected an embedding of {size} numbers, found {shape}")
     return held.flatten().float()
 
 

@@ -61,8 +61,8 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
     elif owns_head and head is None:
         raise ValueError(f"{folder.path}: lm_head.weight is missing; expected it with --read-as {OWN_HEAD}=true")
     if head is not None and head.shape != (vocabulary, size):
-        found, expected = tuple(head.shape), (vocabulary, size)
-        raise ValueError(f"{folder.path}: lm_head.weight has shape {found}, expected {expected}; {WITHOUT_HEAD}")
+        head_shape, expected = tuple(head.shape), (vocabulary, size)
+        raise ValueError(f"{folder.path}: lm_head.weight has shape {head_shape}, expected {expected}; {WITHOUT_HEAD}")
     if head is not None and owns_head:
         weights["own_head.weight"], head = head, None
     shape = LayerShape.from_hf(raw, qkv_bias="layer.qkv.bias" in weights)

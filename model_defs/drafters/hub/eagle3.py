@@ -64,16 +64,16 @@ def read_speculators(folder: HubFolder, target: TargetConfig, answers: Mapping[s
             f"{folder.path}: config.json does not say {RESIDUAL}, which vLLM then takes for true and speculators for "
             f"false; give --read-as {RESIDUAL}=true or --read-as {RESIDUAL}=false"
         )
-    count, given = target.num_layers, settled(answers, target.num_layers)
+    count, answers_settled = target.num_layers, settled(answers, target.num_layers)
     named = raw.get(OUTPUTS)
-    layers = given.get(LAYERS) or named or usual_layers(count)
-    if LAYERS not in given and count >= LEAST_LAYERS and tuple(layers) == outputs_of(usual_layers(count)):
+    layers = answers_settled.get(LAYERS) or named or usual_layers(count)
+    if LAYERS not in answers_settled and count >= LEAST_LAYERS and tuple(layers) == outputs_of(usual_layers(count)):
         raise ValueError(
             f"{folder.path}: {OUTPUTS} is {list(layers)}, the numbers by which other projects count outputs of layers, "
             f"and this form counts inputs; {either(layers)}"
         )
     settings = {RESIDUAL: bool(residual), FEEDBACK: feeds_back(folder), "fuse_norm": fuse_norm(folder), LAYERS: layers}
-    return read(folder, raw["transformer_layer_config"], target, settings | given)
+    return read(folder, raw["transformer_layer_config"], target, settings | answers_settled)
 
 
 def read_modelopt(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
@@ -81,10 +81,10 @@ def read_modelopt(folder: HubFolder, target: TargetConfig, answers: Mapping[str,
         raise ValueError(f"{folder.path}: use_aux_hidden_state false (no fc.weight) is recognised; not served yet")
     if (steps := folder.says("parallel_draft_step", OWN)) not in (None, 0, 1):
         raise ValueError(f"{folder.path}: parallel_draft_step {steps} is recognised; not served yet")
-    given = settled(answers, target.num_layers)
-    layers = layers_of(folder, target, given.get(LAYERS))
+    answers_settled = settled(answers, target.num_layers)
+    layers = layers_of(folder, target, answers_settled.get(LAYERS))
     settings = {LAYERS: layers, "fuse_norm": fuse_norm(folder), FEEDBACK: returns_post_norm(folder)}
-    return read(folder, folder.config, target, settings | given)
+    return read(folder, folder.config, target, settings | answers_settled)
 
 
 def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) -> Reading:
@@ -108,10 +108,10 @@ def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str,
             f"{folder.path}: config.json says {FEEDBACK} {str(feedback).lower()}, by which SpecForge before September "
             f"2026 means {means}"
         )
-    given = settled(answers, target.num_layers)
-    layers = layers_of(folder, target, given.get(LAYERS))
+    answers_settled = settled(answers, target.num_layers)
+    layers = layers_of(folder, target, answers_settled.get(LAYERS))
     settings = {FEEDBACK: bool(feedback) or post_norm, "fuse_norm": norm, LAYERS: layers}
-    return read(folder, raw, target, settings | given)
+    return read(folder, raw, target, settings | answers_settled)
 
 
 def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, settings: Mapping[str, Any]) -> Reading:
@@ -165,8 +165,10 @@ def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, setting
     tensors.require_all_taken("EAGLE-3", IGNORED)
     expected = (size, len(layers) * size)
     if tuple(weights["fuse.fc.weight"].shape) != expected:
-        found = tuple(weights["fuse.fc.weight"].shape)
-        raise ValueError(f"{folder.path}: fc.weight has shape {found}, for the layers {layers} expected {expected}")
+        fuse_shape = tuple(weights["fuse.fc.weight"].shape)
+        raise ValueError(
+            f"{folder.path}: fc.weight has shape {fuse_shape}, for the layers {layers} expected {expected}"
+        )
     shape = LayerShape.from_hf(layer, "layer.qkv.bias" in weights, windows="speculators_model_type" in folder.config)
     expect_shapes(folder.path, weights, "layer", shape, size, 2 * size)
     for index in range(1, count):
@@ -217,8 +219,8 @@ def tied_head(folder: HubFolder, tensors: HubTensors, target: TargetConfig) -> d
 def first_layer(tensors: HubTensors, source: str, head_norms: bool) -> dict[str, Tensor]:
     """The first layer's weights by our names."""
     norms = {"embedding_norm": "input_layernorm", "state_norm": "hidden_norm"}
-    found = {f"layer.{ours}.weight": tensors.take(f"{source}.{name}.weight") for ours, name in norms.items()}
-    return found | llama_layer(tensors, source, "layer", head_norms)
+    weights = {f"layer.{ours}.weight": tensors.take(f"{source}.{name}.weight") for ours, name in norms.items()}
+    return weights | llama_layer(tensors, source, "layer", head_norms)
 
 
 def token_ids(folder: HubFolder, offsets: Tensor | None, rows: int, vocabulary: int) -> Tensor | None:
@@ -289,15 +291,15 @@ def either(ids: Sequence[int]) -> str:
 
 def settled(answers: Mapping[str, str], count: int) -> dict[str, Any]:
     """The answers of --read-as as fields of `Eagle3Config`. Raises ValueError for one that does not fit."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, text in answers.items():
         if name == LAYERS:
-            found[name] = parse_layers(text, count)
+            settings[name] = parse_layers(text, count)
         elif text not in ("true", "false"):
             raise ValueError(f"--read-as {name}={text}: expected true or false")
         else:
-            found[name] = text == "true"
-    return found
+            settings[name] = text == "true"
+    return settings
 
 
 EAGLE3_SPECULATORS = Reader(

@@ -63,15 +63,15 @@ class HubFolder:
     def says(self, name: str, *parts: str) -> Any:
         """A field of `config.json`, or of these objects in it, that is not null; None without one. Raises ValueError
         where they contradict each other."""
-        places = (self.config, *map(self.config.part, parts))
-        found = {f"{place.prefix}{name}": value for place in places if (value := place.get(name)) is not None}
-        if any(value != next(iter(found.values())) for value in found.values()):
-            says = " and ".join(f"{whole} {value!r}" for whole, value in found.items())
+        sections = (self.config, *map(self.config.part, parts))
+        values = {f"{section.prefix}{name}": value for section in sections if (value := section.get(name)) is not None}
+        if any(value != next(iter(values.values())) for value in values.values()):
+            says = " and ".join(f"{whole} {value!r}" for whole, value in values.items())
             raise ValueError(
                 f"{self.path}: config.json says {says}, which contradict each other: give --read-as ignore= and the "
                 "wrong one"
             )
-        return next(iter(found.values()), None)
+        return next(iter(values.values()), None)
 
     def names_architecture(self, part: str) -> bool:
         """Whether the name of an architecture in `config.json` has this part."""
@@ -198,7 +198,7 @@ def without_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def llama_layer(tensors: HubTensors, source: str, ours: str, head_norms: bool = False) -> dict[str, Tensor]:
     """A layer's weights by the names of our layers, but for the norms before attention; `head_norms` are Qwen3's.
     Raises ValueError for a bias after attention that is not 0."""
-    found = {
+    weights = {
         f"{ours}.attention_out.weight": tensors.take(f"{source}.self_attn.o_proj.weight"),
         f"{ours}.down.weight": tensors.take(f"{source}.mlp.down_proj.weight"),
         f"{ours}.mlp_norm.weight": tensors.take(f"{source}.post_attention_layernorm.weight"),
@@ -206,15 +206,15 @@ def llama_layer(tensors: HubTensors, source: str, ours: str, head_norms: bool = 
     }
     for kind in ("weight", "bias"):
         if f"{source}.self_attn.q_proj.{kind}" in tensors or kind == "weight":
-            found[f"{ours}.qkv.{kind}"] = torch.cat(
+            weights[f"{ours}.qkv.{kind}"] = torch.cat(
                 [tensors.take(f"{source}.self_attn.{p}_proj.{kind}") for p in "qkv"]
             )
     for norm in ("q_norm", "k_norm") if head_norms else ():
-        found[f"{ours}.{norm}.weight"] = tensors.take(f"{source}.self_attn.{norm}.weight")
+        weights[f"{ours}.{norm}.weight"] = tensors.take(f"{source}.self_attn.{norm}.weight")
     bias = tensors.take_if_there(f"{source}.self_attn.o_proj.bias")
     if bias is not None and bias.any():
         raise ValueError(f"{tensors.path}: {source}.self_attn.o_proj.bias is not 0; layers with it are not served")
-    return found
+    return weights
 
 
 def expect_shapes(
@@ -230,7 +230,7 @@ def expect_shapes(
         "down": (size, shape.intermediate_size),
     }
     for name, wanted in expected.items():
-        if (found := tuple(weights[f"{layer}.{name}.weight"].shape)) != wanted:
+        if (actual := tuple(weights[f"{layer}.{name}.weight"].shape)) != wanted:
             raise ValueError(
-                f"{path}: the weights {name} of {layer} have shape {found}, by config.json expected {wanted}"
+                f"{path}: the weights {name} of {layer} have shape {actual}, by config.json expected {wanted}"
             )

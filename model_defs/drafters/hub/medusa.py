@@ -29,10 +29,10 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
     if names != folder.names:  # config.json and the other files are the target's
         folder.config = folder.config.fresh(folder.config.names())
     tensors = folder.tensors("" if names == folder.names else BESIDE_TARGET)
-    places = [tuple(map(int, match.groups())) for name in names if (match := LAST.fullmatch(name))]
-    if not places:
+    indices = [tuple(map(int, match.groups())) for name in names if (match := LAST.fullmatch(name))]
+    if not indices:
         raise ValueError(f"{folder.path} has no Medusa heads: expected tensors like 0.1.weight")
-    heads, blocks = 1 + max(head for head, _ in places), max(place for _, place in places)
+    heads, blocks = 1 + max(head for head, _ in indices), max(block_index for _, block_index in indices)
     weights = {}
     for head in range(heads):
         for block in range(blocks):
@@ -41,9 +41,13 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
         weights[f"heads.{head}.own_head.weight"] = tensors.take(f"{head}.{blocks}.weight")
     tensors.require_all_taken(MEDUSA.form)
     vocabulary, size = weights["heads.0.own_head.weight"].shape
-    for name, found in (("hidden_size", size), ("vocab_size", vocabulary), ("truncated_vocab_size", vocabulary)):
-        if (said := folder.config.get(name)) not in (None, found):
-            raise ValueError(f"{folder.path}: config.json says {name} {said!r}, and the heads have {found}")
+    for name, size_of_weights in (
+        ("hidden_size", size),
+        ("vocab_size", vocabulary),
+        ("truncated_vocab_size", vocabulary),
+    ):
+        if (said := folder.config.get(name)) not in (None, size_of_weights):
+            raise ValueError(f"{folder.path}: config.json says {name} {said!r}, and the heads have {size_of_weights}")
     folder.config.get("model_type")  # says nothing: heads have no layers of a model
     folder.config.get("num_hidden_layers")  # published configurations count otherwise
     return Reading(MedusaConfig(size, vocabulary, None, heads, blocks, "own"), weights)

@@ -142,5 +142,5 @@ def _unknown_fields(fields: Fields) -> Iterator[tuple[str, str, Any]]:
 def _unknown_files(folder: HubFolder) -> Iterator[str]:
     read = {"config.json", *folder.files_read}
     for file in folder.path.iterdir():
-        if file.is_file() and file.name not in read and not any(fnmatch(file.name, known) for known in FILES):
+        if file.is_file() and file.name not in read and not any(fnmatch(file.name, pattern) for pattern in FILES):
             yield file.name

@@ -189,4 +189,4 @@ def refuse_sliding_window(raw: HFConfig) -> None:
 
 def layers_of_type(raw: HFConfig, kind: str) -> tuple[int, ...]:
     """The layers whose entry in `layer_types` is this."""
-    return tuple(i for i, found in enumerate(raw["layer_types"]) if found == kind)
+    return tuple(i for i, layer_type in enumerate(raw["layer_types"]) if layer_type == kind)

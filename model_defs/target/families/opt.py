@@ -24,8 +24,8 @@ EXPECTED = {
 
 def own_fields(raw: HFConfig) -> dict[str, Any]:
     for field, expected in EXPECTED.items():
-        if (found := raw.get(field, expected)) != expected:
-            raise UnsupportedModelError(f"{field} {found!r}, expected {expected!r}")
+        if (value := raw.get(field, expected)) != expected:
+            raise UnsupportedModelError(f"{field} {value!r}, expected {expected!r}")
     if (width := raw.get("word_embed_proj_dim") or raw["hidden_size"]) != raw["hidden_size"]:
         raise UnsupportedModelError(f"word_embed_proj_dim {width}, expected {raw['hidden_size']}")
     return {

@@ -18,8 +18,8 @@ def connect(comm: MPI.Intracomm) -> None:
 
     library = ctypes.CDLL(MPI.__file__)
     iallgather, test = (_address(library, name) for name in ("MPI_Iallgather", "MPI_Test"))
-    own = comm.Dup()
-    kernels.connect_ranks(iallgather, test, MPI._handleof(own), MPI._handleof(MPI.FLOAT), own.size)
+    duplicate = comm.Dup()
+    kernels.connect_ranks(iallgather, test, MPI._handleof(duplicate), MPI._handleof(MPI.FLOAT), duplicate.size)
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:

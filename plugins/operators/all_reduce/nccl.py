@@ -31,22 +31,22 @@ def connect(comm: MPI.Intracomm) -> None:
     from mpi4py import MPI
 
     local = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    place, count = local.rank, local.size
+    rank, count = local.rank, local.size
     local.Free()
     for failure in comm.allgather(_failure(count)):
         if failure:
             raise RuntimeError(failure)
-    torch.cuda.set_device(place)
-    own = "127.0.0.1" if count == comm.size else ""
-    if own:
+    torch.cuda.set_device(rank)
+    address = "127.0.0.1" if count == comm.size else ""
+    if address:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     server, failure = None, None
     if comm.rank == 0:
         try:
-            server = socket.create_server((own, 0))
+            server = socket.create_server((address, 0))
         except OSError as error:
-            failure = f"rank 0 cannot listen on {own or 'its addresses'}, where NCCL's ranks meet: {error}"
-    host, port, failure = comm.bcast((own or socket.gethostname(), server and server.getsockname()[1], failure))
+            failure = f"rank 0 cannot listen on {address or 'its addresses'}, where NCCL's ranks meet: {error}"
+    host, port, failure = comm.bcast((address or socket.gethostname(), server and server.getsockname()[1], failure))
     if failure:
         raise RuntimeError(failure)
     try:

@@ -35,34 +35,34 @@ def draw_step(
     first_of_node = support * torch.arange(nodes, device=ids.device)
     totals = log_probs
     if rule == "gumbel_top_k":
-        scores, places = _best(log_probs + noise, count)
-        places = places + first_of_node[:, None]
+        scores, indices = _best(log_probs + noise, count)
+        indices = indices + first_of_node[:, None]
     elif rule == "stochastic_beam":
         if draft:
             totals = draft[3][..., None] + log_probs
         bounds = draft[4] if draft else torch.zeros_like(values[..., 0])
-        scores, places = _best(torch.where(greedy, totals, _truncated(totals + noise, bounds)).flatten(1), count)
+        scores, indices = _best(torch.where(greedy, totals, _truncated(totals + noise, bounds)).flatten(1), count)
     else:
-        scores, places = _best(log_probs + noise, 1)
-        places = places + (first_of_node[:, None] if nodes > 1 else 0)
+        scores, indices = _best(log_probs + noise, 1)
+        indices = indices + (first_of_node[:, None] if nodes > 1 else 0)
         if nodes == 1:
             most_likely = _best(log_probs.flatten(1), count)
             scores = torch.where(greedy[..., 0], most_likely[0], scores.flatten(1))
-            places = torch.where(greedy[..., 0], most_likely[1], places.flatten(1))
-    scores, places = scores.flatten(1), places.flatten(1)
+            indices = torch.where(greedy[..., 0], most_likely[1], indices.flatten(1))
+    scores, indices = scores.flatten(1), indices.flatten(1)
 
-    found = torch.isfinite(scores)
-    draws = torch.where(found, places + expanded * support, -1).to(torch.int32)
-    tokens = torch.where(found, ids.flatten(1).gather(1, places), 0)
-    sequence = torch.arange(places.shape[0], device=ids.device)[:, None].expand_as(places)
-    origins = nodes * sequence + torch.where(found, torch.div(places, support, rounding_mode="trunc"), 0)
+    is_drawn = torch.isfinite(scores)
+    draws = torch.where(is_drawn, indices + expanded * support, -1).to(torch.int32)
+    tokens = torch.where(is_drawn, ids.flatten(1).gather(1, indices), 0)
+    sequence = torch.arange(indices.shape[0], device=ids.device)[:, None].expand_as(indices)
+    origins = nodes * sequence + torch.where(is_drawn, torch.div(indices, support, rounding_mode="trunc"), 0)
     appended: tuple[Tensor, ...] = ids, log_probs, draws
     if draft:
         appended = tuple(torch.cat(parts, dim=1) for parts in zip(draft[:3], appended, strict=True))
     state: tuple[Tensor, ...] = ()
     if rule == "stochastic_beam":
-        paths = totals.flatten(1).gather(1, places)
-        state = tuple(torch.where(found, x, float("-inf")) for x in (paths, scores))
+        paths = totals.flatten(1).gather(1, indices)
+        state = tuple(torch.where(is_drawn, x, float("-inf")) for x in (paths, scores))
     return *appended, *state, tokens.flatten(), *(x.flatten().to(torch.int32) for x in (origins, sequence))
 
 
@@ -72,8 +72,8 @@ def filtered(values: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) 
     there = torch.isfinite(values)
     best = torch.where(there[..., :1], values[..., :1], 0.0)
     scaled = (values - best) / torch.where(temperature > 0, temperature, 1.0)
-    place = torch.arange(values.shape[-1], device=values.device)
-    kept = there & ((place < top_k) | (top_k <= 0))
+    index = torch.arange(values.shape[-1], device=values.device)
+    kept = there & ((index < top_k) | (top_k <= 0))
     weights = torch.where(kept, scaled.exp(), 0.0)
     before = (weights.cumsum(-1) - weights) / weights.sum(-1, keepdim=True)
     kept = kept & ((before < top_p) | (top_p >= 1))
@@ -94,6 +94,6 @@ def _truncated(perturbed: Tensor, bounds: Tensor) -> Tensor:
 def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest along the last axis and their places; -inf where there are fewer."""
     taken = min(count, scores.shape[-1])
-    values, places = scores.topk(taken, dim=-1)
+    values, indices = scores.topk(taken, dim=-1)
     missing = (0, count - taken)
-    return F.pad(values, missing, value=float("-inf")), F.pad(places, missing)
+    return F.pad(values, missing, value=float("-inf")), F.pad(indices, missing)

@@ -36,6 +36,6 @@ def perturbed_topk(values: Tensor, ids: Tensor, *noise: Tensor, level: int, k: i
     ValueError for more than MOST tokens of a node, and tensors that do not fit."""
     if values.shape[1] > MOST or not 1 <= k <= values.shape[1]:
         raise ValueError(f"the {k} best of {values.shape[1]} tokens: expected 1 or more of at most {MOST}")
-    given = [tensor.contiguous() for tensor in (values.float(), ids, *noise)]
-    best, chosen = run(PERTURBED_TOPK, given, {"level": level, "k": k})
+    arguments = [tensor.contiguous() for tensor in (values.float(), ids, *noise)]
+    best, chosen = run(PERTURBED_TOPK, arguments, {"level": level, "k": k})
     return best, chosen

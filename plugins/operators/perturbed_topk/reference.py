@@ -35,8 +35,8 @@ def perturbed_topk(
     scores = torch.log_softmax(sharpness[:, None, None] * perturbed, dim=-1)
     # A place's own order where nothing is drawn.
     greedy = (temperature <= 0)[:, None, None]
-    best, places = torch.where(greedy, values, scores).topk(k, dim=-1)
-    return best.flatten(0, 1), ids.gather(-1, places).flatten(0, 1)
+    best, indices = torch.where(greedy, values, scores).topk(k, dim=-1)
+    return best.flatten(0, 1), ids.gather(-1, indices).flatten(0, 1)
 
 
 def race(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:

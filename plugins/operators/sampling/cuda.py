@@ -62,8 +62,8 @@ def race(logits: Tensor, inverse_temperatures: Tensor, keys: Tensor, filters: Te
     if logits.shape[1] > MOST_TOKENS:
         raise ValueError(f"vocabulary {logits.shape[1]}: expected at most {MOST_TOKENS}; draw on the host")
     maxima, most_likely = logits.max(dim=1)
-    given = (logits, maxima, inverse_temperatures)
-    limits = keys.new_zeros(len(keys), 4) if filters is None else run(FILTER, (*given, filters), {})[0]
-    times, tokens = run(RACE, (*given, keys, limits), {})
+    inputs = (logits, maxima, inverse_temperatures)
+    limits = keys.new_zeros(len(keys), 4) if filters is None else run(FILTER, (*inputs, filters), {})[0]
+    times, tokens = run(RACE, (*inputs, keys, limits), {})
     first, part = times.min(dim=1, keepdim=True)
     return torch.where(first.isinf(), most_likely[:, None].int(), tokens.gather(1, part))[:, 0]

@@ -48,9 +48,9 @@ def tree_attention(
     table = rope_table[positions][:, None]
     q, k = _rope(q, table), _rope(k, table)
     first_rows = cache_lengths if starts is None else starts
-    offsets, places, lengths, firsts = (x.tolist() for x in (row_offsets, slots, cache_lengths, first_rows))
+    offsets, slot_ids, lengths, firsts = (x.tolist() for x in (row_offsets, slots, cache_lengths, first_rows))
     commits = commit_offsets.tolist() or [0] * len(offsets)
-    sequences = list(enumerate(zip(places, lengths, firsts, strict=True)))
+    sequences = list(enumerate(zip(slot_ids, lengths, firsts, strict=True)))
     for b, (slot, length, first) in sequences:
         rows, end = slice(offsets[b], offsets[b + 1]), first + offsets[b + 1] - offsets[b]
         committed = commit_src[commits[b] : commits[b + 1]]

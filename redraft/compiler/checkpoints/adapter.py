@@ -104,14 +104,14 @@ class AdaptedCheckpoint:
         if tensor.dtype not in FLOATS:
             raise FetchError(f"{self._folder}: {name} is {tensor.dtype}, expected floating point")
         require_finite(tensor, name, self._folder)
-        own = own_name(name.removeprefix(PREFIX))
+        base_name = own_name(name.removeprefix(PREFIX))
         for ending, part in PARTS.items():
-            if own.endswith(f".{ending}"):
-                weight = f"{own.removesuffix(ending)}weight"
+            if base_name.endswith(f".{ending}"):
+                weight = f"{base_name.removesuffix(ending)}weight"
                 self._parts.setdefault(weight, {})[part] = tensor.float()
                 self._tables |= {weight} if ending == TABLE else set()
                 return
-        self._saved[own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = tensor
+        self._saved[base_name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = tensor
 
     def _untie(self) -> None:
         """Give embeddings and head weights of their own where the adapter holds one of them, as PEFT does. Raises
@@ -154,8 +154,8 @@ class AdaptedCheckpoint:
     def _of(self, pattern: str, name: str, usual: Any) -> Any:
         """A weight's own setting, or else the usual one; keys are the ends of modules' names, or patterns of them."""
         module = name.removesuffix(".weight")
-        own: Mapping[str, Any] = self._settings.get(pattern) or {}
-        return next((value for key, value in own.items() if re.match(rf"(.*\.)?({key})$", module)), usual)
+        overrides: Mapping[str, Any] = self._settings.get(pattern) or {}
+        return next((value for key, value in overrides.items() if re.match(rf"(.*\.)?({key})$", module)), usual)
 
     def _merged(self, name: str, block: Tensor, rows: slice, parts: Mapping[str, Tensor]) -> Tensor:
         """Some rows [n, columns] of a weight, merged. DoRA sets the norm of each row (Liu et al., 2024)."""
@@ -188,10 +188,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if type(settings.get("r")) is not int or not 1 <= settings["r"] <= COUNTS["hidden_size"]:
         raise FetchError(f"{file}: r is {shown(settings.get('r'))}, expected a whole number above 0")
     for name in ("rank_pattern", "alpha_pattern"):
-        own = settings.get(name) or {}
-        if not isinstance(own, dict) or not all(is_number(value) and value > 0 for value in own.values()):
-            raise FetchError(f"{file}: {name} is {shown(own)}, expected numbers by module")
-        for key in own:
+        patterns = settings.get(name) or {}
+        if not isinstance(patterns, dict) or not all(is_number(value) and value > 0 for value in patterns.values()):
+            raise FetchError(f"{file}: {name} is {shown(patterns)}, expected numbers by module")
+        for key in patterns:
             try:
                 re.compile(key)
             except re.error as error:

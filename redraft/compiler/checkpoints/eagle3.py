@@ -59,45 +59,45 @@ def export_eagle3(drafter: Eagle3Drafter, model: Path, output: Path, form: Form,
 
 def hub_tensors(drafter: Eagle3Drafter, first: str) -> dict[str, Tensor]:
     """A drafter's tensors by the forms' names, with `first` for the first layer."""
-    own, shape = drafter.state_dict(), drafter.layer_config
+    state, shape = drafter.state_dict(), drafter.layer_config
     order = drafter.hot_ids.argsort()
     ids = drafter.hot_ids[order]
-    found = {
+    tensors = {
         "embed_tokens.weight": drafter.embedding,
-        "fc.weight": own["fuse.fc.weight"],
-        f"{first}.input_layernorm.weight": own["layer.embedding_norm.weight"],
-        f"{first}.hidden_norm.weight": own["layer.state_norm.weight"],
-        "norm.weight": own["norm.weight"],
+        "fc.weight": state["fuse.fc.weight"],
+        f"{first}.input_layernorm.weight": state["layer.embedding_norm.weight"],
+        f"{first}.hidden_norm.weight": state["layer.state_norm.weight"],
+        "norm.weight": state["norm.weight"],
         "lm_head.weight": drafter.head_weight[order],
     }
     norms = {"all": "input_norm.weight", "each": "fc_norm.{}.weight"}.get(drafter.config.fuse_norm, "")
-    found |= {norms.format(i): own[f"fuse.norms.{i}.weight"] for i in range(len(drafter.fuse.norms))}
+    tensors |= {norms.format(i): state[f"fuse.norms.{i}.weight"] for i in range(len(drafter.fuse.norms))}
     layers = {"layer": first} | {f"others.{i}": f"layers.{i + 1}" for i in range(len(drafter.others))}
     heads = [shape.head_size * count for count in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)]
     for ours, theirs in layers.items():
         for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
-            parts = own[f"{ours}.qkv.{kind}"].split(heads)
-            found |= {f"{theirs}.self_attn.{p}_proj.{kind}": part for p, part in zip("qkv", parts, strict=True)}
+            parts = state[f"{ours}.qkv.{kind}"].split(heads)
+            tensors |= {f"{theirs}.self_attn.{p}_proj.{kind}": part for p, part in zip("qkv", parts, strict=True)}
         if shape.qkv_bias:  # loaders take `attention_bias` to mean this one too
-            found[f"{theirs}.self_attn.o_proj.bias"] = torch.zeros(drafter.config.hidden_size)
-        gate, up = own[f"{ours}.gate_up.weight"].chunk(2)
-        found |= {
-            f"{theirs}.self_attn.o_proj.weight": own[f"{ours}.attention_out.weight"],
-            f"{theirs}.post_attention_layernorm.weight": own[f"{ours}.mlp_norm.weight"],
+            tensors[f"{theirs}.self_attn.o_proj.bias"] = torch.zeros(drafter.config.hidden_size)
+        gate, up = state[f"{ours}.gate_up.weight"].chunk(2)
+        tensors |= {
+            f"{theirs}.self_attn.o_proj.weight": state[f"{ours}.attention_out.weight"],
+            f"{theirs}.post_attention_layernorm.weight": state[f"{ours}.mlp_norm.weight"],
             f"{theirs}.mlp.gate_proj.weight": gate,
             f"{theirs}.mlp.up_proj.weight": up,
-            f"{theirs}.mlp.down_proj.weight": own[f"{ours}.down.weight"],
+            f"{theirs}.mlp.down_proj.weight": state[f"{ours}.down.weight"],
         }
         if shape.qk_norm:
-            found |= {
-                f"{theirs}.self_attn.{name}.weight": own[f"{ours}.{name}.weight"] for name in ("q_norm", "k_norm")
+            tensors |= {
+                f"{theirs}.self_attn.{name}.weight": state[f"{ours}.{name}.weight"] for name in ("q_norm", "k_norm")
             }
         if theirs != first:
-            found[f"{theirs}.input_layernorm.weight"] = own[f"{ours}.attention_norm.weight"]
-    in_bf16 = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in found.items()}
-    known = torch.zeros(drafter.config.vocab_size, dtype=torch.bool)
-    known[ids] = True
-    return in_bf16 | {"d2t": ids - torch.arange(len(ids)), "t2d": known}
+            tensors[f"{theirs}.input_layernorm.weight"] = state[f"{ours}.attention_norm.weight"]
+    in_bf16 = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    is_drafted = torch.zeros(drafter.config.vocab_size, dtype=torch.bool)
+    is_drafted[ids] = True
+    return in_bf16 | {"d2t": ids - torch.arange(len(ids)), "t2d": is_drafted}
 
 
 def layer_config(drafter: Eagle3Drafter) -> dict[str, Any]:
@@ -164,8 +164,8 @@ def speculators_config(drafter: Eagle3Drafter, target: dict[str, Any], verifier:
 
 def specforge_config(drafter: Eagle3Drafter) -> dict[str, Any]:
     """`config.json` of SpecForge's form, whose layer ids count outputs."""
-    own = {"eagle_aux_hidden_state_layer_ids": outputs_of(drafter), "use_aux_hidden_state": True}
-    vocabulary = {"draft_vocab_size": len(drafter.hot_ids), "eagle_config": own}
+    eagle = {"eagle_aux_hidden_state_layer_ids": outputs_of(drafter), "use_aux_hidden_state": True}
+    vocabulary = {"draft_vocab_size": len(drafter.hot_ids), "eagle_config": eagle}
     each = {"fc_norm": True} if drafter.config.fuse_norm == "each" else {}
     return {"architectures": ["LlamaForCausalLMEagle3"], **layer_config(drafter), **vocabulary, **each}
 

@@ -92,8 +92,8 @@ def fetch(request: Request, say: Say) -> Path:
         recorded = read_json(record) if record.exists() else {"source": "an unknown source"}
         if {key: recorded.get(key) for key in request.origin} != request.origin:
             raise FetchError(f"{folder} holds a model from {recorded['source']}; choose another --name, or use --force")
-        own = folder / TEMPLATE
-        if not template or (own.is_file() and own.read_text() == template.read_text()):
+        template_file = folder / TEMPLATE
+        if not template or (template_file.is_file() and template_file.read_text() == template.read_text()):
             say(f"reusing {folder}: {describe(folder)}")
             return folder
         say(f"{folder} has another chat template than {template}: it is fetched again")

@@ -62,8 +62,8 @@ class FolderCheckpoint:
             refuse_drafter(folder)
             raise
         wanted = weight_names(self._tied_as_stored(target))
-        found = {name: self._header(name) for name in wanted}
-        self._meta = {name: tensor for name, tensor in found.items() if tensor is not None}
+        headers = {name: self._header(name) for name in wanted}
+        self._meta = {name: tensor for name, tensor in headers.items() if tensor is not None}
         if len(self._meta) < len(wanted):
             refuse_drafter(folder)
         self._remark_unread(wanted)

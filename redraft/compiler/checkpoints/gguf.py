@@ -64,10 +64,10 @@ class GgufCheckpoint:
         self.precision = _precision(fields)
         self.remarks: list[str] = []
         self._refuse_unknown_quantizations()
-        known = {name: torch.empty(_shape(tensor), device="meta") for name, tensor in self._tensors.items()}
-        known |= {name: torch.tensor(self._tensors[name].data).float() for name in ROPE_TENSORS if name in known}
+        tensors = {name: torch.empty(_shape(tensor), device="meta") for name, tensor in self._tensors.items()}
+        tensors |= {name: torch.tensor(self._tensors[name].data).float() for name in ROPE_TENSORS if name in tensors}
         try:
-            self.config = hf_config(family, fields, known)
+            self.config = hf_config(family, fields, tensors)
             target = TargetConfig.from_hf(self.config)
         except KeyError as missing:
             raise FetchError(f"{path}: the field or tensor {missing} is missing") from None
@@ -129,32 +129,34 @@ class GgufCheckpoint:
         """The file's places of the target's tensors, by Hugging Face's names. Raises FetchError for other tensors."""
         architecture = self._family.architecture
         kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-        known = gguf.get_tensor_name_map(kind, config.num_layers)
+        name_map = gguf.get_tensor_name_map(kind, config.num_layers)
 
         def place(name: str) -> Stored:
             if expert := EXPERT.fullmatch(name):
                 layer, number, part = expert.groups()
-                block = known.get_name(f"{layer}.mlp.experts.{EXPERT_PARTS[part]}_proj.weight", (".weight",))
+                block = name_map.get_name(f"{layer}.mlp.experts.{EXPERT_PARTS[part]}_proj.weight", (".weight",))
                 return Stored(block or name, int(number))
-            return Stored(known.get_name(name, (".weight", ".bias")) or name)
+            return Stored(name_map.get_name(name, (".weight", ".bias")) or name)
 
         names = {name: place(name) for name in weight_names(config)}
-        found = {name: stored for name, stored in names.items() if stored.tensor in self._tensors}
-        used = {stored.tensor for stored in found.values()}
+        result = {name: stored for name, stored in names.items() if stored.tensor in self._tensors}
+        used = {stored.tensor for stored in result.values()}
         if unknown := sorted(self._tensors.keys() - used - set(ROPE_TENSORS)):
             raise FetchError(
                 f"unsupported model: {self.path} holds {len(unknown)} tensors that its architecture "
                 f"{architecture!r} does not have, such as {unknown[0]}. Supported: {SUPPORTED}."
             )
-        return found
+        return result
 
     def _refuse_unknown_quantizations(self) -> None:
         for tensor in {tensor.tensor_type: tensor for tensor in self._tensors.values()}.values():
             try:
                 gguf.dequantize(np.asarray(tensor.data[:1]), tensor.tensor_type)
             except NotImplementedError:
-                found = tensor.tensor_type.name
-                raise FetchError(f"{self.path}: cannot dequantize {found}; take the model as Q8_0 or Q4_K_M") from None
+                type_name = tensor.tensor_type.name
+                raise FetchError(
+                    f"{self.path}: cannot dequantize {type_name}; take the model as Q8_0 or Q4_K_M"
+                ) from None
 
 
 def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:

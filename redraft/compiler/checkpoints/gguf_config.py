@@ -56,13 +56,13 @@ TOKENIZER_FIELDS = {*gguf_tokenizer.FIELDS, *map(token_field, (*TOKENS.values(),
 
 def family_of_file(architecture: str | None, fields: Mapping[str, Any]) -> Family:
     """The family of a file. Mixtral is called Llama there, and has experts. Raises FetchError for an unknown one."""
-    found = [family for family in FAMILIES.values() if family.gguf and family.gguf.architecture == architecture]
-    if not found:
-        known = ", ".join(sorted({family.gguf.architecture for family in FAMILIES.values() if family.gguf}))
+    families = [family for family in FAMILIES.values() if family.gguf and family.gguf.architecture == architecture]
+    if not families:
+        architectures = ", ".join(sorted({family.gguf.architecture for family in FAMILIES.values() if family.gguf}))
         raise FetchError(
-            f"unsupported model: GGUF architecture {architecture!r}, expected {known}. Supported: {SUPPORTED}."
+            f"unsupported model: GGUF architecture {architecture!r}, expected {architectures}. Supported: {SUPPORTED}."
         )
-    return found[-1] if fields.get(f"{architecture}.expert_count") else found[0]
+    return families[-1] if fields.get(f"{architecture}.expert_count") else families[0]
 
 
 def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HFConfig:
@@ -120,7 +120,7 @@ def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, T
     if (size := field("attention.value_length")) not in (None, config["head_dim"]):
         raise FetchError(f"unsupported model: values of size {size} beside keys of size {config['head_dim']}")
     asked.clear()
-    own = family.gguf.own_config(field)
+    own_fields = family.gguf.own_config(field)
     for name, neutral in NEUTRAL.items():
         if name in asked:
             continue
@@ -128,12 +128,16 @@ def hf_config(family: Family, fields: Mapping[str, Any], tensors: Mapping[str, T
             raise FetchError(
                 f"unsupported model: {architecture}.{name} is {shown(value)}, expected {' or '.join(map(str, neutral))}"
             )
-    if config["sliding_window"] and "sliding_window" not in own and config["sliding_window"] < needed("context_length"):
+    if (
+        config["sliding_window"]
+        and "sliding_window" not in own_fields
+        and config["sliding_window"] < needed("context_length")
+    ):
         raise FetchError(
             f"unsupported model: an active sliding window of {config['sliding_window']} tokens in a GGUF file of "
             f"{family.title}. Supported: {SUPPORTED}."
         )
-    return config | own | {"rope_scaling": _scaling(field, tensors, config["rope_theta"])}
+    return config | own_fields | {"rope_scaling": _scaling(field, tensors, config["rope_theta"])}
 
 
 def _share(field: GgufField, size: int) -> dict[str, float]:

@@ -49,11 +49,11 @@ def check(path: Path, fields: Mapping[str, Any]) -> None:
         raise FetchError(f"{path}: {TEXTS} holds something else than texts")
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    known = {*GGUF_PRE_TOKENIZER_SPLITS, *AS_GPT2, *DIGITS_APART}
-    if fields.get(MODEL) == BYTE_LEVEL and fields.get(CUT) not in known:
+    splits = {*GGUF_PRE_TOKENIZER_SPLITS, *AS_GPT2, *DIGITS_APART}
+    if fields.get(MODEL) == BYTE_LEVEL and fields.get(CUT) not in splits:
         says = f"is {shown(fields[CUT])}" if CUT in fields else "is missing"
         raise FetchError(
-            f"{path}: {CUT}, which says how texts are cut into words, {says}; known are {', '.join(sorted(known))}. "
+            f"{path}: {CUT}, which says how texts are cut into words, {says}; known are {', '.join(sorted(splits))}. "
             "Take a file that says it, or the Hugging Face folder"
         )
 
@@ -99,9 +99,11 @@ def _with_special_tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Tok
     model["vocab"] = {text: token for text, token in model["vocab"].items() if text not in spelled}
     model["vocab"] |= {text: token for token, text in lost}
     model["merges"] = [merge for merge in model["merges"] if not spelled & {*merge, "".join(merge)}]
-    own = Tokenizer.from_str(json.dumps(state))
-    own.add_tokens([AddedToken(text, normalized=False, special=kind == TokenType.CONTROL) for _, text, kind in special])
-    return own
+    copy = Tokenizer.from_str(json.dumps(state))
+    copy.add_tokens(
+        [AddedToken(text, normalized=False, special=kind == TokenType.CONTROL) for _, text, kind in special]
+    )
+    return copy
 
 
 def _stripping(tokenizer: Tokenizer) -> Tokenizer:

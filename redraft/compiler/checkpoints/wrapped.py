@@ -44,7 +44,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def own_name(name: str) -> str:
     """A weight's name in the language model's own checkpoint."""
-    for beginning, own in BEGINNINGS.items():
+    for beginning, replacement in BEGINNINGS.items():
         if name.startswith(beginning):
-            return own + name.removeprefix(beginning)
+            return replacement + name.removeprefix(beginning)
     return name

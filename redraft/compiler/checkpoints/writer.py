@@ -81,5 +81,5 @@ def _write_file(
                 data = block.to(torch.bfloat16).contiguous().view(-1).view(torch.uint8).numpy()
                 file.write(data.data)
                 written(data.nbytes)
-            if (found := file.tell() - begun) != _bytes(shape):
-                raise ValueError(f"{name}: {found} bytes were read, expected {_bytes(shape)}")
+            if (size := file.tell() - begun) != _bytes(shape):
+                raise ValueError(f"{name}: {size} bytes were read, expected {_bytes(shape)}")

@@ -71,8 +71,8 @@ def _gated(down: ir.Node) -> tuple[ir.Node, str] | None:
     last = _made_by(input_of(down, 0), "Mul")
     split = next((made for value in _inputs(last) if (made := _made_by(value, "Split"))), None) if last else None
     first = _stack(input_of(split, 0)) if split else None
-    found = gated_product(first) if first else None
-    return (first, found[1]) if first and found and found[0] is last else None
+    product = gated_product(first) if first else None
+    return (first, product[1]) if first and product and product[0] is last else None
 
 
 def _matrices(product: ir.Node) -> tuple[ir.Value, bool]:

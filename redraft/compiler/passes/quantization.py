@@ -105,11 +105,15 @@ def _quantize_linear(graph: ir.Graph, node: ir.Node, precision: str, largest_inp
     stored, scales = _constant(graph, f"{name}.weight.{precision}", values), _constant(graph, f"{name}.scale", scale)
     node.replace_input_with(1, _before(graph, node, "DequantizeLinear", name, [stored, scales], weight, axis=0))
     if precision == FP8:
-        one = _constant(graph, f"{name}.input_scale", scale_of(largest_inputs[name], precision, matrix.dtype))
+        scale_constant = _constant(
+            graph, f"{name}.input_scale", scale_of(largest_inputs[name], precision, matrix.dtype)
+        )
         zero = _constant(graph, f"zero.{precision}", np.zeros((), _DTYPES[precision]))
-        narrow = _before(graph, node, "QuantizeLinear", f"{name}.input", [x, one, zero], x)
+        narrow = _before(graph, node, "QuantizeLinear", f"{name}.input", [x, scale_constant, zero], x)
         narrow.type = zero.type
-        node.replace_input_with(0, _before(graph, node, "DequantizeLinear", f"{name}.input", [narrow, one], x))
+        node.replace_input_with(
+            0, _before(graph, node, "DequantizeLinear", f"{name}.input", [narrow, scale_constant], x)
+        )
 
 
 def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:

@@ -35,22 +35,22 @@ def tensorrt_form(network: ir.Model, alias: bool = False) -> ir.Model:
 def _rewrite(graph: ir.Graph, node: ir.Node, alias: bool) -> None:
     names = [*OPERATOR[:5], "tree_mask", *OPERATOR[5:]]
     last = {1: ["starts"], 2: [*NORMS], 3: ["starts", *NORMS]}.get(len(node.inputs) - len(names), [])
-    given = dict(zip([*names, *last], node.inputs, strict=True))
-    given.setdefault("starts", given["cache_lengths"])
+    inputs = dict(zip([*names, *last], node.inputs, strict=True))
+    inputs.setdefault("starts", inputs["cache_lengths"])
     sizes = {name: node.attributes[f"num_{name}"].as_int() for name in ("heads", "kv_heads")}
     sizes["head_size"] = node.attributes["head_size"].as_int()
     if sizes["head_size"] not in HEAD_SIZES:
         raise ValueError(f"head size {sizes['head_size']}: TensorRT's plugins take {', '.join(map(str, HEAD_SIZES))}")
     norm_eps = eps_bits(node.attributes.get_float("norm_eps", 0.0))
-    if NORMS[0] not in given:
-        given |= dict.fromkeys(NORMS, _unread_norm(graph, sizes["head_size"]))
+    if NORMS[0] not in inputs:
+        inputs |= dict.fromkeys(NORMS, _unread_norm(graph, sizes["head_size"]))
         norm_eps = 0
     written = sizes | {"norm_eps": norm_eps, ALIAS: int(alias)}
-    q, k, v = _plugin(graph, node, WRITE, [given[name] for name in INPUTS], written)
-    given |= {"q": q, "k_cache": k, "v_cache": v}
+    q, k, v = _plugin(graph, node, WRITE, [inputs[name] for name in INPUTS], written)
+    inputs |= {"q": q, "k_cache": k, "v_cache": v}
     window = {"window": node.attributes.get_int("window", 0)}
-    partial, stats = _plugin(graph, node, SPLIT, [given[argument.name] for argument in SPLIT.inputs], sizes | window)
-    combined = [partial, stats, given["positions"], given["row_offsets"], k]
+    partial, stats = _plugin(graph, node, SPLIT, [inputs[argument.name] for argument in SPLIT.inputs], sizes | window)
+    combined = [partial, stats, inputs["positions"], inputs["row_offsets"], k]
     (out,) = _plugin(graph, node, COMBINE, combined, sizes)
     for old, new in zip(node.outputs, (out, k, v), strict=False):
         name, new.shape, new.type = old.name, old.shape, old.type
@@ -74,8 +74,8 @@ def _plugin(
     """A plugin's node, as TensorRT's ONNX parser finds it in the registry."""
     for argument, value in zip(kernel.inputs, inputs, strict=True):
         if value is None or value.dtype != DTYPES[argument.dtype]:
-            found = None if value is None else value.dtype
-            raise ValueError(f"{before.name}: {argument.name} is {found}: {kernel.name} takes {argument.dtype}")
+            dtype = None if value is None else value.dtype
+            raise ValueError(f"{before.name}: {argument.name} is {dtype}: {kernel.name} takes {argument.dtype}")
     attributes: dict[str, int | str] = {**sizes, "plugin_namespace": NAMESPACE, "plugin_version": "1", "aot": 1}
     node = ir.node(
         kernel.name,

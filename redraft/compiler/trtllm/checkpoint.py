@@ -81,9 +81,9 @@ def target_entries(config: TargetConfig) -> dict[str, Any]:
 
 def require_known_layers(config: TargetConfig) -> None:
     """Raise TrtllmError for layers that are not Llama's or Qwen2's."""
-    own = [field for field in fields(config) if field.name != "family" and field.default is not MISSING]
-    if found := [field.name for field in own if getattr(config, field.name) != field.default]:
-        raise TrtllmError(f"the family {config.family!r} has {', '.join(found)}: expected Llama's or Qwen2's layers")
+    optional = [field for field in fields(config) if field.name != "family" and field.default is not MISSING]
+    if names := [field.name for field in optional if getattr(config, field.name) != field.default]:
+        raise TrtllmError(f"the family {config.family!r} has {', '.join(names)}: expected Llama's or Qwen2's layers")
     try:
         config.rope.scaling()
     except ValueError as error:
@@ -180,18 +180,18 @@ def misfits(config: TargetConfig, tp_size: int) -> list[str]:
 
 def target_weights(target: Target) -> dict[str, Tensor]:
     """A target's weights, whole, under TensorRT-LLM's names."""
-    own = target.state_dict()
+    state = target.state_dict()
     out = {
-        EMBEDDING: own["embedding.weight"],
-        "transformer.ln_f.weight": own["norm.weight"],
-        LM_HEAD: own["lm_head.weight"],
+        EMBEDDING: state["embedding.weight"],
+        "transformer.ln_f.weight": state["norm.weight"],
+        LM_HEAD: state["lm_head.weight"],
     }
     for index in range(target.config.num_layers):
         source, layer = f"layers.{index}", f"transformer.layers.{index}"
         for kind in ("weight", "bias") if target.config.qkv_bias else ("weight",):
-            out[f"{layer}.attention.qkv.{kind}"] = own[f"{source}.qkv.{kind}"]
-        out[f"{layer}.mlp.fc.weight"], out[f"{layer}.mlp.gate.weight"] = own[f"{source}.gate_up.weight"].chunk(2)
-        out |= {f"{layer}.{name}": own[f"{source}.{ours}"] for name, ours in OWN_NAMES.items()}
+            out[f"{layer}.attention.qkv.{kind}"] = state[f"{source}.qkv.{kind}"]
+        out[f"{layer}.mlp.fc.weight"], out[f"{layer}.mlp.gate.weight"] = state[f"{source}.gate_up.weight"].chunk(2)
+        out |= {f"{layer}.{name}": state[f"{source}.{ours}"] for name, ours in OWN_NAMES.items()}
     return out
 
 

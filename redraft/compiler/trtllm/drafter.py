@@ -33,7 +33,7 @@ def drafter_weights(drafter: RecurrentDrafter, tp_size: int) -> dict[str, Tensor
     that is always 1 (from the input layer's bias; the blocks keep it), times NEVER for the other tokens.
     Raises TrtllmError where the drafter computes what the format cannot say.
     """
-    config, own = drafter.config, drafter.state_dict()
+    config, state = drafter.config, drafter.state_dict()
     if config.initial_state != "zero":
         raise TrtllmError(
             f"the drafter's initial_state is {config.initial_state!r} (s_1 = e_1, as in the paper): TensorRT-LLM "
@@ -41,8 +41,8 @@ def drafter_weights(drafter: RecurrentDrafter, tp_size: int) -> dict[str, Tensor
             "trains one that it can draft with; --zero-state exports this one, whose drafts are a little worse then"
         )
     hidden, size, vocab, hot = config.hidden_size, config.exit_dim, config.vocab_size, drafter.hot_ids
-    projection, bias = swap_halves(own["input.weight"], hidden), own["input.bias"]
-    head = own["own_head.weight"] if config.head == "own" else drafter.head_rows.float() @ own["output.weight"]
+    projection, bias = swap_halves(state["input.weight"], hidden), state["input.bias"]
+    head = state["own_head.weight"] if config.head == "own" else drafter.head_rows.float() @ state["output.weight"]
     restricted = len(hot) < vocab
     is_identity = size == 2 * hidden and torch.equal(projection, torch.eye(size)) and not bias.any()
     if restricted or size % tp_size or (size == 2 * hidden and not is_identity):
@@ -52,17 +52,17 @@ def drafter_weights(drafter: RecurrentDrafter, tp_size: int) -> dict[str, Tensor
     else:
         width = size
     weights = {
-        "rnn_u.weight": own["rnn_u.weight"],
-        "rnn_u.bias": own["rnn_u.bias"] if config.rnn_bias else torch.zeros(hidden),
-        "rnn_w.weight": own["rnn_w.weight"],
+        "rnn_u.weight": state["rnn_u.weight"],
+        "rnn_u.bias": state["rnn_u.bias"] if config.rnn_bias else torch.zeros(hidden),
+        "rnn_w.weight": state["rnn_w.weight"],
     }
     if width != 2 * hidden:
         weights["input_proj.weight"] = padded(projection, width, 2 * hidden)
         weights["input_proj.bias"] = padded(bias, width)
         weights["input_proj.bias"][size : size + restricted] = 1
     for index in range(config.num_blocks):
-        weights[f"layers.{index}.linear.weight"] = padded(own[f"blocks.{index}.linear.weight"], width, width)
-        weights[f"layers.{index}.linear.bias"] = padded(own[f"blocks.{index}.linear.bias"], width)
+        weights[f"layers.{index}.linear.weight"] = padded(state[f"blocks.{index}.linear.weight"], width, width)
+        weights[f"layers.{index}.linear.bias"] = padded(state[f"blocks.{index}.linear.bias"], width)
     weights["lm_head.weight"] = torch.zeros(vocab, width)
     if restricted:
         weights["lm_head.weight"][:, size] = NEVER
@@ -83,12 +83,12 @@ def drafter_entries(drafter: RecurrentDrafter, weights: dict[str, Tensor]) -> di
 def factors(drafter: RecurrentDrafter) -> dict[str, Tensor]:
     """What a drafter's weights are multiplied from or chosen by, which its head's weight does not tell by itself; in
     the types of our format. Empty for a head of its own over all tokens."""
-    found = {}
+    result = {}
     if drafter.config.head == "target":
-        found["output.weight"] = drafter.state_dict()["output.weight"].to(torch.bfloat16)
+        result["output.weight"] = drafter.state_dict()["output.weight"].to(torch.bfloat16)
     if drafter.config.hot_vocabulary:
-        found["hot_ids"] = drafter.hot_ids.to(torch.int32)
-    return found
+        result["hot_ids"] = drafter.hot_ids.to(torch.int32)
+    return result
 
 
 def apple_config(raw: dict[str, Any]) -> dict[str, Any]:
@@ -120,19 +120,19 @@ def apple_weights(weights: dict[str, Tensor], config: dict[str, Any]) -> dict[st
 
 def own_weights(weights: dict[str, Tensor], config: dict[str, Any], kept: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our format's weights, from a checkpoint's, whole, the drafter's config.json and its `factors`."""
-    known = RecurrentConfig(**{field.name: config[field.name] for field in fields(RecurrentConfig)})
+    recurrent = RecurrentConfig(**{field.name: config[field.name] for field in fields(RecurrentConfig)})
     apple = {
-        "vocab_size": known.vocab_size,
-        "hidden_size": known.hidden_size,
-        "exit_dim": known.exit_dim,
-        "num_draft_layers": known.num_blocks,
+        "vocab_size": recurrent.vocab_size,
+        "hidden_size": recurrent.hidden_size,
+        "exit_dim": recurrent.exit_dim,
+        "num_draft_layers": recurrent.num_blocks,
         "rnn": True,
     }
     _, ours = from_apple(apple, apple_weights(weights, apple))
     head = ours.pop("own_head.weight")
-    if known.head == "own":
-        ours["own_head.weight"] = head[kept["hot_ids"]] if known.hot_vocabulary else head
-    if not known.rnn_bias:
+    if recurrent.head == "own":
+        ours["own_head.weight"] = head[kept["hot_ids"]] if recurrent.hot_vocabulary else head
+    if not recurrent.rnn_bias:
         del ours["rnn_u.bias"]
     return {name: weight.to(torch.bfloat16).contiguous() for name, weight in ours.items()} | kept
 

@@ -74,10 +74,10 @@ class Acceptance:
             scores = np.full((len(groups), width), -np.inf)
             accepted = np.zeros((len(groups), width), dtype=int)
             for row, group in enumerate(groups):
-                found = [pair for step in group for pair in zip(*step, strict=True)]
-                found.sort(key=lambda pair: -pair[0])
-                for place, (score, right) in enumerate(found):
-                    scores[row, place], accepted[row, place] = score, right
+                pairs = [pair for step in group for pair in zip(*step, strict=True)]
+                pairs.sort(key=lambda pair: -pair[0])
+                for rank, (score, right) in enumerate(pairs):
+                    scores[row, rank], accepted[row, rank] = score, right
             gained = np.concatenate([np.zeros((len(groups), 1), dtype=int), accepted.cumsum(1)], axis=1)
             self._ranked[running] = scores, gained, np.array([len(group) for group in groups])
         return self._ranked[running]

@@ -15,7 +15,7 @@ from redraft.bundle.budget import FILE_NAME, BudgetFile, doubtful_warning, doubt
 from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.config import BundleConfig
 from redraft.chat import encode_user_turn
-from redraft.compiler.tuning.measure import Bench, Shape
+from redraft.compiler.tuning.measure import Bench, TreeShape
 from redraft.compiler.tuning.tuner import GRID, Grid, Tuner
 from redraft.console.progress import Progress, duration, progress, size, write
 from redraft.console.resources import OtherLoad
@@ -47,8 +47,8 @@ def tune_bundle(
     Raises InvalidRequest where no prompt fits the bundle.
     """
     turns = (prompt.turns[0] for prompt in spread(prompts, MOST_PROMPTS))
-    known = [encode_user_turn(bundle, runtime.codec, turn) for turn in turns]
-    fitting = _fitting(runtime, known, tokens, console)
+    prompts_ids = [encode_user_turn(bundle, runtime.codec, turn) for turn in turns]
+    fitting = _fitting(runtime, prompts_ids, tokens, console)
     measured = spread(fitting, num_prompts)
     others = spread([ids for ids in fitting if ids not in measured], SERVED)
     alone = BundleConfig.read(bundle).tensor_parallel == 1  # other ranks' processes are no other programs
@@ -110,13 +110,16 @@ def save(bundle: Path, method: str, table: BudgetTable) -> None:
 
 def show(bundle: Path, method: str, table: BudgetTable, console: Console) -> None:
     """Print a table with the speed-ups that it rests on, and what makes it doubtful."""
-    shown = Table(title=f"{method}: {Shape(table.construction, bool(table.ngram))}, nodes (speed-up)")
+    shown = Table(title=f"{method}: {TreeShape(table.construction, bool(table.ngram))}, nodes (speed-up)")
     temperatures = sorted({entry.temperature for entry in table.entries})
-    for column in ("running", *(f"temperature {one:g}" for one in temperatures)):
+    for column in ("running", *(f"temperature {temperature:g}" for temperature in temperatures)):
         shown.add_column(column, justify="right")
     for running in sorted({entry.running for entry in table.entries}):
         gains = table.measured["speed_up"][str(running)]
-        cells = [f"{table.lookup(running, one).nodes} ({gains[f'{one:g}']:.2f})" for one in temperatures]
+        cells = [
+            f"{table.lookup(running, temperature).nodes} ({gains[f'{temperature:g}']:.2f})"
+            for temperature in temperatures
+        ]
         shown.add_row(str(running), *cells)
     console.print(shown)
     if doubts(table):

@@ -60,8 +60,8 @@ def monotone(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         mean, total, count = value, weight, 1
         while blocks and blocks[-1][0] > mean:
-            above, more, places = blocks.pop()
-            mean, total, count = (mean * total + above * more) / (total + more), total + more, count + places
+            above, more, indices = blocks.pop()
+            mean, total, count = (mean * total + above * more) / (total + more), total + more, count + indices
         blocks.append((mean, total, count))
     return np.repeat([mean for mean, _, _ in blocks], [count for _, _, count in blocks])
 

@@ -43,7 +43,7 @@ LEAST_STEPS = 32
 """Steps of sequences that a measurement on prompts makes, also where its time is over."""
 
 
-class Shape(NamedTuple):
+class TreeShape(NamedTuple):
     """A tree shape: construction and n-gram branch."""
 
     construction: str | None
@@ -84,19 +84,19 @@ class Bench:
         """Answer other prompts, for the method to draft from."""
         self.runtime.with_methods({})
         texts = dict(enumerate(others))
-        for place, ids in self._answer(others, 0.0, AUTO_REGRESSIVE):
-            texts[place] = texts[place] + ids
+        for index, ids in self._answer(others, 0.0, AUTO_REGRESSIVE):
+            texts[index] = texts[index] + ids
         self.served = list(texts.values())
 
     def acceptance(
-        self, shape: Shape, temperature: float, budget: int, found: Acceptance, prompts: Sequence[list[int]]
+        self, shape: TreeShape, temperature: float, budget: int, found: Acceptance, prompts: Sequence[list[int]]
     ) -> None:
         """Add to `found` the steps that answer some prompts with trees of `budget` nodes."""
         self._draft(shape, self._constant(budget), found.observe)
         for _ in self._answer(prompts, temperature, self.method):
             pass
 
-    def fit(self, shape: Shape, temperature: float, budget: int) -> None:
+    def fit(self, shape: TreeShape, temperature: float, budget: int) -> None:
         """Fit the scores of a temperature's nodes to the answers to all prompts: first the slope, which decides what is
         drafted, then the others to what is drafted with it."""
         support = self.runtime.methods[self.method].support
@@ -112,13 +112,13 @@ class Bench:
 
     def _score(self, temperature: float, **fitted: float | None) -> None:
         """Score a temperature's nodes with what was fitted from now on; None leaves a number as it is."""
-        known = {name: value for name, value in fitted.items() if value is not None}
+        values = {name: value for name, value in fitted.items() if value is not None}
         before = self._constant(0).scores_at(temperature)
-        after = before.model_copy(update={"temperature": temperature, **known})
-        self.scores = (*(one for one in self.scores if one.temperature != temperature), after)
+        after = before.model_copy(update={"temperature": temperature, **values})
+        self.scores = (*(score for score in self.scores if score.temperature != temperature), after)
 
     def _visited(
-        self, shape: Shape, temperature: float, budget: int
+        self, shape: TreeShape, temperature: float, budget: int
     ) -> tuple[list[tuple[Visited, np.ndarray]], list[Guess]]:
         """The drafted nodes that the answers to all prompts went through, each with its candidates' noise, and the
         n-gram guesses there."""
@@ -135,8 +135,8 @@ class Bench:
         memory = Retrieval.of(self.served)
         nodes: list[tuple[Visited, np.ndarray]] = []
         guessed: list[Guess] = []
-        for place, ids in self._answer(self.prompts, temperature, self.method):
-            prompt, seed = self.prompts[place], seed_of(self.prompts[place])
+        for index, ids in self._answer(self.prompts, temperature, self.method):
+            prompt, seed = self.prompts[index], seed_of(self.prompts[index])
             drafts = log.drafts.get(seed, {})
             if plan.shares_noise:
                 nodes += [
@@ -150,7 +150,7 @@ class Bench:
                 guessed += guesses(prompt, ids, drafts)
         return nodes, guessed
 
-    def step_times(self, shape: Shape, running: int, budgets: Sequence[int], rounds: int, times: StepTimes) -> None:
+    def step_times(self, shape: TreeShape, running: int, budgets: Sequence[int], rounds: int, times: StepTimes) -> None:
         """Add whole steps of so many sequences with each budget, interleaved so that a busy moment of the machine hits
         all alike. Each is timed after one like it. `budgets` begin with 0."""
         table = self._constant(0)
@@ -173,12 +173,12 @@ class Bench:
                 times.add(budget, totals.rows_executed - rows, totals.step_s - seconds)
                 if times.fastest(budget) > MOST_SLOWER * times.plain:
                     break
-        for place in range(joined):
-            scheduler.cancel(f"s{place}")
+        for index in range(joined):
+            scheduler.cancel(f"s{index}")
         scheduler.step()
 
     def mean_step(
-        self, shape: Shape, prompts: Sequence[list[int]], temperature: float, cell: Cell, tokens: int
+        self, shape: TreeShape, prompts: Sequence[list[int]], temperature: float, cell: Cell, tokens: int
     ) -> float:
         """Mean seconds of the steps in which all prompts are answered together, about `tokens` each, with one cut of
         the trees. Nothing is drafted until all prompts are prefilled, so that none ends before. 0 where the context is
@@ -189,8 +189,8 @@ class Bench:
         scheduler = self.runtime.scheduler
         rows = sum(map(len, prompts))
         waited = rows // step_rows(self.runtime.limits.prefill_chunk, 1) + len(prompts)
-        for place, prompt in enumerate(prompts):
-            self._join(place, prompt, waited + tokens + 1, SamplingConfig(temperature=temperature, seed=place))
+        for index, prompt in enumerate(prompts):
+            self._join(index, prompt, waited + tokens + 1, SamplingConfig(temperature=temperature, seed=index))
         while scheduler.prefilling:
             scheduler.step()
         entry.nodes, entry.chance = cell.nodes, cell.chance
@@ -198,21 +198,21 @@ class Bench:
         while self._load() == len(prompts) and scheduler.totals.steps - steps < tokens:
             scheduler.step()
         mean = (scheduler.totals.step_s - seconds) / max(scheduler.totals.steps - steps, 1)
-        for place in range(len(prompts)):
-            scheduler.cancel(f"s{place}")
+        for index in range(len(prompts)):
+            scheduler.cancel(f"s{index}")
         while not scheduler.idle:
             scheduler.step()
         return mean
 
     def _draft(
         self,
-        shape: Shape,
+        shape: TreeShape,
         budget: BudgetTable,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
     ) -> None:
         self.runtime.with_methods({self.method: self._changed(shape, budget)}, observe, self.served)
 
-    def _changed(self, shape: Shape, budget: BudgetTable) -> MethodConfig:
+    def _changed(self, shape: TreeShape, budget: BudgetTable) -> MethodConfig:
         return self.runtime.methods[self.method].changed(**shape._asdict(), budget=budget)
 
     def _constant(self, budget: int) -> BudgetTable:
@@ -226,27 +226,27 @@ class Bench:
         while waiting or not scheduler.idle:
             if time.monotonic() > self.ends and scheduler.totals.sequence_steps >= LEAST_STEPS:
                 waiting.clear()
-                for place in range(len(prompts)):
-                    scheduler.cancel(place)
+                for index in range(len(prompts)):
+                    scheduler.cancel(index)
             while waiting and self._load() < self.slots:
-                place, prompt = waiting.pop(0)
+                index, prompt = waiting.pop(0)
                 sampling = SamplingConfig(temperature=temperature, seed=seed_of(prompt))
                 request = GenerateRequest(
-                    id=str(place), input_ids=prompt, max_tokens=self.tokens, sampling=sampling, method=method
+                    id=str(index), input_ids=prompt, max_tokens=self.tokens, sampling=sampling, method=method
                 )
-                scheduler.submit(self.runtime.sequence(place, request))
+                scheduler.submit(self.runtime.sequence(index, request))
             for output in scheduler.step():
                 if output.finish_reason:
                     yield int(output.key), output.token_ids  # type: ignore[call-overload]
 
     def _join(
-        self, place: int, prompt: list[int], tokens: int | None = None, sampling: SamplingConfig = GREEDY
+        self, index: int, prompt: list[int], tokens: int | None = None, sampling: SamplingConfig = GREEDY
     ) -> None:
         """One more sequence, which ends after so many tokens, or with the context."""
         most = self.runtime.limits.max_len
         ids = prompt[: most // 2]
         count = min(tokens or most, most - len(ids) - 1)
-        request = GenerateRequest(id=f"s{place}", input_ids=ids, max_tokens=count, end_id=-1, sampling=sampling)
+        request = GenerateRequest(id=f"s{index}", input_ids=ids, max_tokens=count, end_id=-1, sampling=sampling)
         self.runtime.scheduler.submit(self.runtime.sequence(request.id, request))
 
     def _load(self) -> int:

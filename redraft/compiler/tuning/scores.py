@@ -140,26 +140,26 @@ def visited(drafted: Drafted, text: Sequence[int]) -> Iterator[Visited]:
         tokens, logs = drafted.candidates[level, beam], drafted.log_probs[level, beam]
         node = Visited(level, came, tokens, logs.astype(np.float64) - above)
         yield node
-        found = np.flatnonzero(node.accepted)
-        if not len(found) or level + 1 == len(drafted.candidates):
+        accepted = np.flatnonzero(node.accepted)
+        if not len(accepted) or level + 1 == len(drafted.candidates):
             return
-        below = np.flatnonzero(drafted.parents[level + 1] == beam * len(tokens) + found[0])
+        below = np.flatnonzero(drafted.parents[level + 1] == beam * len(tokens) + accepted[0])
         if not len(below):
             return
-        beam, above = int(below[0]), float(logs[found[0]])
+        beam, above = int(below[0]), float(logs[accepted[0]])
 
 
 def guesses(prompt: Sequence[int], answer: Sequence[int], drafts: Mapping[int, Drafted]) -> Iterator[Guess]:
     """The n-gram guesses at the output positions of an answer that have `drafts`, beside them; without any, at all."""
     index = NgramIndex(prompt)
-    for place in range(len(answer)):
-        if place:
-            index.extend(answer[place - 1 : place])
-        if drafts and place not in drafts:
+    for position in range(len(answer)):
+        if position:
+            index.extend(answer[position - 1 : position])
+        if drafts and position not in drafts:
             continue
-        nodes = list(visited(drafts[place], answer[place:])) if drafts else []
+        nodes = list(visited(drafts[position], answer[position:])) if drafts else []
         tail = index.tail
-        for level, came in enumerate(answer[place : place + max(len(nodes), 1)]):
+        for level, came in enumerate(answer[position : position + max(len(nodes), 1)]):
             if seen := index.seen(tail):
                 neural = _chance(nodes[level], seen[0]) if level < len(nodes) else None
                 yield Guess(seen[1], neural, seen[0] == came)
@@ -175,8 +175,8 @@ def retrieved(text: RetrievalText, answer: Iterable[int]) -> Iterator[Guess]:
 
 def _chance(node: Visited, token: int) -> float:
     """The drafter's chance of a token, 0 where it is not among the candidates."""
-    found = np.flatnonzero(node.tokens == token)
-    return float(np.exp(node.scores[found[0]])) if len(found) else 0.0
+    matches = np.flatnonzero(node.tokens == token)
+    return float(np.exp(node.scores[matches[0]])) if len(matches) else 0.0
 
 
 def fit_slope(nodes: Iterable[tuple[Visited, np.ndarray]], before: Scores, temperature: float) -> float | None:
@@ -186,10 +186,10 @@ def fit_slope(nodes: Iterable[tuple[Visited, np.ndarray]], before: Scores, tempe
     Every slope is judged with the sharpness that suits it best. Where another token came, a node says nothing: the
     chances of the candidates among themselves do not depend on the other tokens.
     """
-    found = [(node.scores, noise, np.flatnonzero(node.accepted)[0]) for node, noise in nodes if node.accepted.any()]
-    if len(found) < LEAST_FITTED:
+    samples = [(node.scores, noise, np.flatnonzero(node.accepted)[0]) for node, noise in nodes if node.accepted.any()]
+    if len(samples) < LEAST_FITTED:
         return None
-    scores, g, came = map(np.stack, zip(*found, strict=True))
+    scores, g, came = map(np.stack, zip(*samples, strict=True))
     log_p = (scores / before.beta(temperature) - g) / before.slope
     losses = {}
     for slope, sharpness in itertools.product(SLOPES, SHARPNESSES[::3]):
@@ -205,11 +205,11 @@ def fit_sharpness(nodes: Iterable[Visited], sharpness: float, support: int) -> f
     The tokens of a node's `support` that are no candidates are taken for equally likely; the further the result is
     from `sharpness`, the more that matters. None: there are too few nodes.
     """
-    found = list(nodes)
-    if len(found) < LEAST_FITTED:
+    samples = list(nodes)
+    if len(samples) < LEAST_FITTED:
         return None
-    scores = np.stack([node.scores for node in found]) / sharpness
-    accepted = np.stack([node.accepted for node in found])
+    scores = np.stack([node.scores for node in samples]) / sharpness
+    accepted = np.stack([node.accepted for node in samples])
     others = support - scores.shape[1]
     if others > 0:
         left = np.maximum(1 - np.exp(scores * sharpness).sum(1), 1e-9) / others
@@ -224,16 +224,16 @@ def fit_sharpness(nodes: Iterable[Visited], sharpness: float, support: int) -> f
     return round(float(SHARPNESSES[np.argmin(losses)]), 2)
 
 
-def fit_ngram_odds(found: Iterable[Guess], reads_context: bool) -> float | None:
+def fit_ngram_odds(guesses_seen: Iterable[Guess], reads_context: bool) -> float | None:
     """The factor of the odds of n-gram guesses that has the least log loss, where they are joined with the drafter's
     scores. None: there are too few."""
-    known = list(found)
-    if len(known) < LEAST_FITTED:
+    samples = list(guesses_seen)
+    if len(samples) < LEAST_FITTED:
         return None
-    came = np.array([guess.came for guess in known])
+    came = np.array([guess.came for guess in samples])
     losses = []
     for factor in FACTORS:
-        losses.append(log_loss(np.array([joint_chance(guess, factor, reads_context) for guess in known]), came))
+        losses.append(log_loss(np.array([joint_chance(guess, factor, reads_context) for guess in samples]), came))
     return round(float(FACTORS[np.argmin(losses)]), 3)
 
 
@@ -266,6 +266,6 @@ def reliability(steps: Iterable[tuple[Sequence[float], Sequence[bool]]]) -> list
             "accepted": round(float(accepted[here].mean()), 4),
             "nodes": int(here.sum()),
         }
-        for place in range(1, len(BINS))
-        if (here := classes == place).any()
+        for index in range(1, len(BINS))
+        if (here := classes == index).any()
     ]

@@ -11,7 +11,7 @@ import numpy as np
 from redraft.bundle.budget_table import BudgetEntry, BudgetTable
 from redraft.compiler.tuning.acceptance import Acceptance, CutAcceptance, Gains
 from redraft.compiler.tuning.choice import CHANCES, LEAST_GAIN, NOTHING, Cell, StepTimes, choose
-from redraft.compiler.tuning.measure import MOST_SLOWER, Bench, Shape
+from redraft.compiler.tuning.measure import MOST_SLOWER, Bench, TreeShape
 from redraft.compiler.tuning.scores import reliability
 
 MARGIN = 0.15
@@ -44,11 +44,11 @@ class Grid:
     budgets: Sequence[int] = (0, 1, 2, 3, 4, 6, 8, 11, 15, 19, 23, 31, 47, 63)
     """With the root mostly a multiple of 4 rows, which the CPU operators take at a time."""
     running: Sequence[int] = (1, 2, 3, 4, 6, 8, 16, 32)
-    shapes: Sequence[Shape] = (
-        Shape("best_first", True),
-        Shape("best_first", False),
-        Shape("beam", True),
-        Shape("beam", False),
+    shapes: Sequence[TreeShape] = (
+        TreeShape("best_first", True),
+        TreeShape("best_first", False),
+        TreeShape("beam", True),
+        TreeShape("beam", False),
     )
     """What a method of the first, the default, is tried with; any other method keeps its own."""
     rounds: int = 8
@@ -74,11 +74,11 @@ class Tuner:
         bench.ends = self.ends - (1 - MEASURING) * seconds
         self._fitting_s = FITTING * MEASURING * seconds
         self._say = say
-        own = Shape(plan.construction, plan.ngram)
+        shape = TreeShape(plan.construction, plan.ngram)
         self._random = plan.shape is not None
         self._network = plan.construction is not None and not plan.retrieves
         self._fits = plan.shares_noise or plan.ngram or plan.retrieves
-        self._shapes = list(grid.shapes) if own == grid.shapes[0] else [own]
+        self._shapes = list(grid.shapes) if shape == grid.shapes[0] else [shape]
         self._budgets = [budget for budget in grid.budgets if budget < limits.max_tree]
         if plan.shape is not None and not plan.ngram:
             draws = sum(plan.shape.widths)
@@ -89,7 +89,7 @@ class Tuner:
         self._temperatures = dict(grid.temperatures)
         self._batches = [part for first in range(BATCHES) if (part := bench.prompts[first::BATCHES])]
         self._times: dict[int, StepTimes] = {}
-        self._accepted: dict[Shape, dict[float, Gains]] = {}
+        self._accepted: dict[TreeShape, dict[float, Gains]] = {}
         self._not_tried: set[tuple[float, int]] = set()
         """Temperatures and loads whose budgets promised a gain, and for whose trials there was no time."""
 
@@ -103,8 +103,8 @@ class Tuner:
             self._say(self, what)
             measure()
             self.done += 1
-        found = [(shape, self._cells(shape)) for shape in self._accepted]
-        shape, cells = max(found, key=lambda pair: _score(pair[1]))
+        candidates = [(shape, self._cells(shape)) for shape in self._accepted]
+        shape, cells = max(candidates, key=lambda pair: _score(pair[1]))
         tried = self._try(shape, cells)
         return BudgetTable(
             entries=[
@@ -112,7 +112,7 @@ class Tuner:
                 for temperature, by_running in sorted(cells.items())
                 for running, cell in sorted(by_running.items())
             ],
-            scores=tuple(sorted(self.bench.scores, key=lambda one: one.temperature)),
+            scores=tuple(sorted(self.bench.scores, key=lambda score: score.temperature)),
             construction=shape.construction,
             ngram=shape.ngram,
             measured=self._measured(shape, cells, tried),
@@ -124,12 +124,12 @@ class Tuner:
             yield True, f"step times of {n} running", self._steps(n, FIRST_ROUNDS)
         if self._fits:
             yield from ((False, f"scores at {_key(t)}", self._fit(t)) for t in self._temperatures if t)
-        for place, batch in enumerate(self._batches):
-            for temperature in (t for t, apart in self._temperatures.items() if place % apart == 0):
-                part = f"part {place + 1} of {len(self._batches)}"
+        for index, batch in enumerate(self._batches):
+            for temperature in (t for t, apart in self._temperatures.items() if index % apart == 0):
+                part = f"part {index + 1} of {len(self._batches)}"
                 what = f"acceptance of {self._shapes[0]} at {_key(temperature)}, {part}"
-                yield place == 0, what, self._acceptance(self._shapes[0], temperature, batch)
-            if place == 0:
+                yield index == 0, what, self._acceptance(self._shapes[0], temperature, batch)
+            if index == 0:
                 yield from (
                     (False, f"step times of {n} running", self._steps(n, FIRST_ROUNDS)) for n in self._counts[2:]
                 )
@@ -158,13 +158,13 @@ class Tuner:
 
         return measure
 
-    def _acceptance(self, shape: Shape, temperature: float, prompts: Sequence[list[int]]) -> Measure:
+    def _acceptance(self, shape: TreeShape, temperature: float, prompts: Sequence[list[int]]) -> Measure:
         def measure() -> None:
             by_temperature = self._accepted.setdefault(shape, {})
             if not self._random:
-                found = by_temperature.setdefault(temperature, Acceptance())
-                assert isinstance(found, Acceptance)
-                self.bench.acceptance(shape, temperature, self._largest, found, prompts)
+                acceptance = by_temperature.setdefault(temperature, Acceptance())
+                assert isinstance(acceptance, Acceptance)
+                self.bench.acceptance(shape, temperature, self._largest, acceptance, prompts)
                 return
             cuts = by_temperature.setdefault(
                 temperature, CutAcceptance({budget: Acceptance() for budget in self._budgets})
@@ -175,7 +175,7 @@ class Tuner:
 
         return measure
 
-    def _whole(self, shape: Shape) -> Measure:
+    def _whole(self, shape: TreeShape) -> Measure:
         """Acceptance of another shape on as much as that of the first was measured on; of none where the time ends:
         that of a few prompts would be compared with that of all."""
 
@@ -194,7 +194,7 @@ class Tuner:
         times = self._times[1]
         return max(b for b in times.samples if times.measured(b)[1] <= MOST_SLOWER * times.plain)
 
-    def _cells(self, shape: Shape) -> Cells:
+    def _cells(self, shape: TreeShape) -> Cells:
         """The cut of the trees, by temperature and number of running sequences."""
         margin = MARGIN if self._network else MARGIN_OF_NGRAMS
         budgets = self._budgets if self._random else [budget for budget in self._budgets if budget <= self._largest]
@@ -204,7 +204,7 @@ class Tuner:
             for temperature, gains in self._accepted[shape].items()
         }
 
-    def _try(self, shape: Shape, cells: Cells) -> dict[str, dict[str, float]]:
+    def _try(self, shape: TreeShape, cells: Cells) -> dict[str, dict[str, float]]:
         """Run the chosen cuts beside no drafting, as far as there is time, and drop those that do not pay. A sampled
         one is not run where that of the next higher temperature paid, which accepts less. A load that was not tried
         takes the cut of the next larger one that was. Returns the speed-ups that were measured."""
@@ -214,10 +214,10 @@ class Tuner:
             for temperature, by_running in cells.items():
                 cell = by_running[running]
                 higher = min((other for other in cells if other > temperature > 0), default=None)
-                known = higher is not None and running in paid[higher]
-                if known and cell.nodes:
+                is_paid = higher is not None and running in paid[higher]
+                if is_paid and cell.nodes:
                     paid[temperature].add(running)
-                if known or not cell.nodes:
+                if is_paid or not cell.nodes:
                     self.of -= 1
                     continue
                 if time.monotonic() > self.ends and tried:
@@ -239,10 +239,10 @@ class Tuner:
                 above = by_running[running]
         return tried
 
-    def _speed_up(self, shape: Shape, running: int, temperature: float, cell: Cell) -> float:
+    def _speed_up(self, shape: TreeShape, running: int, temperature: float, cell: Cell) -> float:
         """The speed-up by the mean times of steps with and without drafts, in turns; 1 where none could be timed."""
         texts = -(-TRIED // running) * running
-        prompts = [self.bench.prompts[place % len(self.bench.prompts)] for place in range(texts)]
+        prompts = [self.bench.prompts[index % len(self.bench.prompts)] for index in range(texts)]
         plain = drafted = 0.0
         for first in range(0, texts, running):
             group = prompts[first : first + running]
@@ -252,7 +252,7 @@ class Tuner:
             return 1.0
         return self._accepted[shape][temperature].expect(cell.nodes, cell.chance, running).tokens * plain / drafted
 
-    def _measured(self, shape: Shape, cells: Cells, tried: dict[str, dict[str, float]]) -> dict:
+    def _measured(self, shape: TreeShape, cells: Cells, tried: dict[str, dict[str, float]]) -> dict:
         """What the table rests on; temperatures are keys as `_key` writes them."""
         times = {
             str(running): {str(budget): round(1e3 * found.measured(budget)[1], 3) for budget in sorted(found.samples)}

@@ -74,10 +74,10 @@ class EngineBuilder:
     @property
     def versions(self) -> dict[str, str]:
         """Versions for the manifest: the library, and the GPU that the engines are for."""
-        found = {self.library.backend.name: str(self._trt.__version__)}
+        result = {self.library.backend.name: str(self._trt.__version__)}
         if self._device is None:
-            return found
-        return found | {CAPABILITY: gpu.capability(self._device), GPU: torch.cuda.get_device_name(self._device)}
+            return result
+        return result | {CAPABILITY: gpu.capability(self._device), GPU: torch.cuda.get_device_name(self._device)}
 
     def build_target(self, network: Path, rank: int = 0) -> BuildReport:
         """NAME.engine of the network of a rank's target. Raises BundleError; MemoryError without a
@@ -107,8 +107,8 @@ class EngineBuilder:
         options = builder.create_builder_config()
         inputs = [definition.get_input(i) for i in range(definition.num_inputs)]
         outputs = [definition.get_output(i) for i in range(definition.num_outputs)]
-        own = {tensor.name: tuple(tensor.shape) for tensor in inputs}
-        for ranges in profiles.profile_ranges(own, buckets, shapes):
+        input_shapes = {tensor.name: tuple(tensor.shape) for tensor in inputs}
+        for ranges in profiles.profile_ranges(input_shapes, buckets, shapes):
             profile = builder.create_optimization_profile()
             for name, sizes in ranges.items():
                 profile.set_shape(name, *sizes)
@@ -162,8 +162,8 @@ class EngineBuilder:
             return None
         name = re.sub(r"[^A-Za-z0-9.]+", "-", " ".join(self.versions.values()))
         path = CACHE / f"tensorrt-{name}.timings"
-        known = path.read_bytes() if path.exists() else b""
-        if not options.set_timing_cache(options.create_timing_cache(known), False):
+        content = path.read_bytes() if path.exists() else b""
+        if not options.set_timing_cache(options.create_timing_cache(content), False):
             options.set_timing_cache(options.create_timing_cache(b""), False)
         return path
 
@@ -173,8 +173,8 @@ class EngineBuilder:
         if self._device is None:
             return MemoryError(f"{self.library.title}, building {network}")
         free = gpu.free_bytes(self._device)
-        own = memory.of_rank(self._config, rank)
-        fits = memory.what_fits(own, weight_bytes(network), free, memory.COPIES_WHILE_BUILDING)
+        needed = memory.of_rank(self._config, rank)
+        fits = memory.what_fits(needed, weight_bytes(network), free, memory.COPIES_WHILE_BUILDING)
         return BundleError(f"{self.library.title} ran out of memory building {network}: {fits}")
 
 

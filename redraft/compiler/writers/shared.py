@@ -71,9 +71,9 @@ def target_parts(config: BundleConfig, target: Target, folder: Path) -> Iterator
         yield TargetPart(0, "the target", target, folder)
         return
     for rank, shard in enumerate(plan_shards(target.config, config.tensor_parallel)):
-        own = target_folder(folder, rank, config.tensor_parallel)
-        own.mkdir()
-        yield TargetPart(rank, f"the target of rank {rank}", shard_target(target, shard), own)
+        rank_folder = target_folder(folder, rank, config.tensor_parallel)
+        rank_folder.mkdir()
+        yield TargetPart(rank, f"the target of rank {rank}", shard_target(target, shard), rank_folder)
 
 
 def cache_shape(config: BundleConfig) -> CacheShape:

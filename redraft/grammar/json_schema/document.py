@@ -175,11 +175,11 @@ class Document:
                     yield keyword, list(dict.fromkeys(value))
             case "allOf" | "anyOf" | "oneOf" | "prefixItems":
                 if isinstance(value, list):
-                    yield keyword, [read(one, keyword, index) for index, one in enumerate(value)]
+                    yield keyword, [read(subschema, keyword, index) for index, subschema in enumerate(value)]
                 else:
                     expected = "a list of schemas"
             case "items" if isinstance(value, list):
-                yield "prefixItems", [read(one, keyword, index) for index, one in enumerate(value)]
+                yield "prefixItems", [read(subschema, keyword, index) for index, subschema in enumerate(value)]
             case "additionalItems":
                 if isinstance(schema.get("items"), list):
                     yield "items", read(value, keyword)
@@ -189,7 +189,7 @@ class Document:
                 yield keyword, read(value, keyword)
             case "properties" | "patternProperties" | "dependentSchemas":
                 if isinstance(value, dict):
-                    yield keyword, {name: read(one, keyword, name) for name, one in value.items()}
+                    yield keyword, {name: read(subschema, keyword, name) for name, subschema in value.items()}
                 else:
                     expected = "an object of schemas"
             case "dependentRequired":
@@ -199,9 +199,11 @@ class Document:
                     expected = "an object of lists of names"
             case "dependencies":
                 if isinstance(value, dict):
-                    lists = {name: one for name, one in value.items() if _are_names(one)}
+                    lists = {name: subschema for name, subschema in value.items() if _are_names(subschema)}
                     yield "dependentRequired", lists
-                    others = {name: read(one, keyword, name) for name, one in value.items() if name not in lists}
+                    others = {
+                        name: read(subschema, keyword, name) for name, subschema in value.items() if name not in lists
+                    }
                     yield "dependentSchemas", others
                 else:
                     expected = "an object of schemas, or of lists of names"

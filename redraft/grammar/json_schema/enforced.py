@@ -134,20 +134,20 @@ class _Rewriter:
                     try:
                         first, *rest = split_pattern(value)
                         result["pattern"] = first
-                        also += [{"pattern": one} for one in rest]
+                        also += [{"pattern": part} for part in rest]
                     except ValueError as error:
                         self._problem(path, str(error))
                 case "properties":
-                    result[keyword] = {name: self._schema(one) for name, one in value.items()}
+                    result[keyword] = {name: self._schema(part) for name, part in value.items()}
                 case "patternProperties":
                     result[keyword] = {
-                        self._one_pattern(name, (*path, name)): self._schema(one) for name, one in value.items()
+                        self._one_pattern(name, (*path, name)): self._schema(part) for name, part in value.items()
                     }
                 case "items" | "additionalProperties":
                     result[keyword] = self._schema(value)
                 case "allOf" | "anyOf" | "prefixItems":
                     if value:
-                        result[keyword] = [self._schema(one) for one in value]
+                        result[keyword] = [self._schema(part) for part in value]
                     elif keyword == "anyOf":
                         self._problem(path, "expected at least one schema")
                 case "oneOf" if "anyOf" in node:
@@ -162,8 +162,8 @@ class _Rewriter:
                     for name, names in value.items():
                         self._depends(name, Node(path, {"required": names}), also, (*path, name))
                 case "dependentSchemas":
-                    for name, one in value.items():
-                        self._depends(name, one, also, (*path, name))
+                    for name, part in value.items():
+                        self._depends(name, part, also, (*path, name))
                 case "contains":
                     self._contains(node, value, also, path)
                 case "propertyNames":
@@ -232,17 +232,21 @@ class _Rewriter:
             return [True]
         left = list[Schema]()
         for index, branch in enumerate(branches):
-            others = [other for place, other in enumerate(branches) if place != index]
+            others = [other for position, other in enumerate(branches) if position != index]
             excluded = [self._logic.excluding(branch, other) for other in others]
-            joined = [one for one in excluded if one is not None and one is not True]
+            joined = [
+                branch_excluded
+                for branch_excluded in excluded
+                if branch_excluded is not None and branch_excluded is not True
+            ]
             if None in excluded:
                 left.clear()  # not all could be said
                 break
-            if not any(self._logic.disjoint(branch, one) for one in joined):
+            if not any(self._logic.disjoint(branch, branch_excluded) for branch_excluded in joined):
                 left.append(Node(path, {"allOf": [branch, *joined]}) if joined else branch)
         if not left:
             self._problem(path, "an answer may be of several: expected anyOf, or schemas without a common value")
-        return [self._schema(one) for one in left or branches]
+        return [self._schema(branch_excluded) for branch_excluded in left or branches]
 
     def _condition(self, node: Node, condition: Schema, also: list[Any], path: LongPath) -> None:
         then, other = node.get("then", True), node.get("else", True)
@@ -296,10 +300,10 @@ class _Rewriter:
     def _names(self, node: Node, value: Schema, result: dict[str, Any], also: list[Any], path: LongPath) -> None:
         """Require a schema of the keys of objects: by the keys that it lists, or by its pattern."""
         parts = [part for part in self._logic.parts(value) if part.keys() - {"allOf", "$ref", "type"}]
-        known = node.get("properties", {}).keys()
+        declared = node.get("properties", {}).keys()
         types = [part["type"] for part in self._logic.parts(value) if "type" in part]
-        if value is False or not all("string" in one for one in types):
-            also.append({"properties": dict.fromkeys(known, False), "additionalProperties": False})
+        if value is False or not all("string" in types_of_name for types_of_name in types):
+            also.append({"properties": dict.fromkeys(declared, False), "additionalProperties": False})
             return
         if not parts:
             return
@@ -311,7 +315,7 @@ class _Rewriter:
                 properties = {name: node.get("properties", {}).get(name, rest) for name in names}
                 result.pop("properties", None)
                 keep = {name: self._schema(properties[name]) for name in names}
-                result["properties"] = keep | {name: False for name in known if name not in names}
+                result["properties"] = keep | {name: False for name in declared if name not in names}
                 result["additionalProperties"] = False
                 return
         lengths = {"minLength", "maxLength"}
@@ -323,7 +327,7 @@ class _Rewriter:
         for part in parts:
             if part.keys() & lengths:
                 patterns.append(rf"^[\s\S]{{{part.get('minLength', 0)},{part.get('maxLength', '')}}}$")
-        if not simple or len(patterns) > 1 or known or "patternProperties" in node:
+        if not simple or len(patterns) > 1 or declared or "patternProperties" in node:
             self._problem(path, "it cannot be enforced: expected a list of keys, or one pattern without other keys")
         elif patterns:
             result.pop("additionalProperties", None)
@@ -334,7 +338,9 @@ class _Rewriter:
     def _unevaluated(self, node: Node, value: Schema, also: list[Any], path: LongPath) -> None:
         if value is True or value == {}:
             return
-        names = self._logic.evaluated(Node(node.path, {name: one for name, one in node.items() if name != path[-1]}))
+        names = self._logic.evaluated(
+            Node(node.path, {name: keyword_value for name, keyword_value in node.items() if name != path[-1]})
+        )
         if names is None:
             self._problem(path, "it cannot be enforced beside schemas that may apply or not")
             return
@@ -347,7 +353,7 @@ class _Rewriter:
         """Bounds of the number of keys, which the library takes only where no listed key may be absent."""
         required = {*node.get("required", ())}
         optional = [
-            name for name, one in node.get("properties", {}).items() if name not in required and one is not False
+            name for name, schema in node.get("properties", {}).items() if name not in required and schema is not False
         ]
         closed = node.get("additionalProperties") is False and "patternProperties" not in node
         if keyword == "maxProperties":

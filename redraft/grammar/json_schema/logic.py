@@ -101,8 +101,8 @@ class Logic:
             return Node(schema.path, keywords)
 
         def negations(schemas: Any) -> list[Schema] | None:
-            found = [self.negated(one, depth + 1) for one in schemas]
-            return None if None in found else found  # type: ignore[return-value]
+            negated = [self.negated(schema, depth + 1) for schema in schemas]
+            return None if None in negated else negated  # type: ignore[return-value]
 
         match keyword:
             case "$ref":
@@ -112,7 +112,7 @@ class Logic:
             case "allOf":
                 return negations(value)
             case "anyOf":
-                return None if (found := negations(value)) is None else [node(allOf=found)]
+                return None if (parts := negations(value)) is None else [node(allOf=parts)]
             case "type":
                 covered = {*value, "integer"} if "number" in value else {*value}
                 left = [name for name in TYPES if name not in covered]
@@ -125,10 +125,13 @@ class Logic:
             case "required":
                 return [node(type=["object"], properties={name: False}) for name in value]
             case "properties":
-                changed = {name: self.negated(one, depth + 1) for name, one in value.items()}
+                changed = {name: self.negated(subschema, depth + 1) for name, subschema in value.items()}
                 if None in changed.values():
                     return None
-                return [node(type=["object"], properties={name: one}, required=[name]) for name, one in changed.items()]
+                return [
+                    node(type=["object"], properties={name: subschema}, required=[name])
+                    for name, subschema in changed.items()
+                ]
             case "minLength" | "minItems" | "minProperties" if value:
                 kind = {"minLength": "string", "minItems": "array"}.get(keyword, "object")
                 return [Node(schema.path, {"type": [kind], keyword.replace("min", "max"): value - 1})]

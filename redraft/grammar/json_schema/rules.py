@@ -49,7 +49,7 @@ class _Rules:
         if not has_large_integers(root):
             self.text = f"{name}: {self._json(schema)}"
             return
-        definitions = {REFERENCE + name: one for name, one in root.get("$defs", {}).items()}
+        definitions = {REFERENCE + name: definition for name, definition in root.get("$defs", {}).items()}
         while more := {name for name in definitions.keys() - self._large if self._is_large(definitions[name])}:
             self._large |= more
         form = {name: value for name, value in root["x-guidance"].items() if name in (*ONE_LINE, "whitespace_pattern")}
@@ -67,7 +67,7 @@ class _Rules:
             return False
         if any(has_large_integers(schema[keyword]) for keyword in ("const", "enum") if keyword in schema):
             return True
-        below = [one for keyword in ("properties", "patternProperties") for one in schema.get(keyword, {}).values()]
+        below = [child for keyword in ("properties", "patternProperties") for child in schema.get(keyword, {}).values()]
         below += [
             schema[keyword]
             for keyword in ("items", "additionalProperties", "prefixItems", "anyOf", "allOf")
@@ -103,15 +103,15 @@ class _Rules:
         if keywords == {"$ref"} and len(types) == len(TYPES):
             return self._reference(schema["$ref"])
         if keywords == {"anyOf"} and len(types) == len(TYPES):
-            return f"({' | '.join(self._expression(one) for one in schema['anyOf'] if one is not False)})"
+            return f"({' | '.join(self._expression(branch) for branch in schema['anyOf'] if branch is not False)})"
         if keywords <= {"const", "enum"}:
             values = [schema["const"]] if "const" in schema else schema["enum"]
             texts = [json.dumps(value, ensure_ascii=False) for value in values if _is_of(value, types)]
             if not texts or len(keywords) > 1:
                 raise SchemaError(f"no value meets {' and '.join(sorted(schema))}")
             return f"({' | '.join(map(_literal, texts))})"
-        for own, kind, write in ((_OBJECT, "object", self._object), (_ARRAY, "array", self._array)):
-            if keywords <= own and kind in types:
+        for own_keywords, kind, write in ((_OBJECT, "object", self._object), (_ARRAY, "array", self._array)):
+            if keywords <= own_keywords and kind in types:
                 others = [name for name in types if name != kind]
                 branches = [write(schema), *([self._expression({"type": others})] if others else [])]
                 return f"({' | '.join(branches)})"
@@ -135,10 +135,10 @@ class _Rules:
             pair = self._rule(f'{names} ": " {self._expression(others)}')
             after = self._rule(f'(", " {pair})*')
             first = self._rule(f"({pair} {after})?")
-        for name, one in reversed(properties.items()):
-            if one is False and name not in required:
+        for name, child in reversed(properties.items()):
+            if child is False and name not in required:
                 continue
-            pair = f"{_literal(json.dumps(name, ensure_ascii=False) + ': ')} {self._expression(one)}"
+            pair = f"{_literal(json.dumps(name, ensure_ascii=False) + ': ')} {self._expression(child)}"
             pair = self._rule(pair)
             if name in required:
                 after, first = self._rule(f'", " {pair} {after}'), self._rule(f"{pair} {after}")

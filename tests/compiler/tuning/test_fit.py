@@ -11,7 +11,7 @@ from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
 from redraft.bundle.budget_table import BudgetEntry, BudgetTable, Scores
 from redraft.bundle.method import MethodConfig
 from redraft.compiler.tuning.acceptance import Acceptance
-from redraft.compiler.tuning.measure import Bench, Shape
+from redraft.compiler.tuning.measure import Bench, TreeShape
 from redraft.compiler.tuning.scores import reliability
 from redraft.decoding.token_tree import TokenTree
 from redraft.request import GenerateRequest, SamplingConfig
@@ -20,7 +20,7 @@ from redraft.scheduling.scheduler import Limits
 from tests.decoding.shared_noise import CODEC, SLOTS, VOCAB, AgreeingEngine
 from tests.toy_engine import TOY, only
 
-SHAPE, NODES = Shape("best_first", False), 8
+SHAPE, NODES = TreeShape("best_first", False), 8
 PROMPTS = [CODEC.encode(text) for text in ("hello", "world", "again", "and", "more", "texts", "follow")]
 LIMITS = Limits(slots=SLOTS, max_len=80, max_tree=NODES + 1, prefill_chunk=16)
 
@@ -53,7 +53,7 @@ def bench():
     return Bench(runtime, TOY, PROMPTS, 48)
 
 
-def excess(bench: Bench, temperature: float, shape: Shape = SHAPE) -> float:
+def excess(bench: Bench, temperature: float, shape: TreeShape = SHAPE) -> float:
     """Accepted nodes over those that the scores promise."""
     found = Acceptance()
     bench.acceptance(shape, temperature, NODES, found, PROMPTS)
@@ -80,7 +80,7 @@ def test_fitted_odds_make_scores_of_retrieval_shares_of_accepted_nodes(own_first
     plan = MethodConfig(construction="ngram_trie", ngram=own_first, tree_budget=NODES)
     runtime = Runtime(engine, CODEC, LIMITS, VOCAB, frozenset(), only(plan))
     bench = Bench(runtime, TOY, PROMPTS, 48, served=[list(range(9))], scores=(Scores(ngram_odds=4.0),))
-    shape = Shape("ngram_trie", own_first)
+    shape = TreeShape("ngram_trie", own_first)
     assert excess(bench, 1.0, shape) < 0.8, "scores that trust repetition too much"
     bench.fit(shape, 1.0, NODES)
     assert [one.temperature for one in bench.scores] == [0.0, 1.0]

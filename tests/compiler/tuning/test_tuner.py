@@ -12,7 +12,7 @@ from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.method import MethodConfig
 from redraft.compiler.tuning.acceptance import Acceptance
 from redraft.compiler.tuning.choice import Cell, StepTimes
-from redraft.compiler.tuning.measure import LEAST_STEPS, Bench, Shape
+from redraft.compiler.tuning.measure import LEAST_STEPS, Bench, TreeShape
 from redraft.compiler.tuning.tuner import Grid, Tuner
 from redraft.request import GenerateRequest
 from redraft.runtime import Runtime
@@ -22,7 +22,7 @@ from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 
 LIMITS = Limits(slots=4, max_len=256, max_tree=14, prefill_chunk=64)
 TEMPERATURES = ((0.0, 1), (0.7, 2))
-GRID = Grid((0, 4, 8, 12), (1, 4), (Shape("best_first", False),), rounds=3, temperatures=TEMPERATURES)
+GRID = Grid((0, 4, 8, 12), (1, 4), (TreeShape("best_first", False),), rounds=3, temperatures=TEMPERATURES)
 ENOUGH = 600.0
 
 
@@ -129,7 +129,7 @@ def test_a_measurement_that_is_under_way_ends_with_its_time(runtime):
 
 def test_a_shape_that_was_measured_on_a_few_steps_is_not_chosen(runtime):
     """The time ends while the second is measured."""
-    first, second = GRID.shapes[0], Shape("beam", False)
+    first, second = GRID.shapes[0], TreeShape("beam", False)
 
     def say(tuner: Tuner, what: str) -> None:
         if what == f"acceptance of {second}":
@@ -164,7 +164,7 @@ def test_steps_are_timed_after_prompts_of_many_chunks(runtime):
     """Beside a sequence that decodes a prompt takes two steps per chunk; none ends before all are through."""
     runtime.limits = replace(LIMITS, prefill_chunk=16)
     bench = bench_of(runtime, ["x" * 120] * 4, 0)
-    seconds = bench.mean_step(Shape("best_first", False), bench.prompts, 0.0, Cell(0, 0.0, 1.0), 6)
+    seconds = bench.mean_step(TreeShape("best_first", False), bench.prompts, 0.0, Cell(0, 0.0, 1.0), 6)
     assert seconds == pytest.approx(0.016)
 
 
@@ -193,7 +193,7 @@ def test_small_trees_are_predicted_from_the_large_one(runtime):
 
     predicted = Acceptance()
     bench_of(runtime, [], 90).acceptance(
-        Shape("best_first", False), 0.0, 13, predicted, bench_of(runtime, ["hello", "world"], 0).prompts
+        TreeShape("best_first", False), 0.0, 13, predicted, bench_of(runtime, ["hello", "world"], 0).prompts
     )
     for budget in (2, 6):
         runtime.with_methods(only(MethodConfig(construction="best_first", tree_budget=budget)))
