@@ -24,7 +24,7 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import mask_width
 from redraft.engines import load_engine
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine
-from redraft.engines.features import take
+from redraft.engines.features import take_rows
 from redraft.errors import BundleError
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table
@@ -65,7 +65,7 @@ def measure(engine: Engine, bundle: Bundle, repeats: int) -> list[StepTime]:
         _, features = engine.execute(TargetBatch.causal(1, 1, 0, words))
         assert features is not None, "the engine has drafters"
         for sequences in (count for count in (1, *BATCHES) if count <= limits.slots):
-            roots = DraftBatch.of_roots(take(features, [0] * sequences), np.ones(sequences, np.int32))
+            roots = DraftBatch.of_roots(take_rows(features, [0] * sequences), np.ones(sequences, np.int32))
             calls[sequences, 0, 0, name] = drafting_call(drafter, bundle.config.methods[name], roots)
     samples: dict[tuple[int, int, int, str | None], list[float]] = {kind: [] for kind in calls}
     rounds = 10

@@ -36,50 +36,52 @@ class MethodFields(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     construction: str | None = Field(
-        "best_first",
+        default="best_first",
         description=f"How draft trees are made: {', '.join(CONSTRUCTIONS)}; at random: "
         f"{', '.join(RANDOM_CONSTRUCTIONS)}; without a drafter, from the text and all that was served: {NGRAM_TRIE}.",
     )
     """None: only the n-gram branch drafts."""
-    beam_width: int = Field(4, ge=1, description="Nodes that the drafter expands at each depth.")
-    beam_length: int = Field(5, ge=1, description="Depth of the drafts; default: 5, or the drafter's most.")
-    candidates: int = Field(8, ge=1, description="Children of an expanded node.")
+    beam_width: int = Field(default=4, ge=1, description="Nodes that the drafter expands at each depth.")
+    beam_length: int = Field(default=5, ge=1, description="Depth of the drafts; default: 5, or the drafter's most.")
+    candidates: int = Field(default=8, ge=1, description="Children of an expanded node.")
     levels: Annotated[tuple[int, ...], BeforeValidator(parse_levels)] = Field(
-        (),
+        default=(),
         description="Random draws at each depth, such as 4,2,1: children of every node (gumbel_top_k), or nodes of the "
         "depth. Default: "
         + "; ".join(f"{name} {','.join(map(str, known.levels))}" for name, known in RANDOM_CONSTRUCTIONS.items()),
     )
     support: int = Field(
-        0,
+        default=0,
         ge=0,
         description="Most likely tokens of each node that random draws are from, default 64; or that sampled requests' "
         "own noise chooses the candidates from, default 128, 0: they are the most likely.",
     )
     tree_budget: int = Field(
-        15, ge=1, description="Drafted nodes a step until the bundle is tuned; default: 15, or all of --levels."
+        default=15, ge=1, description="Drafted nodes a step until the bundle is tuned; default: 15, or all of --levels."
     )
     """With the root a tree of 15 is 16 rows: CPUs compute 16 rows in one tile, and CUDA graphs of the batch have as
     many."""
     ngram: bool = Field(
-        False,
+        default=False,
         description="Merge an n-gram branch; default: with a drafter or ngram_trie, where the verification allows it.",
     )
     verification: str = Field(
-        "sampled_walk",
+        default="sampled_walk",
         description=f"Which drafted tokens are kept: {', '.join(VERIFIERS)}. Default: sampled_walk; at random: "
         + ", ".join(f"{known.verification} ({name})" for name, known in RANDOM_CONSTRUCTIONS.items()),
     )
     resample_above: int | None = Field(
-        None,
+        default=None,
         ge=0,
         description="Draft again from a rejected draft's chain where more steps than this are left of it.",
     )
     resample_budget: int = Field(
-        0, ge=0, description="Nodes drafted so that are verified beside a new draft, on top of its own; default: 4."
+        default=0,
+        ge=0,
+        description="Nodes drafted so that are verified beside a new draft, on top of its own; default: 4.",
     )
     skip_above: int | None = Field(
-        None, ge=0, description="Where more steps than this are left, do so instead of a new draft."
+        default=None, ge=0, description="Where more steps than this are left, do so instead of a new draft."
     )
 
     @property
@@ -116,7 +118,7 @@ class MethodConfig(MethodFields):
     """None where the drafter keeps no context."""
     chain_levels: int = 0
     """Levels that the engine can draft again from the chain of a draft before; 0 where it cannot."""
-    budget: BudgetTable | None = Field(None, exclude=True)
+    budget: BudgetTable | None = Field(default=None, exclude=True)
     """What tuning measured, which stands in a file of its own; None: `tree_budget` nodes whatever runs."""
 
     @property

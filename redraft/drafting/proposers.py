@@ -82,7 +82,7 @@ class RandomTrees:
         noise = [gumbel_noise(sampler.seed, sampler.position, rows, self._support) for sampler in samplers]
         filters = sampling_filters([sequence.request.sampling for sequence in sequences])
         draws = self._drafter.draw(draft_batch(sequences, roots), DraftSampling(np.stack(noise), **filters))
-        tree = pack_draws(draws, roots, self._shape.kept(np.array(counts), np.array(limits.depths)))
+        tree = pack_draws(draws, roots, self._shape.within(np.array(counts), np.array(limits.depths)))
         return note("drafter", sequences, tree)
 
 

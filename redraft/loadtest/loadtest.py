@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 
 from redraft.bundle.budget import machine_name
-from redraft.chat import Message
+from redraft.chat import ChatMessage
 from redraft.console.progress import duration, progress, write
 from redraft.loadtest import plots
 from redraft.loadtest.clients.base import Client, Generation, GenerationError
@@ -137,7 +137,7 @@ class LoadTest:
         sampling = {name: getattr(contender, name) for name in ("temperature", "top_p", "top_k")}
         sampling = {name: value for name, value in sampling.items() if value is not None}
 
-        def request(conversation: Conversation, messages: Sequence[Message]) -> Generation:
+        def request(conversation: Conversation, messages: Sequence[ChatMessage]) -> Generation:
             plain = contender.no_chat_template
             return Generation(
                 messages[-1]["content"] if plain else self.tokenizer.write(messages),

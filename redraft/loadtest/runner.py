@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from redraft.chat import Message
+from redraft.chat import ChatMessage
 from redraft.loadtest.clients.base import Client, Generation, GenerationError
 from redraft.loadtest.metrics import Timeline
 from redraft.loadtest.workload import ChatTokenizer, Conversation
 
-Write = Callable[[Conversation, Sequence[Message]], Generation]
+Write = Callable[[Conversation, Sequence[ChatMessage]], Generation]
 """Writes the request for a conversation's next turn, given its messages so far."""
 
 
@@ -57,7 +57,7 @@ async def hold(
 ) -> None:
     """Send a conversation's turns in order. A turn is due when the answer before it has ended, and its prompt has the
     answers so far. An error ends the conversation."""
-    messages: list[Message] = list(conversation.opening)
+    messages: list[ChatMessage] = list(conversation.opening)
     for turn, text in enumerate(conversation.turns):
         messages.append({"role": "user", "content": text})
         timeline = Timeline(conversation.question_id, conversation.category, turn=turn)

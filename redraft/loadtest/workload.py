@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from redraft.chat import ChatTemplate, Message
+from redraft.chat import ChatMessage, ChatTemplate
 from redraft.prompts import Prompt
 from redraft.request import GenerateRequest, request
 
@@ -49,7 +49,7 @@ class ChatTokenizer:
         Only a tokenizer that has any makes this false, since other servers may not know the field."""
         return self.template is None or not self._tokenizer.num_special_tokens_to_add(False)
 
-    def write(self, messages: Sequence[Message]) -> str:
+    def write(self, messages: Sequence[ChatMessage]) -> str:
         """A conversation as the text that the model continues. Without a chat template a single message is that text;
         more are a ValueError."""
         if self.template is not None:
@@ -123,7 +123,7 @@ class Conversation:
     system: str | None = None
 
     @property
-    def opening(self) -> tuple[Message, ...]:
+    def opening(self) -> tuple[ChatMessage, ...]:
         """The messages before the first user turn."""
         return ({"role": "system", "content": self.system},) if self.system is not None else ()
 

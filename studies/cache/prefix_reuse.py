@@ -27,7 +27,7 @@ import typer
 
 from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, Threads, console, run
 from benchmarks.speed.inprocess import load_llm
-from redraft.chat import Message
+from redraft.chat import ChatMessage
 from redraft.console.progress import tracked
 from redraft.llm import LLM, Answer
 from redraft.loadtest.intervals import interval, median_ratio, ratio
@@ -68,7 +68,7 @@ class Texts:
         self._place += STRIDE
         return self._passages.take(tokens, self._place)
 
-    def user(self, tokens: int) -> Message:
+    def user(self, tokens: int) -> ChatMessage:
         """A user's turn of about so many tokens."""
         return {"role": "user", "content": self.next(tokens)}
 
@@ -82,9 +82,9 @@ def timed(act: Callable[[], Answer]) -> tuple[float, Answer]:
 
 def history(
     llm: LLM, tokenizer: ChatTokenizer, texts: Texts, tokens: int, temperature: float, seed: int
-) -> tuple[list[Message], float]:
+) -> tuple[list[ChatMessage], float]:
     """A conversation of at least so many tokens, and the share of them that the model has written."""
-    messages: list[Message] = []
+    messages: list[ChatMessage] = []
     asked = answered = length = 0
     while length < tokens:
         turn = texts.user(max(answered - asked + PART, PART // 5))
@@ -120,7 +120,7 @@ def next_turns(llm: LLM, tokenizer: ChatTokenizer, texts: Texts, sizes: Sizes) -
 
 def after_system(llm: LLM, tokenizer: ChatTokenizer, texts: Texts, sizes: Sizes) -> list[dict[str, float]]:
     """Turns of several users after a system prompt that one has sent before them."""
-    system: Message = {"role": "system", "content": texts.next(sizes.system)}
+    system: ChatMessage = {"role": "system", "content": texts.next(sizes.system)}
     prompts = [tokenizer.write([system, texts.user(sizes.turn)]) for _ in range(sizes.turns + 1)]
     llm.generate(prompts[0], 1, add_special_tokens=tokenizer.adds_special_tokens)
     return [

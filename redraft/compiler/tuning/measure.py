@@ -123,7 +123,7 @@ class Bench:
         """The drafted nodes that the answers to all prompts went through, each with its candidates' noise, and the
         n-gram guesses there."""
         log, runtime = DraftLog(), self.runtime
-        plan, engine = self._plan(shape, self._constant(budget)), LoggedEngine(runtime.engine, log)
+        plan, engine = self._method_with(shape, self._constant(budget)), LoggedEngine(runtime.engine, log)
         runtime.scheduler = Scheduler(
             engine,
             runtime.limits,
@@ -210,9 +210,9 @@ class Bench:
         budget: BudgetTable,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
     ) -> None:
-        self.runtime.with_methods({self.method: self._changed(shape, budget)}, observe, self.served)
+        self.runtime.with_methods({self.method: self._method_with(shape, budget)}, observe, self.served)
 
-    def _changed(self, shape: TreeShape, budget: BudgetTable) -> MethodConfig:
+    def _method_with(self, shape: TreeShape, budget: BudgetTable) -> MethodConfig:
         return self.runtime.methods[self.method].changed(**shape._asdict(), budget=budget)
 
     def _constant(self, budget: int) -> BudgetTable:

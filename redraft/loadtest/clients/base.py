@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from redraft.chat import Message
+from redraft.chat import ChatMessage
 from redraft.metrics import read
 
 TIMEOUT_S = 600.0
@@ -30,7 +30,7 @@ class Generation:
     sampling: dict[str, Any] = field(default_factory=dict)
     bad_words: tuple[str, ...] = ()
     method: str | None = None
-    messages: tuple[Message, ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
     """The conversation that `text` was written from; empty where the text is none. Servers that apply the template
     themselves are sent it instead of the text."""
     add_special_tokens: bool = True
