@@ -32,7 +32,7 @@ test-all: $(SETUP) ## all tests
 lint: $(SETUP) ## ruff, format check, mypy
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 kernels: $(SETUP) ## compile the CUDA kernels (no GPU needed) and check their registers, spills and instructions
-	$(PY) -m redraft.plugins.cuda.compile
+	$(PY) -m benchmarks.gpu.kernel_resources
 docs: $(SETUP) ## render tables, plots and the command line into docs/, then the site into artifacts/docs
 	rm -rf artifacts/docs
 	$(PY) -m studies.figures.site

@@ -1,19 +1,10 @@
-"""Checks the CUDA kernels on a GPU against their references, then times tree attention.
-
-    python -m benchmarks.gpu.check_kernels --output gpu_kernels.json
-
-It needs torch with CUDA and nvcc (a path in $NVCC, in PATH, or from requirements.txt). `--device cpu` runs the same
-checks on the CPU, at small sizes and without times. `python -m benchmarks.gpu.kernels` does this and more.
-"""
+"""The CUDA kernels compared with their references, and times of tree attention: what `benchmarks.gpu.kernels` runs."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -319,36 +310,3 @@ def time_all(peak: float, shapes: Sequence[str] = tuple(SHAPES)) -> list[dict[st
             share = times["gigabytes_per_second"] * 1e9 / peak
             print(f"{case} {times['microseconds']:.1f} us, {share:.0%} of torch.add's bandwidth", flush=True)
     return timings
-
-
-def add_cases(parser: argparse.ArgumentParser) -> None:
-    """`--shapes` and `--kinds`: which batches are checked, and which shapes timed."""
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="heads; default: all")
-    parser.add_argument("--kinds", nargs="+", choices=CASES, default=list(CASES), help="of batches; default: all")
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--check-only", action="store_true", help="no times")
-    parser.add_argument("--small", action="store_true", help="check small sizes, as on the CPU")
-    parser.add_argument("--output", type=Path, help="write the results as JSON")
-    add_cases(parser)
-    options = parser.parse_args(argv)
-    on_gpu = options.device == "cuda"
-    if on_gpu and not torch.cuda.is_available():
-        parser.error("no CUDA device that torch can use: run on a GPU machine with torch's CUDA build, or --device cpu")
-    results: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "torch": torch.__version__,
-        "attention": check_attention(options.device, options.small or not on_gpu, options.shapes, options.kinds),
-    }
-    if on_gpu and not options.check_only:
-        peak = add_bandwidth()
-        results |= {"add_gigabytes_per_second": peak / 1e9, "timings": time_all(peak, options.shapes)}
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

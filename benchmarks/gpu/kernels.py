@@ -14,6 +14,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import torch
@@ -32,7 +34,7 @@ from benchmarks.gpu.check_kernels import (
 from benchmarks.gpu.machine import Device, Output, describe, device_of, tool, write_report
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-CHECKS = ["-m", "benchmarks.gpu.check_kernels", "--check-only", "--small"]
+CHECKS = ["-m", "benchmarks.gpu.kernels", "--no-sanitizer", "--no-times", "--small"]
 FAILED = 9
 PEAK = {"H200": 4800, "H100 80GB HBM3": 3350, "A100-SXM4-80GB": 2039}
 """Gigabytes per second that the maker gives, by part of the device's name."""
@@ -56,7 +58,9 @@ def sanitize(program: str | None, tools: Sequence[str] = TOOLS, cases: Sequence[
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for name in tools:
         command = [program, "--tool", name, "--error-exitcode", str(FAILED), sys.executable, *CHECKS, *cases]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        with TemporaryDirectory() as folder:
+            command += ["--output", str(Path(folder, "checks.json"))]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
         lines = (done.stdout + done.stderr).strip().splitlines()
         said[name] = {"clean": done.returncode == 0, "says": lines[-1] if lines else ""}
         console.print(f"{name}: {said[name]}", markup=False)
@@ -74,6 +78,7 @@ def launch(device: str, sequences: int, length: int, rows: int) -> None:
 def main(
     device: Device = "cuda",
     no_checks: Annotated[bool, typer.Option("--no-checks", help="Compare nothing with the reference.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Check small sizes, as on the CPU.")] = False,
     no_sanitizer: Annotated[bool, typer.Option("--no-sanitizer", help="Leave out compute-sanitizer.")] = False,
     no_times: Annotated[bool, typer.Option("--no-times", help="Leave out times and bandwidth.")] = False,
     tools: Annotated[list[str], typer.Option(help="Of compute-sanitizer.")] = list(TOOLS),
@@ -95,7 +100,7 @@ def main(
     on_gpu = device == "cuda"
     report: dict[str, Any] = {}
     if not no_checks:
-        report["attention"] = check_attention(device, not on_gpu, shapes, kinds)
+        report["attention"] = check_attention(device, small or not on_gpu, shapes, kinds)
     if on_gpu and not no_sanitizer:
         cases = ["--shapes", *shapes, "--kinds", *kinds]
         report["compute_sanitizer"] = sanitize(tool("compute-sanitizer"), tools, cases)

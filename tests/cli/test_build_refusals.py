@@ -115,9 +115,7 @@ def test_the_methods_that_ship_and_the_thresholds_that_work(monkeypatch):
     monkeypatch.chdir(ROOT)
     files = [ROOT / "build" / "drafters.toml", *(ROOT / "benchmarks" / "methods").glob("*.toml")]
     usual = inspect.signature(build.main).parameters["max_tree"].default
-    shape = re.search(r"^SHAPE +\?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
-    flags = {name[2:].replace("-", "_"): value for name, value in zip(shape[::2], shape[1::2], strict=True)}
-    own = {"flags": MethodSettings(drafter="drafters/SmolLM2-135M-Instruct", **flags)}
+    own = {"flags": MethodSettings(drafter="drafters/SmolLM2-135M-Instruct", beam_width=4)}
     lyanna = {"drafter": "drafters/SmolLM2-135M-Instruct-hidden_state", "beam_length": 4}
     own |= {f"{r}, {s}": MethodSettings(**lyanna, resample_above=r, skip_above=s) for r, s in ((0, 0), (1, 2), (2, 2))}
     built = [(own, usual)]

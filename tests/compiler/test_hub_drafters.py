@@ -81,15 +81,15 @@ def test_what_a_drafter_has_not_seen_and_what_is_no_number_is_said(target, model
     options = ("--model", model, "--drafter", form.write(tmp_path / "drafter"), "--beam-width", 2, "--beam-length", 3)
     limits = ("--precision", "fp32", "--slots", 2, "--max-tree", 20, "--candidates", 4)
     for length in (64, 100):
-        done = run(*options, *limits, "--output", tmp_path / "b", "--max-len", length)
+        done = run(*options, *limits, "--output", tmp_path / f"b{length}", "--max-len", length)
         assert done.exit_code == 0, done.output
         said = "is made for contexts of 64 positions, and --max-len is 100" in " ".join(done.output.split())
         assert said == (length == 100)
     form.tensors["midlayer.mlp.up_proj.weight"][3, 1] = float("nan")
     form.write(tmp_path / "drafter")
-    done = run(*options, *limits, "--output", tmp_path / "b2")
+    done = run(*options, *limits, "--output", tmp_path / "refused")
     assert "midlayer.mlp.up_proj.weight holds NaN or infinity in 1 of its rows" in " ".join(done.output.split())
-    assert not (tmp_path / "b2").exists()
+    assert not (tmp_path / "refused").exists()
 
 
 @torch.no_grad()

@@ -166,7 +166,7 @@ def go_on_from_every_end(method: str) -> None:
                 assert found[key][:4] == served(anew, key, prompt, cache_prompt=False, **drawn)[:4], (place, ends)
             cached = len(SYSTEM) + len(answer) - 2
             assert found[0][4].cached_tokens == cached
-            assert 0 <= cached - found[1][4].cached_tokens <= PLANS[method].budget.entries[0].nodes
+            assert 0 <= cached - found[1][4].cached_tokens <= PLANS[method].table.entries[0].nodes
 
 
 @pytest.mark.parametrize("method", PLANS)
@@ -249,7 +249,8 @@ def test_a_drafter_does_without_the_pairs_of_many_rows(scheduler, method, monkey
     short = prompt[:SKIPPED_PAIRS]
     served(scheduler, 3, short, cache_salt="a")
     assert served(scheduler, 4, short, cache_salt="a", **options)[4].cached_tokens == 0
-    monkeypatch.setitem(VERIFIERS, "sampled_walk", replace(VERIFIERS["sampled_walk"], merges=False))
+    drafting = scheduler._sources[method]
+    monkeypatch.setattr(drafting, "_verifier", replace(VERIFIERS["sampled_walk"], merges=False))
     served(scheduler, 5, prompt, cache_salt="b")
     whole = served(scheduler, 6, prompt, cache_salt="b", **options)
     assert whole[4].cached_tokens == 0, "drafts may decide the answer"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.command import execute
-from benchmarks.gpu import check_kernels, kit
+from benchmarks.gpu import kit
 from redraft.cli import build, fetch, tune
 from redraft.compiler.methods import read_methods
 from redraft.plugins.cuda.compile import ptx, sources
@@ -43,14 +43,9 @@ def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, mon
             continue
         elif words[:1] == ["-m"] and words[1].startswith(("benchmarks.gpu.", "redraft.")):
             script = importlib.import_module(words[1])
-            if script is check_kernels:
-                monkeypatch.setattr(script, "check_attention", lambda *_: raise_parsed())
-                monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-                monkeypatch.setattr("torch.cuda.get_device_name", lambda: "")
-            else:
-                monkeypatch.setattr(script, "device_of", lambda *_, **__: raise_parsed())
+            monkeypatch.setattr(script, "device_of", lambda *_, **__: raise_parsed())
             with pytest.raises(Parsed):
-                script.main(words[2:]) if script is check_kernels else execute(script.main, words[2:])
+                execute(script.main, words[2:])
         elif words[:1] == ["-m"] and words[1] in ("benchmarks.speed.method_batches", "benchmarks.verify.lossless"):
             script = importlib.import_module(words[1])
             monkeypatch.setattr(script, "load_llm", lambda *_, **__: raise_parsed())

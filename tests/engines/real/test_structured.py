@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.verify.structured import ASK, HERE, is_valid, load_schemas
+from benchmarks.verify.structured import ASK, SCHEMAS, is_valid, load_schemas
 from redraft.chat import render_chat
 from redraft.llm import LLM
 from redraft.request import AUTO_REGRESSIVE, Guide, request
 from tests.engines.real.methods import SETTINGS
 
 NAMES = ("sentiment", "tuple", "tool_weather", "colour", "version")
-CASES = [case for case in load_schemas(HERE / "schemas.jsonl") if case.name in NAMES]
+CASES = [case for case in load_schemas(SCHEMAS) if case.name in NAMES]
 
 
 @pytest.mark.parametrize("sampling", SETTINGS.values(), ids=SETTINGS)

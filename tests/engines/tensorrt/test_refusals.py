@@ -35,7 +35,7 @@ def test_nccl_that_tensorrt_does_not_take(monkeypatch, tmp_path):
     with pytest.raises(BundleError, match=r"NCCL.*LD_LIBRARY_PATH"):
         engine.self_test()
     (bundle.path / "rank1" / "target.engine").write_bytes(b"plan")
-    with pytest.raises(BundleError, match=r"rebuild.*NCCL.*-parallel 1"):
+    with pytest.raises(BundleError, match=r"rebuild.*NCCL.*--tp 1"):
         TensorRTEngine(bundle, rank=1)
 
 

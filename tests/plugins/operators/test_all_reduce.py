@@ -157,7 +157,7 @@ class Alone:
         (
             True,
             2,
-            r"NCCL does not connect the 2 ranks \(ncclSystemError\): NCCL_DEBUG=INFO says why, .*-parallel 1 needs",
+            r"NCCL does not connect the 2 ranks \(ncclSystemError\): NCCL_DEBUG=INFO says why, .*--tp 1 needs",
         ),
     ],
 )
