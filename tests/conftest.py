@@ -23,7 +23,7 @@ OF_TESTS = ROOT / "artifacts" / "tests"
 """What tests fetch and build once and keep. They read nothing that a user has fetched, built or tuned."""
 DEFAULT = "SmolLM2-135M-Instruct"
 slow = partial(pytest.param, marks=pytest.mark.slow)
-"""A case of a parametrized test that only `make test-slow` runs."""
+"""A case of a parametrized test that `make test` leaves out."""
 
 with suppress(ImportError):  # a GPU machine may lack it
     from hypothesis import settings

@@ -216,7 +216,7 @@ def test_missing_sources(source, message, tmp_path):
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (speculators, r"holds a drafter, EAGLE-3 \(speculators\), and no model: .* DRAFTER=.*source"),
+        (speculators, r"holds a drafter, EAGLE-3 \(speculators\), and no model: .* --drafter .*source"),
         (eagle, "holds a drafter, EAGLE-1/2, and no model"),
         (lambda: speculators(speculators_model_type="mtp"), "holds a drafter that is recognised: MTP; not served yet"),
     ],

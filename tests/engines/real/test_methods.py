@@ -1,7 +1,7 @@
 """A method of every drafter that ships, on the real target: speculation changes nothing.
 
 Slow, as five drafters are built. It would catch a drafter whose drafts change a text in fp32, or are never right. All
-pairs of drafter and construction, on many prompts: `make verify`.
+pairs of drafter and construction, on many prompts: `python -m benchmarks.verify.lossless`.
 """
 
 import pytest

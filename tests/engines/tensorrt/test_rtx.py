@@ -240,7 +240,7 @@ def check_drafts(network: Path, drafter: Drafter, target: Target, folder: Path, 
 
 
 def test_bf16_with_the_limits_that_ship(smollm2, tmp_path):
-    """As `make engines` builds: a target of the default's sizes, with 2 layers and few tokens, whose features are what
+    """As `redraft build` does: a target of the default's sizes, with 2 layers and few tokens, whose features are what
     enters its layers, and a drafter of a block."""
     target = random_model(replace(TargetConfig.load(smollm2), num_layers=2, vocab_size=VOCAB))
     write_model(target, tmp_path / "model")
