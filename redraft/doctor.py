@@ -31,6 +31,7 @@ LOW_ACCEPTANCE = 0.85
 LEAST_FROM_NGRAMS = 1.1
 """Tokens per step on the user's prompts, from n-grams, below which the answers repeat too little."""
 BANDWIDTH_BYTES, BANDWIDTH_ROUNDS = 1 << 29, 5
+OBSERVED_S = 1.0
 PROMPTS, TOKENS = 8, 48
 """Prompts that acceptance is measured on, and tokens of each answer."""
 NARROW = {"fp32": "bf16, which reads half the bytes", "bf16": "int8, which reads half the bytes"}
@@ -73,12 +74,12 @@ def examine(path: Path, prompts: Path | None = None, threads: int | None = None)
             yield from acceptance(llm, path, texts, BudgetFile.load(path).methods)
 
 
-def other_load(seconds: float = 1.0) -> Finding:
+def other_load() -> Finding:
     """How busy other programs keep the cores."""
     processes = list(psutil.process_iter(["name"]))
     for process in processes:
         _cpu_percent(process)
-    share = psutil.cpu_percent(seconds) / 100
+    share = psutil.cpu_percent(OBSERVED_S) / 100
     busiest = max(processes, key=_cpu_percent, default=None)
     found = f"other programs use {share:.0%} of the cores"
     if share < BUSY_SHARE or busiest is None:

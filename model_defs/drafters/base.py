@@ -18,6 +18,8 @@ from redraft.model_defs.drafters.windows import Windows
 from redraft.model_defs.files import read_json, read_tensors, require_finite, save_tensors
 from redraft.model_defs.target.model import FeatureReader, Target
 
+RIDGE = 1e-2
+
 
 class DrafterConfig(Protocol):
     """Fields that the configuration of every drafter has, a frozen dataclass."""
@@ -281,9 +283,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def ridge(x: Tensor, y: Tensor, strength: float = 1e-2) -> Tensor:
+def ridge(x: Tensor, y: Tensor) -> Tensor:
     """The weight W [b, a] of a linear layer that maps rows x [N, a] to y [N, b] with the least squared error, pulled
-    towards zero by `strength` times the mean square of x."""
+    towards zero by RIDGE times the mean square of x."""
     gram = x.T @ x
-    damping = strength * gram.diagonal().mean() * torch.eye(len(gram), device=x.device)
+    damping = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), device=x.device)
     return torch.linalg.solve(gram + damping, x.T @ y).T.contiguous()

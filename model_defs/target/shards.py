@@ -135,12 +135,5 @@ def rank_join(rank: int, all_reduce: Callable[[Tensor], Tensor]) -> Join:
     return join
 
 
-def sharded_weights(target: Target) -> int:
-    """Weights of the matrices that ranks share out, biases left out."""
-    split = ("qkv", "attention_out", "gate_up", "up", "down", "lm_head")
-    names = ((name.removesuffix(".weight").split(".")[-1], weight) for name, weight in target.state_dict().items())
-    return sum(weight.numel() for name, weight in names if name in split)
-
-
 def _columns(blocks: range, size: int = 1) -> Tensor:
     return torch.arange(blocks.start * size, blocks.stop * size)

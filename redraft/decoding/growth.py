@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from redraft.batch import DraftCandidates
-from redraft.decoding.defaults import HIDDEN_SHARE
+from redraft.decoding.defaults import HIDDEN_SHARE, JOINT_ODDS
 from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
 from redraft.decoding.token_tree import Node, TokenTree
 from redraft.grammar.state import GrammarState, TokenPath
@@ -22,11 +22,11 @@ LEAST, MOST = 0.01, 1 - 1e-6
 
 
 def joint_odds(ngram: float, neural: float, reads_context: bool) -> float:
-    """The odds that a token comes next which has the chance `ngram` by n-grams and `neural` by the drafter: fitted on
-    answers of SmolLM2-135M-Instruct. A drafter that reads the context has seen what n-grams repeat:
-    they add less to what it says, and mean less where it says otherwise."""
+    """The odds that a token comes next which has the chance `ngram` by n-grams and `neural` by the drafter. A drafter
+    that reads the context has seen what n-grams repeat: they add less to what it says, and mean less where it says
+    otherwise."""
     odds = ngram / (1 - ngram)
-    alone, beside = (1 / 3, 1) if reads_context else (1 / 2, 4)
+    alone, beside = JOINT_ODDS[reads_context]
     return alone * odds + (1 + beside * math.sqrt(odds)) * neural / (1 - neural)
 
 

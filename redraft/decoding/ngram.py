@@ -108,8 +108,8 @@ def ngram_chains(roots: np.ndarray, indices: Sequence[NgramIndex], odds: Sequenc
     return TokenTree.from_nodes(chains)
 
 
-def count_bigrams(texts: Iterable[np.ndarray], vocab_size: int, min_count: int = 2) -> np.ndarray:
-    """The most frequent successor of each token in token sequences: int32 [vocab_size], -1 below `min_count`."""
+def count_bigrams(texts: Iterable[np.ndarray], vocab_size: int) -> np.ndarray:
+    """The most frequent successor of each token in token sequences: int32 [vocab_size], -1 for one that came once."""
     pairs = [text[:-1].astype(np.int64) * vocab_size + text[1:] for text in map(np.asarray, texts) if len(text) > 1]
     table = np.full(vocab_size, -1, dtype=np.int32)
     if not pairs:
@@ -117,6 +117,6 @@ def count_bigrams(texts: Iterable[np.ndarray], vocab_size: int, min_count: int =
     codes, counts = np.unique(np.concatenate(pairs), return_counts=True)
     order = np.argsort(counts, kind="stable")
     codes, counts = codes[order], counts[order]
-    codes = codes[counts >= min_count]
+    codes = codes[counts > 1]
     table[codes // vocab_size] = codes % vocab_size
     return table

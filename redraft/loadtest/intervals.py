@@ -14,10 +14,10 @@ T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5% quantile of Student's t with 1, 2, 3, ... degrees of freedom."""
 
 
-def resampled_prompts(prompts: int, resamples: int = RESAMPLES) -> np.ndarray:
-    """How often each prompt is drawn in each re-sample, int64 [resamples, prompts]; the same for the same arguments."""
+def resampled_prompts(prompts: int) -> np.ndarray:
+    """How often each prompt is drawn in each re-sample, int64 [RESAMPLES, prompts]; the same for the same arguments."""
     rng = np.random.default_rng(_SEED)
-    return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples)
+    return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:

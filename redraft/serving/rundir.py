@@ -21,6 +21,7 @@ from redraft.worker.protocol import STOPPING, SUPERVISOR_PIPE
 
 _MAX_SOCKET_PATH = 100
 _LOCK_S = 1.0
+_LOG_LINES = 15
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Phase = Literal["starting", "ready", "degraded", "stopping", "stopped", "failed"]
@@ -235,10 +236,10 @@ def _own_group(gid: int) -> bool:
     return False
 
 
-def tail(path: Path, lines: int = 15) -> str:
+def tail(path: Path) -> str:
     """The last lines of a log, indented, "" if there is none."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
         return ""
-    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:])
+    return "\n".join(f"  {line}" for line in text.splitlines()[-_LOG_LINES:])

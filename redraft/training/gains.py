@@ -21,7 +21,6 @@ from redraft.runtime import Runtime
 from redraft.text import TextCodec
 from redraft.training.prompts import divide
 
-"""Drafters with the logs of their training: docs/guides/training.md plots them."""
 STREAMS = (1, 2, 4, 8, 16)
 TOKENS = 64
 """Tokens of each answer, at most."""

@@ -174,11 +174,11 @@ def usual_rows(vocab_size: int, device: str) -> int:
     return 32768 if vocab_size > 40_000 else vocab_size
 
 
-def measure_teacher_rate(model: Path, engine: Path, threads: int = 0) -> tuple[float, float]:
+def measure_teacher_rate(model: Path, engine: Path) -> tuple[float, float]:
     """Tokens of teacher data per second by an engine bundle that gives features, and the seconds that loading took."""
     begun = time.monotonic()
     ends = set(TargetConfig.load(model).eos_token_ids)
-    generator = Generator(EngineForward(engine, threads), ends, [], 0)
+    generator = Generator(EngineForward(engine, threads=0), ends, [], 0)
     return generator.rate(), time.monotonic() - begun
 
 

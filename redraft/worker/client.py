@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -76,12 +75,12 @@ class WorkerClient:
     takes the worker's place, requests in flight go on, and new ones go to the other worker.
     """
 
-    def __init__(self, socket_path: str | Path, context: zmq.Context[zmq.Socket[bytes]] | None = None):
+    def __init__(self, socket_path: str | Path):
         self.prompt_limits = PROTOCOL_LIMITS
         """The protocol's, until a worker has told its own."""
         self._address = f"ipc://{socket_path}"
         self._stopping_file = Path(socket_path).with_name(STOPPING)
-        self._context = context or zmq.Context.instance()
+        self._context = zmq.Context.instance()
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._handlers: dict[str, Callable[[WorkerMessage], None]] = {}
@@ -387,16 +386,3 @@ class WorkerClient:
 
 def _cancellation(request_id: str) -> bytes:
     return pack({"op": "cancel", "id": request_id})
-
-
-def wait_for_worker(socket_path: str | Path, timeout: float) -> WorkerStatus:
-    """Status of the worker at `socket_path` once it answers. Raises TimeoutError after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    with WorkerClient(socket_path) as client:
-        while (left := deadline - time.monotonic()) > 0:
-            if client.wait_connected(min(left, 0.2)):
-                try:
-                    return client.status(timeout=min(left, 2.0))
-                except WorkerError:
-                    continue
-    raise TimeoutError(f"no engine worker answered at {socket_path} within {timeout} s")

@@ -13,10 +13,10 @@ import pytest
 
 from redraft.request import GenerateRequest
 from redraft.runtime import Runtime
-from redraft.worker.client import WorkerClient, WorkerError, wait_for_worker
+from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.server import Worker
 from tests.conftest import wait_until
-from tests.worker.toy_worker import LIMITS, toy_runtime
+from tests.worker.toy_worker import LIMITS, toy_runtime, wait_for_worker
 
 TOY_WORKER = Path(__file__).with_name("toy_worker.py")
 NEVER_ENDING = {"end_id": -1, "max_tokens": 240, "method": "auto_regressive"}

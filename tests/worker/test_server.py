@@ -16,10 +16,10 @@ from redraft.bundle.budget_table import BudgetTable
 from redraft.errors import Code
 from redraft.metrics import read
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
-from redraft.worker.client import WorkerClient, WorkerError, wait_for_worker
+from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.server import Worker, main
 from tests.conftest import wait_until
-from tests.worker.toy_worker import LIMITS, toy_runtime
+from tests.worker.toy_worker import LIMITS, toy_runtime, wait_for_worker
 
 TOY_WORKER = Path(__file__).with_name("toy_worker.py")
 NEVER_ENDING = {"end_id": -1, "max_tokens": 200}

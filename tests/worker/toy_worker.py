@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -13,6 +14,8 @@ from redraft.bundle.method import MethodConfig
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from redraft.serving.settings import ServeSettings
+from redraft.worker.client import WorkerClient, WorkerError
+from redraft.worker.protocol import WorkerStatus
 from redraft.worker.server import serve
 from tests.toy_engine import ToyEngine, only, toy_codec
 
@@ -33,6 +36,17 @@ def toy_runtime(delay: float = 0.0, limits: Limits = LIMITS) -> Runtime:
     plan = MethodConfig(construction="best_first", ngram=True, tree_budget=8)
     engine = SlowEngine(delay, slots=limits.slots, max_tree=limits.max_tree)
     return Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), only(plan), name="toy")
+
+
+def wait_for_worker(socket: str | Path, timeout: float) -> WorkerStatus:
+    """Status of the worker at a socket once it answers; fails the test after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    with WorkerClient(socket) as client:
+        while time.monotonic() < deadline:
+            if client.wait_connected(0.2):
+                with contextlib.suppress(WorkerError):
+                    return client.status(timeout=2.0)
+    raise TimeoutError(f"no engine worker answered at {socket} within {timeout} s")
 
 
 if __name__ == "__main__":

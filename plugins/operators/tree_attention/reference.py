@@ -68,9 +68,9 @@ def visible_rows(mask: Tensor, row: int, rows: int) -> list[int]:
     return [j for j in range(rows) if j == row or (j < 32 * len(words) and words[j // 32] >> (j % 32) & 1)]
 
 
-def rope_table(positions: int, head_size: int, base: float = 10000.0) -> Tensor:
+def rope_table(positions: int, head_size: int) -> Tensor:
     """Float [positions, head_size]: cosines, then sines, of the unscaled RoPE."""
-    frequencies = base ** -(torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    frequencies = 10000.0 ** -(torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
     angles = torch.arange(positions)[:, None] * frequencies
     return torch.cat([angles.cos(), angles.sin()], -1).float()
 

@@ -16,7 +16,7 @@ from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.config import BundleConfig
 from redraft.chat import encode_user_turn
 from redraft.compiler.tuning.measure import Bench, TreeShape
-from redraft.compiler.tuning.tuner import GRID, Grid, Tuner
+from redraft.compiler.tuning.tuner import GRID, Tuner
 from redraft.console.progress import Progress, duration, progress, size, write
 from redraft.console.resources import OtherLoad
 from redraft.prompts import Prompt, spread
@@ -40,7 +40,6 @@ def tune_bundle(
     tokens: int,
     minutes: float,
     console: Console,
-    grid: Grid = GRID,
 ) -> None:
     """Measure methods of a loaded bundle on some of the prompts, `minutes` each, and write their budget tables.
 
@@ -64,7 +63,7 @@ def tune_bundle(
                 bench.ends = ends - (1 - SERVING) * seconds
                 bench.serve(others)
             shown.begin(0)
-            tuner = Tuner(bench, max(ends - time.monotonic(), 0), grid, partial(_say, shown))
+            tuner = Tuner(bench, max(ends - time.monotonic(), 0), GRID, partial(_say, shown))
             table = tuner.tune()
             if alone:
                 table.measured["other_load"] = round(others_load.share(), 3)

@@ -8,7 +8,7 @@ import torch
 
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.model import Target
-from redraft.model_defs.target.shards import Shard, plan_shards, ranges, rank_join, shard_target, sharded_weights
+from redraft.model_defs.target.shards import Shard, plan_shards, ranges, rank_join, shard_target
 from redraft.plugins.operators.all_reduce.reference import all_reduce
 from tests.engines.tiny import LAYERS, random_model, tiny_lm, tiny_of, tiny_target
 
@@ -26,6 +26,13 @@ SMOLLM2 = dataclasses.replace(
 
 SPLIT = LAYERS.keys() - {"qwen3", "mistral", "smollm3"}
 """Families whose layers are divided in another way than Llama's."""
+
+
+def sharded_weights(target: Target) -> int:
+    """Weights of the matrices that ranks share out, biases left out."""
+    split = ("qkv", "attention_out", "gate_up", "up", "down", "lm_head")
+    names = ((name.removesuffix(".weight").split(".")[-1], weight) for name, weight in target.state_dict().items())
+    return sum(weight.numel() for name, weight in names if name in split)
 
 
 def uneven_target() -> Target:

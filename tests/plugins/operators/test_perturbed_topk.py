@@ -14,10 +14,11 @@ from redraft.decoding.draws import filter_log_probs
 from redraft.decoding.noise import race
 from redraft.plugins import kernels
 from redraft.plugins.cuda import launch
-from redraft.plugins.operators.perturbed_topk import cpu, cuda
+from redraft.plugins.operators.perturbed_topk import cuda
 from redraft.plugins.operators.perturbed_topk.reference import perturbed_topk
 
 Arrays = list[np.ndarray]
+INPUTS = ("values", "ids", "seeds", "positions", "temperature", "top_k", "top_p", "sharpness")
 NOISE_FROM = 2
 """Place of the first of the sequences' inputs."""
 
@@ -42,6 +43,16 @@ def make_case(seed: int, batch: int = 3, nodes: int = 2, most: int = 5, **given)
     return [-np.sort(-scores, axis=-1), ids, seeds, positions, *rest]
 
 
+def on_cpu(*case: np.ndarray, level: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores float32 and ids int32 [N, k] by the CPU kernel, of the operator's inputs."""
+    inputs = dict(zip(INPUTS, case, strict=True))
+    rows, most = inputs["values"].shape
+    scores, ids = np.empty((rows, k), np.float32), np.empty((rows, k), np.int32)
+    sizes = {"rows": rows, "m": most, "sequences": len(inputs["seeds"]), "level": level, "k": k}
+    kernels.call("perturbed_topk", **inputs, **sizes, next_values=scores, next_ids=ids)
+    return scores, ids
+
+
 def defined(case: Arrays, level: int) -> np.ndarray:
     """Scores float64 [N, m] by the definition; of greedy sequences the values themselves."""
     values, ids, seeds, positions, temperature, top_k, top_p, sharpness = case
@@ -59,7 +70,7 @@ def defined(case: Arrays, level: int) -> np.ndarray:
 
 
 def check(case: Arrays, level: int, k: int) -> None:
-    scores, ids = cpu.perturbed_topk(*case, level=level, k=k)
+    scores, ids = on_cpu(*case, level=level, k=k)
     expected = defined(case, level)
     best = -np.sort(-expected, axis=1)[:, :k]
     np.testing.assert_allclose(scores, best, rtol=2e-5, atol=2e-5)
@@ -89,20 +100,20 @@ def test_instruction_sets_agree(isa, most, temperature):
 
 def test_greedy_sequences_keep_what_came():
     case = make_case(4, batch=5, nodes=3, most=33, temperature=0.0, top_k=2, top_p=0.1)
-    scores, ids = cpu.perturbed_topk(*case, level=1, k=9)
+    scores, ids = on_cpu(*case, level=1, k=9)
     np.testing.assert_array_equal(scores, case[0][:, :9])
     np.testing.assert_array_equal(ids, case[1][:, :9])
 
 
 def test_a_node_has_the_bits_that_it_has_alone():
     case = make_case(6, batch=5, nodes=3, most=33)
-    together = cpu.perturbed_topk(*case, level=2, k=6)
+    together = on_cpu(*case, level=2, k=6)
     try:
         kernels.set_threads(1)
         for row in range(15):
             own = [array[row : row + 1].copy() for array in case[:NOISE_FROM]]
             noise = [array[row // 3 : row // 3 + 1].copy() for array in case[NOISE_FROM:]]
-            for one, whole in zip(cpu.perturbed_topk(*own, *noise, level=2, k=6), together, strict=True):
+            for one, whole in zip(on_cpu(*own, *noise, level=2, k=6), together, strict=True):
                 np.testing.assert_array_equal(one[0], whole[row])
     finally:
         kernels.set_threads(2)
@@ -113,12 +124,12 @@ def test_all_nodes_of_a_level_share_the_noise_of_their_position():
     from the same position."""
     case = make_case(7, batch=1, nodes=1, most=20, temperature=1.0, top_k=0, top_p=1.0)
     case[0][:] = 0
-    first = cpu.perturbed_topk(*case, level=3, k=20)
+    first = on_cpu(*case, level=3, k=20)
     case[3] += 3
-    np.testing.assert_array_equal(cpu.perturbed_topk(*case, level=0, k=20), first)
-    assert (cpu.perturbed_topk(*case, level=1, k=20)[1] != first[1]).any()
+    np.testing.assert_array_equal(on_cpu(*case, level=0, k=20), first)
+    assert (on_cpu(*case, level=1, k=20)[1] != first[1]).any()
     both = [np.concatenate([array, array[:, ::-1]]) for array in case[:NOISE_FROM]]
-    _, ids = cpu.perturbed_topk(*both, *case[NOISE_FROM:], level=0, k=20)
+    _, ids = on_cpu(*both, *case[NOISE_FROM:], level=0, k=20)
     np.testing.assert_array_equal(ids[0], ids[1])
 
 
@@ -130,7 +141,7 @@ def test_the_first_is_drawn_with_its_probability():
     ids = np.array([[7, 1, 40_000, 2]], np.int32).repeat(count, axis=0)
     seeds = np.arange(count, dtype=np.uint64).view(np.int32).reshape(count, 2)
     ones, zeros = np.ones(count, np.float32), np.zeros(count, np.int32)
-    _, first = cpu.perturbed_topk(values, ids, seeds, zeros, ones, zeros, ones, ones, level=0, k=1)
+    _, first = on_cpu(values, ids, seeds, zeros, ones, zeros, ones, ones, level=0, k=1)
     found = np.array([(first == token).mean() for token in ids[0]])
     assert np.abs(found - p).max() < 4 * 0.5 / count**0.5
 
@@ -138,7 +149,7 @@ def test_the_first_is_drawn_with_its_probability():
 @pytest.mark.parametrize("seed", range(8))
 def test_torch_agrees(seed):
     case = make_case(seed, nodes=1 + seed % 3, most=7 + 4 * seed)
-    ours = cpu.perturbed_topk(*case, level=seed, k=5)
+    ours = on_cpu(*case, level=seed, k=5)
     scores, ids = perturbed_topk(*map(torch.from_numpy, case), level=seed, k=5)
     np.testing.assert_allclose(scores.numpy(), ours[0], rtol=2e-5, atol=2e-5, strict=True)
     there = np.isfinite(ours[0])
@@ -152,7 +163,7 @@ def test_the_cuda_kernel_agrees(seed, descending, monkeypatch):
     """As g++ compiles it, with threads in either order."""
     monkeypatch.setattr(cuda, "run", partial(launch.run, descending=descending))
     case = make_case(seed, nodes=1 + seed % 3, most=(5, 128, 333)[seed % 3])
-    ours = cpu.perturbed_topk(*case, level=seed, k=5)
+    ours = on_cpu(*case, level=seed, k=5)
     scores, ids = cuda.perturbed_topk(*map(torch.from_numpy, case), level=seed, k=5)
     np.testing.assert_allclose(scores.numpy(), ours[0], rtol=2e-5, atol=2e-5, strict=True)
     np.testing.assert_array_equal(ids.numpy(), ours[1], strict=True)
@@ -167,7 +178,7 @@ def test_the_cuda_kernel_refuses_what_does_not_fit():
 def test_numbers_that_are_none_leave_nothing():
     case = make_case(3, temperature=1.0)
     case[0][:] = np.nan
-    scores, ids = cpu.perturbed_topk(*case, level=0, k=3)
+    scores, ids = on_cpu(*case, level=0, k=3)
     assert np.isneginf(scores).all()
     np.testing.assert_array_equal(ids, case[1][:, :3])
 
@@ -176,8 +187,8 @@ def test_bad_arguments_are_named():
     case = make_case(1)
     for k in (0, 6):
         with pytest.raises(ValueError, match=f"k {k}: expected 1 to the number of tokens of a node"):
-            cpu.perturbed_topk(*case, level=0, k=k)
+            on_cpu(*case, level=0, k=k)
     with pytest.raises(ValueError, match="rows of values 5: expected as many for every sequence"):
-        cpu.perturbed_topk(case[0][:5], case[1][:5], *case[NOISE_FROM:], level=0, k=2)
+        on_cpu(case[0][:5], case[1][:5], *case[NOISE_FROM:], level=0, k=2)
     with pytest.raises(ValueError, match="level -1: expected 0 or more"):
-        cpu.perturbed_topk(*case, level=-1, k=2)
+        on_cpu(*case, level=-1, k=2)

@@ -25,12 +25,13 @@ from redraft.serving import launcher, ranks
 from redraft.serving.processes import ServingError, is_alive, owned_processes
 from redraft.serving.rundir import State
 from redraft.serving.settings import ServeSettings, environment_of
-from redraft.worker.client import WorkerClient, wait_for_worker
+from redraft.worker.client import WorkerClient
 from tests.conftest import wait_until
 from tests.engines.tiny import random_model, tiny_bundle, tiny_target
 from tests.serving.client_side import Service, start
 from tests.serving.lifecycle import two_machines
 from tests.toy_engine import toy_tokenizer
+from tests.worker.toy_worker import wait_for_worker
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,8 @@ from redraft.engines.ranks.process import RANK_VARIABLE
 from redraft.request import GenerateRequest
 from redraft.serving.processes import is_alive
 from redraft.serving.ranks import death, describe, launch_command
-from redraft.worker.client import WorkerClient, wait_for_worker
+from redraft.worker.client import WorkerClient
+from tests.worker.toy_worker import wait_for_worker
 
 HOSTS = {"redraft-a": "10.203.77.1", "redraft-b": "10.203.77.2"}
 CABLE = ("redraft0", "redraft1")
