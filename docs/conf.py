@@ -1,8 +1,12 @@
 """Sphinx configuration of this documentation; `make docs` builds it into artifacts/docs.
 
-`studies.figures.site` writes tables and plots from docs/results/*.json, and the command line from the typer app,
-into the pages first.
+`studies.figures.site` writes tables and plots from docs/results/*.json into the pages first. The options of the command
+line are added here.
 """
+
+from sphinx.application import Sphinx
+
+from studies.figures.site import options
 
 project = "redraft"
 copyright = "the redraft authors, Apache-2.0"
@@ -22,3 +26,14 @@ html_show_sphinx = False
 html_theme_options = {"top_of_page_buttons": []}
 highlight_language = "none"
 pygments_style = "friendly"
+
+
+def add_options(app: Sphinx, page: str, source: list[str]) -> None:
+    """Append what `--help` says of each command to the page of the command line."""
+    if page == "reference/cli":
+        source[0] += options()
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", add_options)

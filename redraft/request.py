@@ -160,7 +160,7 @@ class SamplingOptions(StrictModel):
     )
     min_length: int | None = entry(
         None,
-        "no end token before so many tokens",
+        "no end token before this many tokens",
         v1="min_tokens",
         ensemble="min_length min_tokens",
         ge=0,
@@ -376,7 +376,7 @@ class GenerateRequest(TextOptions):
     return_log_probs: bool = entry(False, "adds the log-probabilities of the answer's tokens", v1="")
     top_log_probs: int = entry(
         0,
-        "so many alternatives for each token, with their log-probabilities; implies `return_log_probs`. In `/v1` "
+        "this many alternatives for each token, with their log-probabilities; implies `return_log_probs`. In `/v1` "
         "`top_logprobs`, or the number `logprobs` of completions",
         v1="",
         ensemble="",

@@ -1,4 +1,4 @@
-"""`redraft loadtest`: a load test of the running service, or of another."""
+"""Load-test the running service, or another."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from redraft import options
 from redraft.fields import RequestField, plain_type
-from redraft.openai.schemas import NEUTRAL, GenerationBody
+from redraft.openai.schemas import GenerationBody
 from redraft.request import FIELDS, INT32_MAX, V1_NAMES, GenerateRequest, SamplingConfig
 from redraft.serving.triton.fields import ENSEMBLE, OTHER_TENSORS, TENSORRT_LLM, Contract
 from redraft.serving.tritonserver import REPOSITORY
@@ -97,13 +97,13 @@ def _other_tensors() -> Iterator[list[str]]:
 
 
 def _v1_fields() -> Iterator[list[str]]:
-    """The fields of every endpoint that generates."""
+    """The fields of every endpoint that generates which `/v1` adds, or has other values or meanings for."""
     entries = {field.name: field for field in FIELDS if field.name in V1_NAMES}
     for name, info in GenerationBody.model_fields.items():
-        field = RequestField(name, info)
-        default = f"the model's, else {NEUTRAL[name]:g}" if name in NEUTRAL else _default(info)
-        meaning = field.meaning or entries[name].meaning
-        yield [f"`{V1_NAMES.get(name, name)}`", _values(field.bounds), default, meaning]
+        field, entry = RequestField(name, info), entries.get(name)
+        values, meaning = _values(field.bounds), field.meaning or (entry.meaning if entry else "")
+        if entry is None or (values, meaning) != (_values(entry.bounds), entry.meaning):
+            yield [f"`{V1_NAMES.get(name, name)}`", values, _default(info), meaning]
 
 
 def _names(names: list[str] | tuple[str, ...]) -> str:

@@ -35,11 +35,17 @@ def reader(results: Path) -> Load:
 
 
 def render(load: Load) -> dict[str, str]:
-    """Each table as Markdown, and the reference of the command line as `cli`, by the names that pages use."""
+    """Each table as Markdown, and the list of commands as `cli`, by the names that pages use."""
     tables = {name: table(load) for name, table in paper_tables.TABLES.items()}
     tables |= {name: table(load(name)) for name, table in guide_tables.TABLES.items()}
     rendered = {name: table.markdown() for name, table in tables.items()}
-    return {"cli": command_line()} | request_fields.tables() | rendered
+    return {"cli": commands()} | request_fields.tables() | rendered
+
+
+def commands() -> str:
+    """The commands of `redraft` by their groups of `--help`, a line each."""
+    rows = [f"| {command.group} | `{name}` | {command.summary()} |" for name, command in COMMANDS.items()]
+    return "\n".join(["| group | command | what it does |", "| --- | --- | --- |", *rows])
 
 
 USAGE = re.compile(r"\*\*Usage\*\*:\n\n```console\n.*?```\n\n", re.DOTALL)
@@ -49,8 +55,9 @@ REPEATED = re.compile(
 """What the program's own help needs and a page does not: the page's headings are its list of commands."""
 
 
-def command_line() -> str:
-    """The options of `redraft` and its commands, without the first heading, which is the page's own."""
+def options() -> str:
+    """Every option of `redraft` and its commands, without the first heading, which is the page's own. Only the built
+    site has them (`docs/conf.py`): in the sources they would repeat `--help`."""
     command = typer.main.get_command(application(*COMMANDS))
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="redraft").split("\n", 1)[1]
     text = REPEATED.sub("", USAGE.sub("", text)).replace(" range>", ">")
