@@ -64,8 +64,8 @@ def contenders(report: Mapping[str, Any], temperature: str) -> dict[str, dict[st
 
 
 def methods_table(load: Load, methods: Iterable[str]) -> Table:
-    """Rows of methods; speed-up and tokens per step on two machines, and with drafters of equal data."""
-    reports = {"Xeon": load("methods"), "Zen 4": load("zen4/methods"), "equal data": load("methods_equal")}
+    """Rows of methods; speed-up and tokens per step of the drafters that ship, and of drafters of equal data."""
+    reports = {"shipped": load("methods"), "equal data": load("methods_equal")}
     columns = [f"{name}, T = {t}" for name in reports for t in ("0", "1")]
     table = Table("Speed-up and tokens per step", ["method", *columns, "sampled text"])
     for method in methods:

@@ -6,7 +6,6 @@ from redraft.loadtest.tables import Table
 from redraft.request import AUTO_REGRESSIVE
 from studies.figures.contenders import NAMES, Load, contenders, more_than_first, speedup
 from studies.replay.acceptance import conditional_cells
-from studies.training import percent
 
 TABLE_1 = {"full": (91, 80, 70), "no_token_info": (90, 73, 64), "no_first_token": (84, 71, 63)}
 """Lyanna, table 1: conditional acceptance of steps 1 to 3, percent."""
@@ -26,21 +25,10 @@ def table1(load: Load) -> Table:
     return table
 
 
-def table2(load: Load) -> Table:
-    """Mean acceptance over training, with token info of some tokens and of all."""
-    report = load("zen4/token_info_table")
-    runs, halves = report["runs"], report["intervals"]
-    labels = {"sparse": "the 8,192 most frequent (sparse)", "dense": "all 49,152 (dense)"}
-    table = Table("Mean acceptance of 3 steps", ["token info", *(f"{int(n):,} positions" for n in runs["sparse"])])
-    for name, label in labels.items():
-        table.rows.append([label, *(percent(value, halves[name][n]) for n, value in runs[name].items())])
-    return table
-
-
 def batches(load: Load) -> Table:
     """Tokens/s by temperature and batch size at the paper's setting, over auto-regressive decoding."""
     reports = [load(name) for name in ("lyanna_batches", "lyanna_batches_sampled")]
-    sizes = sorted({row["batch"] for row in reports[0]["cells"]})
+    sizes = (1, 4, 16)
     table = Table("Trees 3 deep, 4 wide, 12 nodes", ["T", "method", *(f"{batch} at once" for batch in sizes)])
     for report in reports:
         rates = {(row["method"], row["batch"]): row["tokens_per_s"] for row in report["cells"]}
@@ -54,20 +42,12 @@ def batches(load: Load) -> Table:
 
 
 def fusion(load: Load) -> Table:
-    """Re-sampling in trees of the paper: speed-up, tokens per step, how many more than without, and accepted tokens
-    that only re-sampling brought."""
+    """Re-sampling in trees of the paper: speed-up, and how many more tokens per step than without."""
     labels = {"off_12": "off", "fused_12": "fused with the new draft", "alone_12": "instead of a draft"}
-    columns = [text for t in ("0", "1") for text in (f"speed-up, T = {t}", "tokens/step", "more than off", "re-used")]
+    columns = [text for t in ("0", "1") for text in (f"speed-up, T = {t}", "tokens/step more than off")]
     table = Table("Re-sampling, trees 3 deep, 4 wide, 12 nodes", ["re-sampling", *columns])
-    found = [contenders(load("zen4/resampling_12"), t) for t in ("0", "1")]
+    measured = [contenders(load("zen4/resampling_12"), t) for t in ("0", "1")]
     for name, label in labels.items():
-        row = [label]
-        for entry in (entries[name] for entries in found):
-            row += [
-                speedup(entry),
-                f"{entry['acceptance_length']:.3f}",
-                more_than_first(entry, 3),
-                str(entry["reused"]),
-            ]
-        table.rows.append(row)
+        figures = [cell for entries in measured for cell in (speedup(entries[name]), more_than_first(entries[name], 3))]
+        table.rows.append([label, *figures])
     return table

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.load.comparison import AR
 from redraft.loadtest.tables import Table
 from studies.figures import lyanna_tables, redrafter_tables
-from studies.figures.contenders import NAMES, Load, gain, methods_table, more_than_first, served, speedup
+from studies.figures.contenders import Load, contenders, gain, methods_table, more_than_first, served, speedup
 from studies.rsd import report as rsd_report
 
 CONSTRUCTIONS = {
@@ -23,9 +23,25 @@ CONSTRUCTIONS = {
 """Methods of studies/methods/constructions.toml, as tables name them."""
 
 
-def all_methods(load: Load) -> Table:
-    """Every method of the comparison."""
-    return methods_table(load, NAMES)
+COMPARED = (
+    "best",
+    "redrafter_best_first",
+    "redrafter",
+    "eagle",
+    "medusa",
+    "lyanna",
+    "rsd_s",
+    "spectr",
+    "sps",
+    "sps_tree",
+    "ngram_trie",
+)
+"""The methods that a page shows: one of each kind of drafter and of tree. The files have all."""
+
+
+def methods(load: Load) -> Table:
+    """The methods of the comparison."""
+    return methods_table(load, COMPARED)
 
 
 def single_stream(load: Load) -> Table:
@@ -37,25 +53,13 @@ def single_stream(load: Load) -> Table:
         "Ice Lake": "icelake/single_stream",
         "Zen 3": "zen3/single_stream",
     }
-    columns = [
-        "machine",
-        "temperature",
-        "auto-regressive, tokens/s",
-        "speculative",
-        "speed-up",
-        "tokens/step",
-        "same answers",
-    ]
+    columns = ["machine", *(f"{what}, T = {t}" for t in ("0", "1") for what in ("speed-up", "tokens/step"))]
     table = Table("One stream, 80 MT-bench prompts", columns)
     for machine, name in machines.items():
-        for temperature, single in load(name)["single"].items():
-            base, ours = (
-                next(entry for key, entry in single["contenders"].items() if (key == AR) is plain)
-                for plain in (True, False)
-            )
-            rates = (f"{entry['tokens_per_s']:.0f}" for entry in (base, ours))
-            same = f"{ours['identical_answers']} of {single['prompts']}"
-            table.rows.append([machine, temperature, *rates, speedup(ours), f"{ours['acceptance_length']:.2f}", same])
+        report = load(name)
+        ours = (next(e for key, e in contenders(report, t).items() if key != AR) for t in ("0", "1"))
+        figures = [cell for e in ours for cell in (speedup(e), f"{e['acceptance_length']:.2f}")]
+        table.rows.append([machine, *figures])
     return table
 
 
@@ -115,13 +119,11 @@ def lossless(load: Load) -> Table:
 TABLES: dict[str, Callable[[Load], Table]] = {
     "single_stream": single_stream,
     "load_test": load_test,
-    "all_methods": all_methods,
+    "methods": methods,
     "redrafter_table2": redrafter_tables.table2,
-    "redrafter_table3": redrafter_tables.table3,
     "redrafter_table4": redrafter_tables.table4,
     "redrafter_table6": redrafter_tables.table6,
     "lyanna_table1": lyanna_tables.table1,
-    "lyanna_table2": lyanna_tables.table2,
     "lyanna_batches": lyanna_tables.batches,
     "lyanna_fusion": lyanna_tables.fusion,
     "constructions": constructions,

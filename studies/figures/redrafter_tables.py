@@ -7,15 +7,12 @@ from studies.figures.contenders import (
     Load,
     accepted,
     contenders,
-    gain,
     served,
     speedup,
 )
 
 TABLE_2 = {0.1: 2.09, 0.5: 2.11, 1: 1.57}
 """ReDrafter, table 2: speed-up of Vicuna 7B by requests per second."""
-TABLE_3 = {1: 2.19, 2: 1.82}
-"""ReDrafter, table 3: speed-up of Vicuna 7B by ranks."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 TABLE_6 = {"with": {1: 2.35, 4: 2.73, 16: 3.09, 64: 3.58}, "without": {1: 2.21, 4: 2.48, 16: 2.87, 64: 3.30}}
 """ReDrafter, table 6: tokens per step by beam width, with and without distillation."""
@@ -24,26 +21,6 @@ TABLE_6 = {"with": {1: 2.35, 4: 2.73, 16: 3.09, 64: 3.58}, "without": {1: 2.21, 
 def table2(load: Load) -> Table:
     """ReDrafter's beams through Triton at fixed request rates."""
     return served(load("redrafter_table2"), TABLE_2)
-
-
-def table3(load: Load) -> Table:
-    """Speed-up by ranks."""
-    reports, titles = (
-        {"AMX": load("tensor_parallel"), "no AMX": load("icelake/tensor_parallel")},
-        {"redrafter": "beams", "best": "default"},
-    )
-    columns = [f"{titles[method]}, {machine}" for machine in reports for method in titles]
-    paper = "the paper's beams, Vicuna 7B"
-    table = Table("Speed-up by ranks", ["temperature", "ranks x threads", *columns, paper])
-    ordered = (sorted(report["rows"], key=lambda row: (row["ranks"], row["threads"])) for report in reports.values())
-    runs = list(zip(*ordered, strict=True))
-    for temperature in ("0", "1"):
-        for rows in runs:
-            ranks, threads = rows[0]["ranks"], rows[0]["threads"]
-            entries = [row["decoding"][temperature]["contenders"][method] for row in rows for method in titles]
-            published = f"{TABLE_3[ranks]:.2f}x" if threads == 1 and temperature == "1" else ""
-            table.rows.append([temperature, f"{ranks} x {threads}", *map(gain, entries), published])
-    return table
 
 
 def table4(load: Load) -> Table:
