@@ -138,7 +138,7 @@ def processor(config: BundleConfig, features: set[str]) -> Finding:
         return Finding(
             "processor",
             f"{best}: this CPU widens bf16 before it multiplies, so that drafted rows cost more",
-            "build with PRECISION=int8, or serve on a CPU with AVX-512 BF16 or AMX",
+            "build with --precision int8, or serve on a CPU with AVX-512 BF16 or AMX",
         )
     return Finding("processor", f"{best}, {config.precision} weights")
 

@@ -242,7 +242,7 @@ def _field(row: Any, column: str | None) -> str | None:
         raise ValueError(f"{row!r:.60} is no prompt; expected {EXAMPLE}")
     raise ValueError(
         f"no {', '.join(FIELDS[:-1])} or {FIELDS[-1]} among {', '.join(map(repr, names))}: name the field with "
-        f"--column (make: COLUMN=), or write {EXAMPLE}"
+        f"--column, or write {EXAMPLE}"
     )
 
 

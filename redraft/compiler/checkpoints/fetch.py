@@ -232,7 +232,7 @@ def describe(folder: Path) -> str:
             f"{precision} stored as bfloat16" if precision and precision != "bfloat16" else "bfloat16",
             size(sum(file.stat().st_size for file in files)),
             f"context of {config.max_position:,} tokens",
-            "chat template" if (folder / TEMPLATE).is_file() else "no chat template (CHAT_TEMPLATE=FILE adds one)",
+            "chat template" if (folder / TEMPLATE).is_file() else "no chat template (--chat-template FILE adds one)",
         )
     )
 
