@@ -13,6 +13,7 @@ from typing import Any, Self, Unpack, cast, overload
 
 from redraft.bundle.generation import GenerationConfig
 from redraft.chat import ChatMessage, Writing, effort_options, render_chat
+from redraft.output import Output
 from redraft.request import (
     AUTO_REGRESSIVE,
     MAX_TOKENS,
@@ -24,9 +25,8 @@ from redraft.request import (
     joined,
     request,
 )
+from redraft.request_state import RequestState
 from redraft.runtime import Runtime
-from redraft.sequence import Output
-from redraft.sequence import Sequence as RequestState
 
 
 @dataclass

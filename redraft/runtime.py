@@ -19,8 +19,8 @@ from redraft.engines.api import Engine
 from redraft.errors import Code
 from redraft.grammar.compiler import Grammars
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, shown
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence
 from redraft.text import TextCodec
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ class Runtime:
         arrived: float | None = None,
         grammar: Grammar | None = None,
         compile_s: float | None = None,
-    ) -> Sequence:
-        """The sequence of a request. `arrived`: see `Sequence`. Raises InvalidRequest where it does not fit the
+    ) -> RequestState:
+        """The sequence of a request. `arrived`: see `RequestState`. Raises InvalidRequest where it does not fit the
         bundle. Its guide is compiled where its `grammar` is not given, which may take seconds; in at most `compile_s`,
         if given, as by `Grammars.compile`."""
         self.check(request)
@@ -166,7 +166,7 @@ class Runtime:
         if request.guide is not None and grammar is None:
             grammar = self.grammars.compile(request.guide, compile_s)
         interval_s = self.stream_interval_s
-        sequence = Sequence(key, request, prompt, self.codec, self.end_ids, seed, interval_s, arrived, grammar)
+        sequence = RequestState(key, request, prompt, self.codec, self.end_ids, seed, interval_s, arrived, grammar)
         if (state := sequence.sampler.grammar) is not None and not state.mask().any():
             raise InvalidRequest("guide.text: only end tokens could begin its texts: expected another guide or end_id")
         return sequence

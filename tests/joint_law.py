@@ -27,9 +27,10 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.verification import VERIFIERS
 from redraft.grammar.compiler import Grammars
 from redraft.grammar.state import Grammar
+from redraft.output import Output
 from redraft.request import GenerateRequest, Guide, SamplingConfig
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Output, Sequence
 from tests.toy_drafter import DrawingToyEngine
 from tests.toy_engine import only, toy_codec
 
@@ -285,7 +286,7 @@ def check(case: Case, kind: str, answers: Answers) -> float:
     return deviation(seen, law_of(case, kind))
 
 
-def served(scheduler: Scheduler, sequences: Iterable[Sequence]) -> Iterator[Output]:
+def served(scheduler: Scheduler, sequences: Iterable[RequestState]) -> Iterator[Output]:
     """Outputs of sequences, of which as many wait at a time as there are slots: each step looks at all that wait."""
     slots, rest = scheduler.limits.slots, iter(sequences)
     joining = list(islice(rest, slots // 2))  # these are a step ahead: else all would start and end together
@@ -319,11 +320,11 @@ def generate(
         engine, LIMITS, only(plan), observe=lambda tree, place, _: sizes.update([int(tree.sizes[place]) - 1])
     )
 
-    def sequence_of(number: int, kind: str) -> Sequence:
+    def sequence_of(number: int, kind: str) -> RequestState:
         sampling = SamplingConfig(**KINDS[kind], seed=number)
         request = GenerateRequest(id=str(number), input_ids=engine.prompt, max_tokens=TOKENS, sampling=sampling)
         end_ids = END_IDS.get(kind, frozenset())
-        return Sequence((kind, number), request, engine.prompt, CODEC, end_ids, grammar=grammar_of(kind))
+        return RequestState((kind, number), request, engine.prompt, CODEC, end_ids, grammar=grammar_of(kind))
 
     made = (sequence_of(number, kind) for number, (_, kind) in enumerate(product(range(requests), kinds), first))
     answers = {output.key: tuple(output.token_ids) for output in served(scheduler, made)}

@@ -32,7 +32,7 @@ from redraft.decoding import draws, noise, random_trees, rejection, sampling, to
 from redraft.decoding.token_tree import NodeDraws, TokenTree
 from redraft.plugins.operators.sampling.cpu import TokenDraws
 from redraft.plugins.operators.sampling.reference import winner
-from redraft.sequence import Sequence
+from redraft.request_state import RequestState
 from tests.joint_law import CASES, THRESHOLD, Answers, check, generate, law_of
 from tests.toy_drafter import reference_draws
 
@@ -74,23 +74,23 @@ def by_probability(kept: np.ndarray, log_probs: list[list[float]], parents: np.n
 
 def without_forbidden(q: np.ndarray, drawn: NodeDraws) -> NodeDraws:
     """The draws but those that the target never gives."""
-    kept = [place for place, entry in enumerate(drawn.places) if q[entry] > 0]
-    children, places = ([column[place] for place in kept] for column in (drawn.children, drawn.places))
+    kept = [place for place, entry in enumerate(drawn.entries) if q[entry] > 0]
+    children, places = ([column[place] for place in kept] for column in (drawn.children, drawn.entries))
     return NodeDraws(children, places, drawn.ids, drawn.draft_log_probs)
 
 
 APPEND = """
             drawn[parent].children.append(node)
-            drawn[parent].places.append(entry)
+            drawn[parent].entries.append(entry)
 """
 PREPEND = """
             drawn[parent].children.insert(0, node)
-            drawn[parent].places.insert(0, entry)
+            drawn[parent].entries.insert(0, entry)
 """
 APPEND_NEW = """
             if node not in drawn[parent].children:
                 drawn[parent].children.append(node)
-                drawn[parent].places.append(entry)
+                drawn[parent].entries.append(entry)
 """
 KEEP = "not kept[sequence, draw]"
 KEEP_REPEATS = "not (kept[sequence, draw] or (node_of.get(expanded), tokens[sequence][draw]) in node_of_token)"
@@ -100,7 +100,7 @@ RESIDUAL = "residual, mass = left, total"
 FIRST_RESIDUAL = "residual, mass = (residual, mass) if draw else (left, total)"
 BONUS = "return -1, residual"
 GO_ON = "child, token = drawn.children[0], sampler.draw(q)"
-FIRST_SIBLING = "sampler.accept(token if child is None else int(drawn.ids[drawn.places[0]]))"
+FIRST_SIBLING = "sampler.accept(token if child is None else int(drawn.ids[drawn.entries[0]]))"
 SAME_CHILD = "child_at.get((node, token))"
 ANY_CHILD = "next((below for (above, _), below in child_at.items() if above == node), None)"
 ANY_PARENT = "next((below for (_, drafted), below in child_at.items() if drafted == token and below > node), None)"
@@ -117,7 +117,7 @@ WITHOUT_FORBIDDEN = "drawn = without_forbidden(q.at(drawn.ids), drawn); " + RULE
 LEAF = "token = sampler.choose(node_logits)"
 UNMASKED_LEAF = "token = sampler._draws.choose(node_logits, sampler.position)"
 ACCEPTED = "if draw >= 0:"
-ACCEPTED_INSIDE = "if draw >= 0 and int(drawn.ids[drawn.places[draw]]) not in sampler.end_ids:"
+ACCEPTED_INSIDE = "if draw >= 0 and int(drawn.ids[drawn.entries[draw]]) not in sampler.end_ids:"
 OUTSIDE = "outside = max(1.0 - float(q.sum()), 0.0)"
 SCALED = "probabilities[present] * self.total"
 CUT_ORDER = random_trees.DrawShape.__dict__["cut_order"].func
@@ -127,7 +127,7 @@ PERTURBED = "_perturbed(log_probs, noise, greedy)"
 ONE_ROW = "_perturbed(log_probs, noise[:, :1].repeat(count, axis=1), greedy)"
 SURE = ("RSD-C, a sure drafter", "K-SEQ, a sure drafter")
 WIDE = "RSD-C, wider than its support"
-TOKEN_WORDS = "philox(keys, places, ids >> 2, none, last)"
+TOKEN_WORDS = "philox(keys, counters, ids >> 2, none, last)"
 COINS = "philox(keys, places, none, ids, none)[:1] * 4"
 NARROW, NARROW_K_SEQ = "multi-round, a narrow support", "K-SEQ, a narrow support"
 
@@ -239,7 +239,7 @@ MUTANTS = [
     Mutant("one random number for all tokens of a step",
            verification.walk, "sampler.accept(token)", "sampler.accept(token) if not node else None", BEAMS, 40),
     Mutant("the accepted path's rows stay where they are",
-           Sequence.step, "path if path[-1] != accepted else []", "[]", BEAMS, 40),
+           RequestState.step, "path if path[-1] != accepted else []", "[]", BEAMS, 40),
     Mutant("merged trees in the reverse order of their sequences",
            token_tree.merge_trees, "merged.append(nodes)", "merged.insert(0, nodes)", MERGED, 40),
     Mutant("a merged tree begins with the drafter's last node instead of the root",

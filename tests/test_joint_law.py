@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 
 from redraft.bundle.method import MethodConfig
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence
 from tests.conftest import slow_but
 from tests.joint_law import CASES, KINDS, THRESHOLD, DisjointEngine, check, deviation, generate
 from tests.scheduling.test_scheduler import SAMPLINGS, alone, make, run
@@ -68,7 +68,7 @@ def plan(construction: str, verification: str, budget: int = 12, **options) -> M
     )
 
 
-def batch() -> list[Sequence]:
+def batch() -> list[RequestState]:
     """One request of each sampling, with words that must not come and prompts of odd lengths."""
     return [
         make(

@@ -31,8 +31,8 @@ from redraft.engines.api import Samplers
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table
 from redraft.request import AUTO_REGRESSIVE, INT32_MAX, GenerateRequest
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence as Stream
 from redraft.text import TextCodec
 
 BEST_FIRST, WITH_NGRAMS = "best-first", "best-first with n-grams"
@@ -156,7 +156,7 @@ def measure(method: str, streams: int, nodes: int, vocab_size: int, logits: bool
         request = GenerateRequest(
             id=str(number), input_ids=prompt, max_tokens=INT32_MAX, stream=True, method=method, end_id=-1
         )
-        scheduler.submit(Stream(number, request, prompt, codec, frozenset(), stream_interval_s=STREAM_INTERVAL_S))
+        scheduler.submit(RequestState(number, request, prompt, codec, frozenset(), stream_interval_s=STREAM_INTERVAL_S))
     for _ in range(WARM_UP):
         scheduler.step()
     totals, outside = scheduler.totals, []

@@ -42,7 +42,7 @@ from redraft.loadtest.tables import Table
 from redraft.loadtest.workload import ChatTokenizer
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
-from redraft.sequence import Sequence
+from redraft.request_state import RequestState
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -92,7 +92,7 @@ def margin_at(reference: LLM, generation: GenerateRequest, expected: list[int], 
 
     top_p = generation.sampling.top_p
 
-    def sequence_at(top_p: float | None) -> Sequence:
+    def sequence_at(top_p: float | None) -> RequestState:
         sampling = generation.sampling.model_copy(update={"top_p": top_p})
         asked = generation.model_copy(update={"method": AUTO_REGRESSIVE, "sampling": sampling})
         sequence = reference.runtime.sequence(0, asked)

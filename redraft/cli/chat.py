@@ -17,8 +17,8 @@ from redraft.console.interrupt import noted_interrupts
 from redraft.console.output import err, fail, out
 from redraft.console.template_options import TemplateOptions
 from redraft.llm import LLM
+from redraft.output import Output
 from redraft.request import INT32_MAX, Guide, InvalidRequest, Options, SequenceStats, request
-from redraft.sequence import Output
 from redraft.text import TextStream
 
 DRAFTED = "green"

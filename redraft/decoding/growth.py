@@ -15,19 +15,19 @@ from redraft.decoding.token_tree import Node, TokenTree
 from redraft.grammar.state import GrammarState, TokenPath
 
 Child = tuple[int, tuple[int, float]]
-"""A child's place among the drafter's candidates, or after them, its token and its chance."""
+"""A child's rank among the drafter's candidates, or after them, its token and its chance."""
 NOTHING: tuple[list[int], list[float], list[float]] = [], [], []
 LEAST, MOST = 0.01, 1 - 1e-6
 """A node of less chance is not worth its row; no drafter is surer."""
 
 
 def joint_odds(ngram: float, neural: float, reads_context: bool) -> float:
-    """The odds that a token comes next which has the chance `ngram` by n-grams and `neural` by the drafter. A drafter
-    that reads the context has seen what n-grams repeat: they add less to what it says, and mean less where it says
-    otherwise."""
+    """Return the odds that a token comes next which has the chance `ngram` by n-grams and `neural` by the drafter, by a
+    fitted formula. A drafter that reads the context has seen what n-grams repeat: they add less to what it says, and
+    mean less where it says otherwise."""
     odds = ngram / (1 - ngram)
-    alone, beside = JOINT_ODDS[reads_context]
-    return alone * odds + (1 + beside * math.sqrt(odds)) * neural / (1 - neural)
+    ngram_factor, joint_factor = JOINT_ODDS[reads_context]
+    return ngram_factor * odds + (1 + joint_factor * math.sqrt(odds)) * neural / (1 - neural)
 
 
 def grow_trees(
@@ -47,12 +47,12 @@ def grow_trees(
     sequence has a grammar, only what it allows grows: see `_allowed`. Scores are logs of chances, and a parent stands
     before its children.
     """
-    drafted = (drafts.candidates.tolist(), drafts.log_probs.tolist(), drafts.parents.tolist())
+    columns = (drafts.candidates.tolist(), drafts.log_probs.tolist(), drafts.parents.tolist())
     return TokenTree.from_nodes(
         [
-            _grow(root, budget, index, factor, reads_context, grammar, *own)
-            for root, index, factor, grammar, *own in zip(
-                roots.tolist(), indices, odds, grammars or [None] * len(roots), *drafted, strict=True
+            _grow(root, budget, index, factor, reads_context, grammar, *drafted)
+            for root, index, factor, grammar, *drafted in zip(
+                roots.tolist(), indices, odds, grammars or [None] * len(roots), *columns, strict=True
             )
         ]
     )
@@ -94,9 +94,9 @@ def _grow(
         if grammar is not None:
             paths.append((*paths[parent], token) if node else ())
             children = _allowed(list(children), grammar, paths[node])
-        for place, (next_token, chance) in children:
+        for rank, (next_token, chance) in children:
             if chance > least:
-                below = (first + place, logs[place]) if place < len(logs) else (-1, 0.0)
+                below = (first + rank, logs[rank]) if rank < len(logs) else (-1, 0.0)
                 heappush(offered, (negative * chance, node, next_token, level + 1, *below))
     return nodes
 
@@ -138,9 +138,9 @@ def _allowed(children: list[Child], grammar: GrammarState, path: TokenPath) -> l
     count = np.count_nonzero(mask)
     if count == 1:
         token = int(mask.argmax())
-        place = next((place for place, (other, _) in children if other == token), len(children))
-        return [] if token in grammar.end_ids else [(place, (token, 1.0))]
-    kept = [(place, child) for place, child in children if child[1] and mask[child[0]]]
-    known, allowed = (sum(chance for _, (_, chance) in some) for some in (children, kept))
+        rank = next((rank for rank, (other, _) in children if other == token), len(children))
+        return [] if token in grammar.end_ids else [(rank, (token, 1.0))]
+    kept = [(rank, child) for rank, child in children if child[1] and mask[child[0]]]
+    known, allowed = (sum(chance for _, (_, chance) in group) for group in (children, kept))
     hidden = max(count / len(mask), HIDDEN_SHARE) * max(1 - known, 0.0) + HIDDEN_SHARE * (known - allowed)
-    return [(place, (token, min(chance / (allowed + hidden), MOST))) for place, (token, chance) in kept]
+    return [(rank, (token, min(chance / (allowed + hidden), MOST))) for rank, (token, chance) in kept]

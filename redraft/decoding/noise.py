@@ -51,9 +51,9 @@ def coin(seed: int, position: int, number: int) -> float:
 def race(seeds: int | np.ndarray, positions: int | np.ndarray, tokens: int | np.ndarray) -> np.ndarray:
     """Exponential noise float32 [...] of tokens at output positions, from integers [...] that broadcast: 64-bit seeds,
     positions and tokens of at most 32 bits."""
-    given: list[np.ndarray] = [np.asarray(one).astype(np.uint64) for one in (seeds, positions, tokens)]
-    (keys, places, ids), (none, last) = given, np.array([0, _TOKEN_NOISE], np.uint64)
-    words = philox(keys, places, ids >> 2, none, last)
+    words_in: list[np.ndarray] = [np.asarray(values).astype(np.uint64) for values in (seeds, positions, tokens)]
+    (keys, counters, ids), (none, last) = words_in, np.array([0, _TOKEN_NOISE], np.uint64)
+    words = philox(keys, counters, ids >> 2, none, last)
     return exponential(np.choose((ids & 3).astype(np.intp), words).astype(np.uint32))
 
 

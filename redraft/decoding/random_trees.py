@@ -156,7 +156,7 @@ def pack_draws(drafts: DraftDraws, roots: np.ndarray, kept: np.ndarray) -> Token
             if parent not in drawn:
                 drawn[parent] = NodeDraws([], [], drafts.ids[sequence, expanded], drafts.log_probs[sequence, expanded])
             drawn[parent].children.append(node)
-            drawn[parent].places.append(entry)
+            drawn[parent].entries.append(entry)
             node_of[draw + 1] = node
         trees.append(nodes)
         draws.append(drawn)
@@ -165,7 +165,7 @@ def pack_draws(drafts: DraftDraws, roots: np.ndarray, kept: np.ndarray) -> Token
     return tree
 
 
-def _same_bits(drafts: DraftDraws, sequence: int, one: int, other: int) -> bool:
+def _same_bits(drafts: DraftDraws, sequence: int, node: int, other: int) -> bool:
     """Whether two expanded nodes of a sequence have the same distribution, in the same order."""
     arrays = drafts.ids[sequence], drafts.log_probs[sequence]
-    return all(np.array_equal(array[one], array[other]) for array in arrays)
+    return all(np.array_equal(array[node], array[other]) for array in arrays)

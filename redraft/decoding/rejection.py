@@ -1,7 +1,7 @@
 """Rejection-type verification: keeps a draw with a probability such that tokens follow the target's distribution q.
 
 A rule tries the draws of one node in draw order: `rule(q, drawn, accept)`, with q float64 [M] the target's
-probabilities of the tokens `drawn.ids`, asks `accept(chance)` for each. It gives the place of the draw that was
+probabilities of the tokens `drawn.ids`, asks `accept(chance)` for each. It gives the index of the draw that was
 accepted, or -1 and what is left of q, float64 [M]: the bonus token is drawn from this and the other tokens'
 probabilities, which no rule changes. Nothing else is random in it, so its law can be enumerated.
 """
@@ -46,13 +46,13 @@ def k_seq(q: np.ndarray, drawn: NodeDraws, accept: Accept) -> tuple[int, np.ndar
     Its gamma is the smallest, and accepts the most, for which the residual is a distribution.
     """
     p = np.exp(log_softmax(drawn.draft_log_probs))
-    gamma = k_seq_gamma(p, q, len(drawn.places))
-    for draw, entry in enumerate(drawn.places):
+    gamma = k_seq_gamma(p, q, len(drawn.entries))
+    for draw, entry in enumerate(drawn.entries):
         if accept(_chance(q[entry], gamma * p[entry])):
             return draw, q
     overlap = np.minimum(p, q / gamma)
     beta = float(overlap.sum())
-    tried = (1 - (1 - beta) ** len(drawn.places)) / beta if beta > 0 else 0.0
+    tried = (1 - (1 - beta) ** len(drawn.entries)) / beta if beta > 0 else 0.0
     return -1, np.maximum(q - tried * overlap, 0.0)
 
 
@@ -78,7 +78,7 @@ def _rounds(
     """
     residual, mass = q, 1.0
     outside = max(1.0 - float(q.sum()), 0.0)
-    for draw, (entry, p) in enumerate(zip(drawn.places, distributions, strict=False)):
+    for draw, (entry, p) in enumerate(zip(drawn.entries, distributions, strict=False)):
         share = mass * p
         if accept(_chance(residual[entry], share[entry])):
             return draw, q
@@ -90,8 +90,8 @@ def _rounds(
 
 def _without_replacement(drawn: NodeDraws) -> np.ndarray:
     """float64 [draws, M], what each draw came from: the draws before it have left."""
-    scores = np.tile(drawn.draft_log_probs.astype(np.float64), (len(drawn.places), 1))
-    for draw, entry in enumerate(drawn.places, 1):
+    scores = np.tile(drawn.draft_log_probs.astype(np.float64), (len(drawn.entries), 1))
+    for draw, entry in enumerate(drawn.entries, 1):
         scores[draw:, entry] = -np.inf
     return np.exp(log_softmax(scores))
 
@@ -130,7 +130,7 @@ def verify(rule: Rule, tree: TokenTree, sequence: int, logits: np.ndarray, sampl
             q = sampler.distribution(node_logits)
             draw, left = rule(q.at(drawn.ids), drawn, _coin(sampler))
             if draw >= 0:
-                child, token = drawn.children[draw], int(drawn.ids[drawn.places[draw]])
+                child, token = drawn.children[draw], int(drawn.ids[drawn.entries[draw]])
             else:
                 q.put(drawn.ids, left)
                 token = sampler.draw(q)

@@ -23,8 +23,8 @@ class NodeDraws:
 
     children: list[int]
     """The drawn nodes; a token that was drawn again stands again."""
-    places: list[int]
-    """Each draw's place in `ids`."""
+    entries: list[int]
+    """Each draw's index in `ids`."""
     ids: np.ndarray
     """int32 [M], the tokens that could be drawn."""
     draft_log_probs: np.ndarray

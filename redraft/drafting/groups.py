@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from redraft.decoding.origins import Source
 from redraft.decoding.token_tree import TokenTree, join_trees
-from redraft.sequence import Sequence
+from redraft.request_state import RequestState
 
 MakeTrees = Callable[[list[int]], TokenTree]
 """Makes the trees of the sequences at these indices of a batch."""
 
 
-def roots_only(sequences: list[Sequence]) -> TokenTree:
+def roots_only(sequences: list[RequestState]) -> TokenTree:
     """Trees without drafts."""
     return TokenTree.root_only(sequence.root for sequence in sequences)
 
@@ -25,7 +25,7 @@ def split_trees(chosen: list[bool], make: MakeTrees, make_others: MakeTrees) -> 
     return join_trees(parts)
 
 
-def note(source: Source, sequences: list[Sequence], tree: TokenTree) -> TokenTree:
+def note(source: Source, sequences: list[RequestState], tree: TokenTree) -> TokenTree:
     """The tree itself, after its nodes were noted as what a source proposes, for requests that want to see trees."""
     for index, sequence in enumerate(sequences):
         if sequence.proposals is not None:  # asked first: `nodes` may have to be made from arrays

@@ -8,15 +8,15 @@ from redraft.batch import DraftBatch, SharedNoise
 from redraft.bundle.budget_table import BudgetTable, Scores
 from redraft.engines.features import join
 from redraft.request import SamplingConfig
-from redraft.sequence import Sequence
+from redraft.request_state import RequestState
 
 
-def roots_of(sequences: list[Sequence]) -> np.ndarray:
+def roots_of(sequences: list[RequestState]) -> np.ndarray:
     """The last certain token of each sequence, int32 [B]."""
     return np.array([sequence.root for sequence in sequences], dtype=np.int32)
 
 
-def draft_batch(sequences: list[Sequence], roots: np.ndarray) -> DraftBatch:
+def draft_batch(sequences: list[RequestState], roots: np.ndarray) -> DraftBatch:
     """Where sequences draft from; a drafter with a context ingests their pairs with this draft."""
     pairs = [sequence.pairs for sequence in sequences if sequence.pairs is not None]
     if not pairs:
@@ -33,12 +33,12 @@ def draft_batch(sequences: list[Sequence], roots: np.ndarray) -> DraftBatch:
     )
 
 
-def temperature_of(sequence: Sequence) -> float:
+def temperature_of(sequence: RequestState) -> float:
     """The request's temperature; 0: greedy."""
     return _filter(sequence.request.sampling)[0]
 
 
-def scores_of(table: BudgetTable, sequences: list[Sequence]) -> list[Scores]:
+def scores_of(table: BudgetTable, sequences: list[RequestState]) -> list[Scores]:
     """How each sequence's nodes are scored: a batch's greedy and sampled trees compete by their scores."""
     temperatures = [temperature_of(sequence) for sequence in sequences]
     scores = {temperature: table.scores_at(temperature) for temperature in set(temperatures)}
@@ -58,7 +58,7 @@ def _filter(config: SamplingConfig) -> tuple[float, int, float]:
     return config.divisor, config.top_k or 0, config.top_p or 1.0
 
 
-def next_noise(sequences: list[Sequence], scores: list[Scores]) -> SharedNoise:
+def next_noise(sequences: list[RequestState], scores: list[Scores]) -> SharedNoise:
     """The noise that the target will choose each sequence's next tokens by.
 
     It is added to log-probabilities at the drafter's temperature, which is the request's own over a fitted slope. The

@@ -19,7 +19,8 @@ from redraft.drafting.inputs import temperature_of
 from redraft.drafting.proposers import TreeLimits, proposers_of
 from redraft.engines.api import DraftEngine
 from redraft.grammar.guided import guided_trees
-from redraft.sequence import Pairs, Sequence
+from redraft.pairs import Pairs
+from redraft.request_state import RequestState
 
 SPARE = 2
 """Drafts made for each one wanted, where grammars may forbid some of them afterwards."""
@@ -32,7 +33,7 @@ class AutoRegressive:
     def __init__(self) -> None:
         self.verify = VERIFIERS["greedy"].verify
 
-    def remember(self, sequence: Sequence) -> NgramIndex | RetrievalText | None:
+    def remember(self, sequence: RequestState) -> NgramIndex | RetrievalText | None:
         """Nothing."""
         return None
 
@@ -40,14 +41,14 @@ class AutoRegressive:
         """None: there is no drafter to read them."""
         return None
 
-    def chooser(self, sequence: Sequence) -> Sampler | None:
+    def chooser(self, sequence: RequestState) -> Sampler | None:
         """The sampler that may choose the sequence's token at every node; None where verification needs the logits."""
         sampler, request = sequence.sampler, sequence.request
         walks = self.verify is walk or sampler.greedy
         scored = request.return_log_probs or (request.prompt_log_probs and not sequence.prefilled)
         return sampler if walks and sampler.plain and not scored else None
 
-    def draft(self, sequences: list[Sequence], running: int) -> TokenTree:
+    def draft(self, sequences: list[RequestState], running: int) -> TokenTree:
         """Roots only."""
         return roots_only(sequences)
 
@@ -82,7 +83,7 @@ class Method(AutoRegressive):
         self._proposers = proposers_of(config, self._table, drafter)
         self._retrieval = Retrieval.of(served) if config.retrieves else None
 
-    def remember(self, sequence: Sequence) -> NgramIndex | RetrievalText | None:
+    def remember(self, sequence: RequestState) -> NgramIndex | RetrievalText | None:
         """What the method keeps of a new sequence's text and is told every token of, if it drafts from such."""
         prompt = sequence.prompt.tolist()
         if self._retrieval is not None:
@@ -96,7 +97,7 @@ class Method(AutoRegressive):
         # Draws decide the answer where they are weighed: then no pair may be missing, or the seed gives another text.
         return Pairs(self._drafter.reads_text, whole=not self._verifier.merges)
 
-    def draft(self, sequences: list[Sequence], running: int) -> TokenTree:
+    def draft(self, sequences: list[RequestState], running: int) -> TokenTree:
         """Draft trees of the sequences, in their order, while `running` decode.
 
         A tree is only its root where the budget is 0 or one token remains.
@@ -115,7 +116,7 @@ class Method(AutoRegressive):
         drops = self._unknown_tokens and self._verifier.merges
         return without_tokens(tree, self._unknown_tokens) if drops else tree
 
-    def _budgets(self, sequences: list[Sequence], running: int) -> list[Budget]:
+    def _budgets(self, sequences: list[RequestState], running: int) -> list[Budget]:
         temperatures = [temperature_of(sequence) for sequence in sequences]
         budgets = {temperature: self._table.lookup(running, temperature) for temperature in set(temperatures)}
         return [
@@ -123,7 +124,7 @@ class Method(AutoRegressive):
             for sequence, temperature in zip(sequences, temperatures, strict=True)
         ]
 
-    def _trees(self, sequences: list[Sequence], budgets: list[Budget]) -> TokenTree:
+    def _trees(self, sequences: list[RequestState], budgets: list[Budget]) -> TokenTree:
         """Trees of sequences that each have a budget."""
         limits = self._limits(sequences, budgets)
         tree = self._propose(sequences, limits)
@@ -131,7 +132,7 @@ class Method(AutoRegressive):
             tree = self._guide(sequences, tree, limits.largest)
         return self._cut(tree, limits)
 
-    def _limits(self, sequences: list[Sequence], budgets: list[Budget]) -> TreeLimits:
+    def _limits(self, sequences: list[RequestState], budgets: list[Budget]) -> TreeLimits:
         nodes = [min(budget.nodes, self._room) for budget in budgets]
         guided = not self._config.grows and any(sequence.sampler.grammar for sequence in sequences)
         return TreeLimits(
@@ -141,10 +142,10 @@ class Method(AutoRegressive):
             largest=min(sum(nodes) * (SPARE if guided else 1), self._most),
         )
 
-    def _propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+    def _propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
         return merge_trees([proposer.propose(sequences, limits) for proposer in self._proposers])
 
-    def _guide(self, sequences: list[Sequence], tree: TokenTree, most: int) -> TokenTree:
+    def _guide(self, sequences: list[RequestState], tree: TokenTree, most: int) -> TokenTree:
         """The tree by the grammars of sequences that are verified by a walk; see `guided_nodes`. Draws that are weighed
         stay as they were drawn: leaving out those that a grammar forbids would change the law of the others."""
         walked = self._verifier.merges

@@ -24,7 +24,7 @@ from redraft.decoding.verification import VERIFIERS
 from redraft.drafting.groups import note
 from redraft.drafting.inputs import draft_batch, next_noise, roots_of, sampling_filters, scores_of
 from redraft.engines.api import DraftEngine, DrawingEngine
-from redraft.sequence import Sequence
+from redraft.request_state import RequestState
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TreeLimits:
 class Proposer(Protocol):
     """A way to draft."""
 
-    def propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+    def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
         """Draft a tree for each sequence."""
         ...
 
@@ -67,7 +67,7 @@ class RandomTrees:
         self._drafter, self._shape, self._support = drafter, shape, config.support
         self._walked = VERIFIERS[config.verification].merges
 
-    def propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+    def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
         """Draw for all sequences, and keep each one's first draws.
 
         Where draws are weighed against p, a cut by score would change their law: they are cut here, in draw order. A
@@ -100,7 +100,7 @@ class SearchedTrees:
         self.candidates: DraftCandidates | None = None
         """The last draft, valid until the next."""
 
-    def propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+    def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
         """Draft in one call of the network. Trees are grown only where there is something to grow them by: without
         n-grams and grammars the construction gives the same nodes for less."""
         roots, scores = roots_of(sequences), scores_of(self._table, sequences)
@@ -117,7 +117,7 @@ class SearchedTrees:
         return tree
 
     def _note_origins(
-        self, sequences: list[Sequence], tree: TokenTree, indices: list[NgramIndex], roots: np.ndarray
+        self, sequences: list[RequestState], tree: TokenTree, indices: list[NgramIndex], roots: np.ndarray
     ) -> None:
         """Note what the drafter and what n-grams proposed of grown trees, where any request wants to see its tree: the
         growth itself does not tell them apart."""
@@ -135,7 +135,7 @@ class RetrievedTrees:
     def __init__(self, table: BudgetTable):
         self._table = table
 
-    def propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+    def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
         """Retrieve within the limits."""
         texts = [sequence.memory for sequence in sequences if isinstance(sequence.memory, RetrievalText)]
         odds = [score.ngram_odds for score in scores_of(self._table, sequences)]
@@ -148,13 +148,13 @@ class NgramChains:
     def __init__(self, table: BudgetTable):
         self._table = table
 
-    def propose(self, sequences: list[Sequence], limits: TreeLimits) -> TokenTree:
+    def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
         """Guess up to NGRAM_LENGTH tokens: `Method` cuts them."""
         odds = [score.ngram_odds for score in scores_of(self._table, sequences)]
         return note("ngrams", sequences, ngram_chains(roots_of(sequences), ngrams_of(sequences), odds, NGRAM_LENGTH))
 
 
-def ngrams_of(sequences: list[Sequence]) -> list[NgramIndex]:
+def ngrams_of(sequences: list[RequestState]) -> list[NgramIndex]:
     """The n-grams of each sequence; nothing where its method has none."""
     memories = [sequence.memory for sequence in sequences]
     return [memory if isinstance(memory, NgramIndex) else NgramIndex() for memory in memories]

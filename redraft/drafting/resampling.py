@@ -24,7 +24,7 @@ from redraft.drafting.method import Method
 from redraft.drafting.proposers import NgramChains, SearchedTrees, TreeLimits
 from redraft.engines.api import DraftEngine, ResamplingEngine
 from redraft.request import SequenceStats
-from redraft.sequence import Sequence
+from redraft.request_state import RequestState
 
 
 class ChainMemory(NgramIndex):
@@ -65,12 +65,12 @@ class ResamplingMethod(Method):
         self._room = self._most - config.resample_budget
         self._chains = NgramChains(self._table)
 
-    def remember(self, sequence: Sequence) -> ChainMemory:
+    def remember(self, sequence: RequestState) -> ChainMemory:
         """See `Method.remember`."""
         prompt = sequence.prompt.tolist() if self._config.ngram else None
         return ChainMemory(sequence.stats, prompt, self._bigrams if self._config.ngram else None)
 
-    def _trees(self, sequences: list[Sequence], budgets: list[Budget]) -> TokenTree:
+    def _trees(self, sequences: list[RequestState], budgets: list[Budget]) -> TokenTree:
         limits = self._limits(sequences, budgets)
         memories = [memory_of(sequence) for sequence in sequences]
         skips = [memory.left(self._config.skip_above) for memory in memories]
@@ -91,7 +91,7 @@ class ResamplingMethod(Method):
         return merge_trees([tree, prune_tree(resampled, beside, limits.depths, limits.scores)])
 
     def _draft_anew(
-        self, sequences: list[Sequence], memories: list[ChainMemory], skips: list[bool], limits: TreeLimits
+        self, sequences: list[RequestState], memories: list[ChainMemory], skips: list[bool], limits: TreeLimits
     ) -> TokenTree:
         """New drafts, whose chains are kept, except for the sequences that skip theirs: these have n-grams at most."""
 
@@ -110,7 +110,7 @@ class ResamplingMethod(Method):
 
         return split_trees([not skipped for skipped in skips], draft, skip)
 
-    def _resample(self, sequences: list[Sequence], memories: list[ChainMemory], nodes: int) -> TokenTree:
+    def _resample(self, sequences: list[RequestState], memories: list[ChainMemory], nodes: int) -> TokenTree:
         """Trees from what earlier drafts left (Lyanna, algorithm 2); only the root where too little is left."""
 
         def resample(group: list[int]) -> TokenTree:
@@ -124,7 +124,7 @@ class ResamplingMethod(Method):
         return split_trees(left, resample, lambda group: roots_only([sequences[index] for index in group]))
 
 
-def memory_of(sequence: Sequence) -> ChainMemory:
+def memory_of(sequence: RequestState) -> ChainMemory:
     """The memory that `ResamplingMethod.remember` gave a sequence."""
     assert isinstance(sequence.memory, ChainMemory)
     return sequence.memory

@@ -8,7 +8,7 @@ from typing import Any
 from redraft import metrics
 from redraft.metrics import Metric, Metrics
 from redraft.request import SequenceStats
-from redraft.sequence import Gain
+from redraft.request_state import Gain
 
 _TOTALS: dict[str, Metric[Any]] = {
     "requests": metrics.REQUESTS,

@@ -51,7 +51,7 @@ def share_rows(
     Those without a slot take a free one. `followers`: by prompt, the fewest rows left to one that waits for its."""
     followers = followers or {}
 
-    def place(prompt: Waiting) -> tuple[int, float]:
+    def rank(prompt: Waiting) -> tuple[int, float]:
         return min(prompt.to_prefill, followers.get(prompt, prompt.to_prefill)), prompt.arrived
 
     able = [prompt for prompt in prompts if prompt.has_slot or free_slots]
@@ -59,15 +59,15 @@ def share_rows(
         return []
     first = min(able, key=lambda prompt: prompt.arrived)
     turns = [(first, -(-rows // FIRST_PART))]
-    turns += [(prompt, rows) for prompt in sorted(able, key=place)]
-    given: dict[int, tuple[Waiting, int]] = {}
+    turns += [(prompt, rows) for prompt in sorted(able, key=rank)]
+    shares: dict[int, tuple[Waiting, int]] = {}
     for prompt, most in turns:
-        _, before = given.get(id(prompt), (prompt, 0))
+        _, before = shares.get(id(prompt), (prompt, 0))
         price = SCORED_ROW if decoding and prompt.scored else 1
         taken = min(-(-min(most, rows) // price), prompt.to_prefill - before)
         if not taken or not (before or prompt.has_slot or free_slots):
             continue
         free_slots -= not (before or prompt.has_slot)
-        given[id(prompt)] = prompt, before + taken
+        shares[id(prompt)] = prompt, before + taken
         rows = max(rows - taken * price, 0)
-    return list(given.values())
+    return list(shares.values())

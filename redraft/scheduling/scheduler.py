@@ -23,12 +23,15 @@ from redraft.engines.api import Engine, LogitRows
 from redraft.engines.features import Features, take_rows
 from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.errors import Code, RequestError
+from redraft.output import Output
 from redraft.request import AUTO_REGRESSIVE
+from redraft.request_state import RequestState
 from redraft.scheduling.counts import EngineMetrics, Totals
 from redraft.scheduling.prompt_rows import share_rows
 from redraft.scheduling.slots import Limits, Slots
-from redraft.sequence import Output, Sequence
 
+Chunk = tuple[RequestState, int]
+"""A prompt, and how many of its next rows a step takes."""
 LOOKED_AT = 128
 """Waiting prompts, the earliest, among which a step looks for the shortest."""
 
@@ -64,7 +67,7 @@ class Scheduler:
         unknown_tokens: frozenset[int] = frozenset(),
     ):
         """`methods` by name, the first of which serves requests that name none; `observe` is shown every step's tree,
-        place in it and verdict of each sequence; `served` are the tokens of texts that count as served before.
+        index in it and verdict of each sequence; `served` are the tokens of texts that count as served before.
         `unknown_tokens` are not drafted, since the engine never gives them.
         With `prefix_reuse` requests begin after the rows of an earlier one with the same first tokens: see `Slots`.
 
@@ -87,12 +90,12 @@ class Scheduler:
         }
         self._default = next(iter(methods), AUTO_REGRESSIVE)
         self._observe = observe
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[RequestState] = deque()
         self._left = False
         """Whether one that waits has ended."""
         self._due = math.inf
         """No deadline is before."""
-        self._running: list[Sequence] = []
+        self._running: list[RequestState] = []
         reuse = prefix_reuse and self._engine.reuse_refusal is None
         self._slots = Slots(limits, self._engine.copy if reuse else None)
         self._words = mask_width(limits.max_tree)
@@ -112,7 +115,7 @@ class Scheduler:
         if len(self._waiting) >= self.limits.max_queue + len(self._slots.free):
             raise Overloaded(f"overloaded: {self.limits.max_queue} requests wait for a slot already: try again later")
 
-    def submit(self, sequence: Sequence) -> None:
+    def submit(self, sequence: RequestState) -> None:
         """Queue a sequence. Raises Overloaded as `require_room` does."""
         self.require_room()
         self.metrics[metrics.REQUESTS].inc()
@@ -120,10 +123,10 @@ class Scheduler:
         sequence.pairs = self._source(sequence).pairs()
         self._waiting.append(sequence)
 
-    def _method(self, sequence: Sequence) -> str:
+    def _method(self, sequence: RequestState) -> str:
         return sequence.request.method or self._default
 
-    def _source(self, sequence: Sequence) -> AutoRegressive:
+    def _source(self, sequence: RequestState) -> AutoRegressive:
         return self._sources[self._method(sequence)]
 
     def cancel(self, key: Hashable) -> None:
@@ -136,12 +139,14 @@ class Scheduler:
     def _end_late(self, now: float) -> None:
         if now < self._due:
             return
-        going_on = [one for one in (*self._running, *self._waiting) if one.finish_reason is None]
-        for sequence in going_on:
+        unfinished = [sequence for sequence in (*self._running, *self._waiting) if sequence.finish_reason is None]
+        for sequence in unfinished:
             if sequence.deadline <= now:
                 sequence.finish("timeout")
                 self._left = True
-        self._due = min((one.deadline for one in going_on if one.finish_reason is None), default=math.inf)
+        self._due = min(
+            (sequence.deadline for sequence in unfinished if sequence.finish_reason is None), default=math.inf
+        )
 
     def drop_all(self) -> None:
         """Forget every sequence, without outputs: after a step that raised, their states are not to be trusted."""
@@ -166,7 +171,8 @@ class Scheduler:
             return outputs
         tree = self._draft(decoding)
         batch = self._batch(decoding, tree, chunks)
-        samplers = [self._source(sequence).chooser(sequence) for sequence in (*decoding, *(one for one, _ in chunks))]
+        prefilling = (sequence for sequence, _ in chunks)
+        samplers = [self._source(sequence).chooser(sequence) for sequence in (*decoding, *prefilling)]
         logits, features = self._engine.execute(batch, samplers)
         verdicts = self._verify(decoding, tree, logits)
         kept = self._kept(decoding, tree, verdicts, chunks, features)
@@ -177,7 +183,7 @@ class Scheduler:
         self.metrics.note_step(time.perf_counter() - started, *spent)
         return outputs
 
-    def _admit(self, sequence: Sequence) -> None:
+    def _admit(self, sequence: RequestState) -> None:
         self._waiting.remove(sequence)
         self._slots.admit(sequence, self._method(sequence))
         sequence.memory = self._source(sequence).remember(sequence)
@@ -190,7 +196,7 @@ class Scheduler:
     def _sweep(self) -> list[Output]:
         """Outputs of all sequences; those that have finished leave and free their slots."""
         outputs = [output for sequence in self._running if (output := sequence.take_output()) is not None]
-        dropped = list[Sequence]()
+        dropped = list[RequestState]()
         if self._left:
             self._left = False
             dropped = [sequence for sequence in self._waiting if sequence.finish_reason]
@@ -203,11 +209,11 @@ class Scheduler:
         self._running = [sequence for sequence in self._running if not sequence.finish_reason]
         return outputs + [output for sequence in dropped if (output := sequence.take_output()) is not None]
 
-    def _prefill_chunks(self, decoding: int) -> list[tuple[Sequence, int]]:
+    def _prefill_chunks(self, decoding: int) -> list[Chunk]:
         """Which sequences prefill how many rows in this step, in which `decoding` decode; those that wait take a slot
         with their first rows, unless these are about to be there for another."""
         prompts = [sequence for sequence in self._running if not sequence.prefilled]
-        followers: dict[Sequence, int] = {}
+        followers: dict[RequestState, int] = {}
         if free := len(self._slots.free):
             earliest = list(islice(self._waiting, LOOKED_AT))
             self._slots.count_reusable((sequence, self._method(sequence)) for sequence in earliest)
@@ -226,24 +232,24 @@ class Scheduler:
             chunks.append((sequence, min(count, sequence.to_prefill)))
         return chunks
 
-    def _leader(self, sequence: Sequence) -> Sequence | None:
+    def _leader(self, sequence: RequestState) -> RequestState | None:
         return self._slots.leader(sequence, self._method(sequence))
 
-    def _draft(self, sequences: list[Sequence]) -> TokenTree:
+    def _draft(self, sequences: list[RequestState]) -> TokenTree:
         """Draft trees of the sequences, in their order; each method drafts for all of its own at once."""
         groups: dict[AutoRegressive, list[int]] = {}
-        for place, sequence in enumerate(sequences):
-            groups.setdefault(self._source(sequence), []).append(place)
+        for index, sequence in enumerate(sequences):
+            groups.setdefault(self._source(sequence), []).append(index)
         if not groups:
             return TokenTree.root_only([])
         return join_trees(
             [
-                (places, source.draft([sequences[place] for place in places], len(sequences)))
-                for source, places in groups.items()
+                (indices, source.draft([sequences[index] for index in indices], len(sequences)))
+                for source, indices in groups.items()
             ]
         )
 
-    def _batch(self, decoding: list[Sequence], tree: TokenTree, chunks: list[tuple[Sequence, int]]) -> TargetBatch:
+    def _batch(self, decoding: list[RequestState], tree: TokenTree, chunks: list[Chunk]) -> TargetBatch:
         sequences = [*decoding, *(sequence for sequence, _ in chunks)]
         rows = [*map(len, tree.nodes), *(count for _, count in chunks)]
         input_ids = [token for nodes in tree.nodes for token, _, _ in nodes]
@@ -276,23 +282,23 @@ class Scheduler:
         batch.tree_mask = batch.tree_mask.reshape(len(paths), self._words)
         return batch
 
-    def _verify(self, sequences: list[Sequence], tree: TokenTree, logits: LogitRows) -> list[Verdict]:
+    def _verify(self, sequences: list[RequestState], tree: TokenTree, logits: LogitRows) -> list[Verdict]:
         verdicts, start = [], 0
-        for place, sequence in enumerate(sequences):
-            end = start + len(tree.nodes[place])
-            verdict = self._verdict(sequence, tree, place, logits[start:end])
+        for index, sequence in enumerate(sequences):
+            end = start + len(tree.nodes[index])
+            verdict = self._verdict(sequence, tree, index, logits[start:end])
             if self._observe:
-                self._observe(tree, place, verdict)
+                self._observe(tree, index, verdict)
             verdicts.append(verdict)
             start = end
         return verdicts
 
     def _kept(
         self,
-        sequences: list[Sequence],
+        sequences: list[RequestState],
         tree: TokenTree,
         verdicts: list[Verdict],
-        chunks: list[tuple[Sequence, int]],
+        chunks: list[Chunk],
         features: Features | None,
     ) -> list[Features | None]:
         """The features that each sequence keeps, first of trees, then of chunks: slices of one copy."""
@@ -311,7 +317,7 @@ class Scheduler:
         return [kept[start:end] for start, end in pairwise(ends)]
 
     def _take_trees(
-        self, sequences: list[Sequence], tree: TokenTree, verdicts: list[Verdict], kept: list[Features | None]
+        self, sequences: list[RequestState], tree: TokenTree, verdicts: list[Verdict], kept: list[Features | None]
     ) -> None:
         now = time.perf_counter()
         for sequence, verdict, features, nodes, inner in zip(
@@ -322,9 +328,7 @@ class Scheduler:
             self.metrics.note_gain(self._method(sequence), gain, now - sequence.gained_at)
             sequence.gained_at = now
 
-    def _take_chunks(
-        self, chunks: list[tuple[Sequence, int]], logit_row: int, logits: LogitRows, kept: list[Features | None]
-    ) -> None:
+    def _take_chunks(self, chunks: list[Chunk], logit_row: int, logits: LogitRows, kept: list[Features | None]) -> None:
         for (sequence, count), features in zip(chunks, kept, strict=True):
             wanted = sequence.logits_of(count)
             sequence.prefill(count, features)
@@ -339,13 +343,13 @@ class Scheduler:
                 sequence.begin(self._first_token(sequence, rows[-1:]) if sequence.remaining else None)
                 self.metrics[metrics.GENERATION_TOKENS].inc(sequence.stats.output_tokens)
 
-    def _first_token(self, sequence: Sequence, logits: np.ndarray) -> Verdict:
+    def _first_token(self, sequence: RequestState, logits: np.ndarray) -> Verdict:
         """From its logits float32 [1, V], or its token int32 [1]."""
         return self._verdict(sequence, TokenTree.root_only(sequence.prompt[-1:]), 0, logits)
 
-    def _verdict(self, sequence: Sequence, tree: TokenTree, place: int, logits: np.ndarray) -> Verdict:
+    def _verdict(self, sequence: RequestState, tree: TokenTree, index: int, logits: np.ndarray) -> Verdict:
         """What its method keeps of a tree, with log-probabilities where the request wants them."""
-        verdict, request = self._source(sequence).verify(tree, place, logits, sequence.sampler), sequence.request
+        verdict, request = self._source(sequence).verify(tree, index, logits, sequence.sampler), sequence.request
         if request.return_log_probs:
             verdict.log_probs = LogProbs.of(logits[verdict.path], verdict.tokens, request.top_log_probs)
         return verdict

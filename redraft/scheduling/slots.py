@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from redraft.engines.features import join
-from redraft.sequence import Pairs, Sequence
+from redraft.pairs import Pairs
+from redraft.request_state import RequestState
 
 COPY_ROWS = 16
 """A copy, or a prompt that waits for another's rows, saves the prefill of at least so many rows."""
@@ -48,7 +49,7 @@ class Limits:
 @dataclass(eq=False)
 class Slot:
     """A slot and its record: `tokens` int32 [n], whose rows are in place once the rows `commit` have been moved (see
-    `Sequence`), and what each method's drafter knows of them.
+    `RequestState`), and what each method's drafter knows of them.
 
     While a sequence runs here, the record is what it has prefilled; `pairs` then holds what other methods' drafters
     know.
@@ -62,7 +63,7 @@ class Slot:
     used: int = 0
     """When it was used last; 0: it holds nothing."""
     method: str = ""
-    user: Sequence | None = None
+    user: RequestState | None = None
     written: int = 0
     """At most so many rows, those of trees included, have been written since it began with another text."""
 
@@ -74,8 +75,8 @@ class Slot:
     @property
     def known(self) -> dict[str, Pairs]:
         """The pairs of every method's drafter, those of the running sequence too."""
-        own = self.user.pairs if self.user is not None else None
-        return self.pairs if own is None else {**self.pairs, self.method: own}
+        current = self.user.pairs if self.user is not None else None
+        return self.pairs if current is None else {**self.pairs, self.method: current}
 
     def look(self) -> bool:
         """Bring the record of a running sequence up to date; whether it has changed."""
@@ -86,7 +87,7 @@ class Slot:
         self.commit = self.user.commit if self.user.to_prefill > 0 else []
         return (len(self.tokens), len(self.commit)) != before
 
-    def rows_for(self, sequence: Sequence, method: str) -> int:
+    def rows_for(self, sequence: RequestState, method: str) -> int:
         """How many of its rows a sequence of a method can begin after. Its drafter may lack the pairs of most of them,
         unless its drafts decide the answer."""
         if self.salt != sequence.request.cache_salt:
@@ -120,11 +121,11 @@ class Slots:
         self._slots = [Slot(slot.number) for slot in self._slots]
         self._state += 1
 
-    def reads(self, sequence: Sequence) -> bool:
+    def reads(self, sequence: RequestState) -> bool:
         """Whether a sequence may begin after rows that are there. Scores of a prompt take all of its rows."""
         return self._copy is not None and sequence.request.cache_prompt and not sequence.scored
 
-    def count_reusable(self, waiting: Iterable[tuple[Sequence, str]]) -> None:
+    def count_reusable(self, waiting: Iterable[tuple[RequestState, str]]) -> None:
         """Say of sequences, each with its method, how many rows they would begin after, were they admitted now; a slot
         must be free. They are asked again only when the slots hold something else."""
         self._look()
@@ -132,7 +133,7 @@ class Slots:
             if sequence.reusable_in != self._state:
                 sequence.reusable, sequence.reusable_in = self._choose(sequence, method)[2], self._state
 
-    def leader(self, sequence: Sequence, method: str) -> Sequence | None:
+    def leader(self, sequence: RequestState, method: str) -> RequestState | None:
         """The sequence, if any, for which most of a prompt is about to be prefilled: its rows can be copied then."""
         if not self.reads(sequence):
             return None
@@ -149,10 +150,10 @@ class Slots:
                 return leader
         return None
 
-    def admit(self, sequence: Sequence, method: str) -> None:
+    def admit(self, sequence: RequestState, method: str) -> None:
         """Give a sequence a slot, and what is in place there. Its rows are copied now where they are another's."""
         source, target, rows = self._choose(sequence, method)
-        pairs = {name: known.first(rows) for name, known in source.known.items()} if rows else {}
+        others = {name: pairs.first(rows) for name, pairs in source.known.items()} if rows else {}
         commit: list[int] = []
         if source is target:
             commit = target.commit[: max(rows - target.settled, 0)]
@@ -160,18 +161,18 @@ class Slots:
             self._copy(source.number, target.number, rows)
             source.used = self._now()
         target.written = self._written(source) if rows else 0
-        own = pairs.pop(method, None)
+        known = others.pop(method, None)
         if sequence.pairs is None:
-            own = None
-        elif rows and (own is None or own.rows < rows):
-            own = Pairs(skipped=rows)
-        sequence.admit(target.number, rows, commit, own)
+            known = None
+        elif rows and (known is None or known.rows < rows):
+            known = Pairs(skipped=rows)
+        sequence.admit(target.number, rows, commit, known)
         target.user, target.method, target.salt = sequence, method, sequence.request.cache_salt
         target.tokens, target.commit = NO_TOKENS, []
-        target.pairs = {name: _shortened(known) for name, known in pairs.items()}
+        target.pairs = {name: _shortened(known) for name, known in others.items()}
         self._state += 1
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: RequestState) -> None:
         """Free a finished sequence's slot, whose rows stay for others."""
         slot = self._slots[sequence.slot]
         slot.written, slot.user = self._written(slot), None
@@ -183,7 +184,7 @@ class Slots:
         if sequence.pairs is not None:
             slot.pairs[slot.method] = _shortened(sequence.pairs)
 
-    def _choose(self, sequence: Sequence, method: str) -> tuple[Slot, Slot, int]:
+    def _choose(self, sequence: RequestState, method: str) -> tuple[Slot, Slot, int]:
         """Return the slot that a sequence's first rows come from, the free slot that it takes, and how many rows it
         begins after. The first two are the same where nothing is copied."""
         free = self.free
@@ -235,8 +236,8 @@ def _shortened(pairs: Pairs) -> Pairs:
     return kept
 
 
-def _common(one: np.ndarray, other: np.ndarray) -> int:
+def _common(tokens: np.ndarray, other: np.ndarray) -> int:
     """Length of the common prefix of two arrays."""
-    length = min(len(one), len(other))
-    differ = np.flatnonzero(one[:length] != other[:length])
+    length = min(len(tokens), len(other))
+    differ = np.flatnonzero(tokens[:length] != other[:length])
     return int(differ[0]) if len(differ) else length

@@ -29,10 +29,19 @@ from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
 from redraft.errors import Code, RequestError
 from redraft.grammar.trial import QUICK_S, TakesLonger
-from redraft.request import GENERATED, MAX_MESSAGE_BYTES, GenerateRequest, InvalidRequest, SequenceStats, shown
+from redraft.output import Output
+from redraft.request import (
+    GENERATED,
+    MAX_MESSAGE_BYTES,
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    SequenceStats,
+    shown,
+)
+from redraft.request_state import RequestState
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Overloaded
-from redraft.sequence import FinishReason, Output, Sequence
 from redraft.serving.settings import ServeSettings, process_settings
 from redraft.worker.fair import FairExecutor
 from redraft.worker.protocol import (
@@ -67,7 +76,7 @@ class Encoding(NamedTuple):
 
     request: GenerateRequest
     arrived: float
-    future: Future[Sequence]
+    future: Future[RequestState]
     compiles: bool
     """Whether its guide is compiled, too."""
 
@@ -93,7 +102,7 @@ class Worker:
         self._runtime = runtime
         self._path = Path(socket_path)
         self._max_per_client = max_per_client
-        self._active: dict[Key, Sequence | Encoding] = {}
+        self._active: dict[Key, RequestState | Encoding] = {}
         self._encoder = ThreadPoolExecutor(1, "redraft-encode")
         # What a guide needs shows in compiling it: one that is not ready soon goes on beside the others.
         self._compiler, self._slow_compiler = FairExecutor("redraft-compile"), FairExecutor("redraft-compile-slow")
@@ -265,7 +274,7 @@ class Worker:
                 "--max-per-client allows: try again later"
             )
 
-    def _submit(self, key: Key, sequence: Sequence) -> None:
+    def _submit(self, key: Key, sequence: RequestState) -> None:
         self._runtime.scheduler.submit(sequence)
         self._active[key] = sequence
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from redraft import LLM
 from redraft.cli.chat import HELP, Conversation, pieces
+from redraft.output import Output
 from redraft.request import InvalidRequest
-from redraft.sequence import Output
 from redraft.text import TextStream
 from tests.test_llm import toy_runtime
 from tests.toy_engine import toy_codec

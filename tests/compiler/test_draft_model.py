@@ -15,8 +15,8 @@ from redraft.bundle.manifest import Bundle
 from redraft.cli import build, inspect
 from redraft.compiler import methods
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
+from redraft.request_state import RequestState
 from redraft.runtime import Runtime
-from redraft.sequence import Sequence
 from tests.cli.commands import invoke
 from tests.engines.tiny import VOCAB, random_model, tiny_drafter, tiny_lm, tiny_target, write_model, write_tokenizer
 
@@ -36,7 +36,7 @@ def lm(tmp_path) -> Path:
     return tmp_path / "lm"
 
 
-def generate(runtime: Runtime, method: str, sampling: dict) -> tuple[list[int], Sequence]:
+def generate(runtime: Runtime, method: str, sampling: dict) -> tuple[list[int], RequestState]:
     request = GenerateRequest(id="a", input_ids=[5, 98, 6], max_tokens=22, sampling=sampling, method=method)
     sequence, tokens = runtime.sequence("a", request), list[int]()
     runtime.scheduler.submit(sequence)

@@ -39,7 +39,7 @@ def outcome(rule, q: np.ndarray, draws: NodeDraws) -> tuple[list[float], np.ndar
 
     place, left = rule(q[draws.ids], draws, reject)
     assert place == -1
-    assert len(chances) == len(draws.places)
+    assert len(chances) == len(draws.entries)
     bonus = Distribution(None, q.copy(), 1.0)
     bonus.put(draws.ids, left)
     return chances, bonus.weights / bonus.weights.sum()
@@ -49,7 +49,7 @@ def law(rule, q: np.ndarray, draws: NodeDraws) -> tuple[np.ndarray, float]:
     """Law [V] of the token that comes out, given these draws, and the chance that it is one of them."""
     chances, residual = outcome(rule, q, draws)
     result, left = np.zeros_like(q), 1.0
-    for place, chance in zip(draws.places, chances, strict=True):
+    for place, chance in zip(draws.entries, chances, strict=True):
         result[draws.ids[place]] += left * chance
         left *= 1 - chance
     return result + left * residual, 1 - left

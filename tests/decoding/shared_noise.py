@@ -22,8 +22,8 @@ from redraft.engines.host_buffers import NoiseBuffers
 from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.paths import Children
 from redraft.request import GenerateRequest
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence
 from tests.toy_engine import ToyEngine, _mix, only, toy_codec
 
 VOCAB, LENGTH, SLOTS = 111, 6, 3
@@ -145,7 +145,7 @@ def generate(engine: Engine, plans: Mapping[str, MethodConfig], tokens: tuple[in
         prompt = list(range(1, 9 + 3 * key))
         sampling = SAMPLINGS[key % len(SAMPLINGS)]
         request = GenerateRequest(id=str(key), input_ids=prompt, max_tokens=count, sampling=sampling)
-        made.append(Sequence(key, request, prompt, CODEC, frozenset()))
+        made.append(RequestState(key, request, prompt, CODEC, frozenset()))
         scheduler.submit(made[-1])
     while not scheduler.idle:
         texts |= {output.key: output.token_ids for output in scheduler.step()}

@@ -90,7 +90,7 @@ def test_acceptance_by_depth_is_what_theory_says(construction, theory):
     rates = np.zeros((TREES, 2))
     for place, nodes in enumerate(trees.draws):
         root = nodes[0]
-        for child, entry, chance in zip(root.children, root.places, accepting(root, ()), strict=True):
+        for child, entry, chance in zip(root.children, root.entries, accepting(root, ()), strict=True):
             below = sum(accepting(nodes[child], (entry,))) if child in nodes else 0.0
             rates[place] += chance, chance * below
     error = rates.std(axis=0) / np.sqrt(TREES)

@@ -111,8 +111,8 @@ def test_packing_keeps_every_draw(case, seed, temperature):
         for node, drawn in tree.draws[b].items():
             below = [path for path in expected if path[:-1] == node_paths[node]]
             assert [node_paths[child] for child in drawn.children] == below, "the draws, repeated, in draw order"
-            assert [int(drawn.ids[place]) for place in drawn.places] == [path[-1] for path in below]
-            for child, place in zip(drawn.children, drawn.places, strict=True):
+            assert [int(drawn.ids[place]) for place in drawn.entries] == [path[-1] for path in below]
+            for child, place in zip(drawn.children, drawn.entries, strict=True):
                 step = float(tree.scores[b, child] - tree.scores[b, node])
                 assert step == pytest.approx(drawn.draft_log_probs[place], rel=1e-4, abs=1e-4 + 1e-6 / temperature)
             found += below
@@ -139,7 +139,7 @@ def test_a_path_that_was_expanded_twice_with_other_bits_keeps_the_targets_law(ru
         tree = pack_draws(drafts, np.array([1], np.int32), np.ones((1, 4), bool))
         drawn = tree.draws[0][1]
         tokens = [int(tree.tokens[0, child]) for child in drawn.children]
-        assert tokens == [int(drawn.ids[place]) for place in drawn.places] == [7 + first]
+        assert tokens == [int(drawn.ids[place]) for place in drawn.entries] == [7 + first]
         total += p[0, 1, first] * p[0, 2, second] * law(rule, q, drawn)[0]
     np.testing.assert_allclose(total, q, atol=1e-6)
 

@@ -10,8 +10,8 @@ from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Engine
 from redraft.model_defs.target.model import Target
 from redraft.request import GenerateRequest
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence
 from tests.engines.tiny import METHOD, VOCAB, chain, expected
 from tests.toy_engine import toy_codec
 
@@ -33,7 +33,7 @@ TABLE = BudgetTable(
 """With three or more sequences, sampled ones do not draft: their pairs stay pending."""
 
 
-def requests() -> list[Sequence]:
+def requests() -> list[RequestState]:
     """Prompts from one token to several chunks, of all samplings."""
     rng = np.random.default_rng(1)
     made = []
@@ -41,7 +41,7 @@ def requests() -> list[Sequence]:
         prompt = rng.integers(1, VOCAB, count).tolist()
         sampling = SAMPLINGS[key % len(SAMPLINGS)]
         request = GenerateRequest(id=str(key), input_ids=prompt, max_tokens=25 - key, sampling=sampling)
-        made.append(Sequence(key, request, prompt, CODEC, frozenset({0})))
+        made.append(RequestState(key, request, prompt, CODEC, frozenset({0})))
     return made
 
 
@@ -52,7 +52,7 @@ def scores(engine: Engine) -> tuple[list[int], list[float]]:
     scheduler = Scheduler(engine, limits)
     prompt = np.random.default_rng(2).integers(1, VOCAB, 37).tolist()
     request = GenerateRequest(id="scored", input_ids=prompt, max_tokens=9, return_log_probs=True, prompt_log_probs=True)
-    for sequence in (*requests()[1:3], Sequence("scored", request, prompt, CODEC, frozenset())):
+    for sequence in (*requests()[1:3], RequestState("scored", request, prompt, CODEC, frozenset())):
         scheduler.submit(sequence)
     outputs = []
     while not scheduler.idle:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from redraft.engines.features import join, on_host, take_rows
-from redraft.sequence import MOST_PARTS, Pairs
+from redraft.pairs import MOST_PARTS, Pairs
 
 STATES = np.arange(30, dtype=np.float32).reshape(6, 5)
 KINDS = {"array": STATES.copy, "tensor": lambda: torch.tensor(STATES), "bf16": lambda: torch.tensor(STATES).bfloat16()}

@@ -11,8 +11,8 @@ import pytest
 from redraft.bundle.method import MethodConfig
 from redraft.engines import load_engine
 from redraft.request import GenerateRequest
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence
 from tests.engines.scheduling import CODEC, TABLE
 from tests.engines.tiny import METHOD, VOCAB, chain, make_batch, tiny_bundle
 
@@ -47,7 +47,7 @@ def answers(engine, plan: MethodConfig | None) -> list[list[int]]:
     for key in range(8):
         sampling = SAMPLINGS[key % len(SAMPLINGS)] | {"seed": key}
         request = GenerateRequest(id=str(key), input_ids=[1, 6, key], max_tokens=30, sampling=sampling)
-        scheduler.submit(Sequence(key, request, request.input_ids, CODEC, frozenset()))
+        scheduler.submit(RequestState(key, request, request.input_ids, CODEC, frozenset()))
         tokens[key] = []
     while not scheduler.idle:
         for output in scheduler.step():

@@ -16,8 +16,8 @@ from redraft.grammar.state import GrammarState
 from redraft.openai.structured.forms import FORMS
 from redraft.openai.structured.tools import Function
 from redraft.request import GenerateRequest, Guide
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Scheduler
-from redraft.sequence import Sequence
 from redraft.text import TextCodec
 from tests.scheduling.test_scheduler import LIMITS, PLANS, SAMPLINGS, run
 from tests.toy_engine import ToyEngine, only
@@ -134,7 +134,7 @@ def test_speculation_equals_autoregressive(prefix, guide):
     def answer(plan, sampling):
         request = GenerateRequest(id="a", input_ids=[5, 9, 300], max_tokens=60, sampling=sampling, guide=wanted)
         grammar = GRAMMARS[prefix].compile(wanted)
-        sequence = Sequence("a", request, request.input_ids, CODECS[prefix], frozenset({END}), grammar=grammar)
+        sequence = RequestState("a", request, request.input_ids, CODECS[prefix], frozenset({END}), grammar=grammar)
         return run(Scheduler(ToyEngine(len(VOCABULARY), slots=3), LIMITS, only(plan)), [sequence])["a"]
 
     wanted, is_met = GUIDES[guide]

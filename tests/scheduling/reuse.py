@@ -11,10 +11,10 @@ import pytest
 
 from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Engine
+from redraft.output import Output
 from redraft.request import AUTO_REGRESSIVE
 from redraft.scheduling import slots
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Output
 from tests.scheduling.test_scheduler import make
 
 VOCAB = 111

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from redraft import sequence
+from redraft import request_state
 from redraft.metrics import ENDED
 from redraft.scheduling import scheduler as module
 from redraft.scheduling.scheduler import Scheduler
@@ -51,8 +51,8 @@ def test_only_the_earliest_prompts_of_a_long_queue_are_looked_at(monkeypatch):
 def clock(monkeypatch):
     """The time in seconds: an item that a test sets."""
     now = [100.0]
-    for one in (module, sequence):
-        monkeypatch.setattr(one, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for each in (module, request_state):
+        monkeypatch.setattr(each, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 
 

@@ -16,8 +16,8 @@ from redraft.decoding.verification import Verdict
 from redraft.drafting import start_method
 from redraft.drafting.method import Method
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, joined
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence
 from tests import joint_law
 from tests.toy_engine import TOY, ToyEngine, only, toy_codec
 
@@ -78,7 +78,7 @@ def test_trees_tell_the_tokens_and_change_nothing(name):
                 id=str(key), input_ids=prompt, max_tokens=40, sampling={"temperature": key / 2, "seed": key},
                 draft_trees=wanted and key != 2, **fields,
             )  # fmt: skip
-            yield Sequence(key, one, prompt, CODEC, END_IDS)
+            yield RequestState(key, one, prompt, CODEC, END_IDS)
 
     def run(wanted):
         return outputs_of(Scheduler(ToyEngine(slots=3), LIMITS, only(plan)), list(sequences(wanted)))
@@ -122,7 +122,7 @@ def test_random_and_resampled_trees(name, kinds):
             id=str(key), input_ids=engine.prompt, max_tokens=joint_law.TOKENS, draft_trees=True,
             sampling={"temperature": 1.0, "seed": key},
         )  # fmt: skip
-        made.append(Sequence(key, one, engine.prompt, CODEC, frozenset()))
+        made.append(RequestState(key, one, engine.prompt, CODEC, frozenset()))
     found = outputs_of(Scheduler(engine, joint_law.LIMITS, {TOY: plan}), made)
     origins = sum((check(outputs) for outputs in found.values()), Counter())
     assert set(origins) - {"root"} == kinds
@@ -158,7 +158,7 @@ def test_no_tree_outgrows_its_limit(budget, skip_above, rows):
     )
     method, sequences = start_method(plan, Again(), 32), []
     for key in range(2):
-        one = Sequence(key, GenerateRequest(id="r", input_ids=[1, 2], max_tokens=9), [1, 2], CODEC, frozenset())
+        one = RequestState(key, GenerateRequest(id="r", input_ids=[1, 2], max_tokens=9), [1, 2], CODEC, frozenset())
         one.prefill(2, np.zeros((1, 2), np.float32))
         one.begin(Verdict([0], [5 + key]))
         one.memory = method.remember(one)
@@ -177,7 +177,7 @@ def test_greedy_and_sampled_sequences_share_rows_by_their_fitted_scores(odds, ro
     prompt = [*range(1, 13), 1]
     for key, sampling in enumerate(({}, {"temperature": 0.7, "seed": 5})):
         request = GenerateRequest(id="r", input_ids=prompt, max_tokens=20, sampling=sampling)
-        one = Sequence(key, request, prompt, CODEC, frozenset())
+        one = RequestState(key, request, prompt, CODEC, frozenset())
         one.memory = method.remember(one)
         one.prefill(len(prompt), None)
         one.begin(Verdict([0], [2]))
@@ -188,7 +188,7 @@ def test_greedy_and_sampled_sequences_share_rows_by_their_fitted_scores(odds, ro
 def test_a_path_ends_with_the_text():
     """A stop word ends it among the accepted nodes; the target's own token is not gained then."""
     one = GenerateRequest(id="r", input_ids=[1, 2], max_tokens=20, stop_words=["STO"], draft_trees=True)
-    sequence = Sequence("r", one, [1, 2], CODEC, frozenset())
+    sequence = RequestState("r", one, [1, 2], CODEC, frozenset())
     sequence.prefill(2, None)
     sequence.begin(Verdict([0], CODEC.encode("a")))
     tokens = CODEC.encode("STOPS")
@@ -203,7 +203,7 @@ def test_a_path_ends_with_the_text():
 def test_a_guessed_end_is_accepted(guesses, path):
     """Though the answer does not have it, and verifiers do not follow it: nothing comes after it."""
     request = GenerateRequest(id="r", input_ids=[1, 2], max_tokens=20, draft_trees=True)
-    sequence = Sequence("r", request, [1, 2], CODEC, END_IDS)
+    sequence = RequestState("r", request, [1, 2], CODEC, END_IDS)
     sequence.prefill(2, None)
     sequence.begin(Verdict([0], [3]))
     nodes = [(3, -1, 0.0), *((token, parent, 0.0) for parent, token in enumerate(guesses))]

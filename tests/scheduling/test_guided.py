@@ -18,8 +18,8 @@ from redraft.engines.cuda.sampling import sample
 from redraft.engines.cuda.transfer import Results
 from redraft.grammar.state import GrammarState
 from redraft.request import GenerateRequest
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Scheduler
-from redraft.sequence import Sequence
 from tests.grammar.tokens import CODEC, GUIDES, grammar
 from tests.mutants import Mutant, planted
 from tests.scheduling.test_scheduler import LIMITS, PLANS, SAMPLINGS, run
@@ -46,16 +46,16 @@ class ChoosingToyEngine(ToyEngine):
         return sample(torch.from_numpy(logits), batch, samplers, Results(torch.device("cpu")), draws=True), hidden
 
 
-def make(key, guide: str | None, sampling=None, max_tokens=60, end_ids=END, prompt=PROMPT, **fields) -> Sequence:
+def make(key, guide: str | None, sampling=None, max_tokens=60, end_ids=END, prompt=PROMPT, **fields) -> RequestState:
     request = GenerateRequest(
         id=str(key), input_ids=prompt, max_tokens=max_tokens, sampling=sampling or {},
         guide=None if guide is None else GUIDES[guide], **fields,
     )  # fmt: skip
     compiled = None if guide is None else grammar(guide)
-    return Sequence(key, request, prompt, CODEC, end_ids, grammar=compiled)
+    return RequestState(key, request, prompt, CODEC, end_ids, grammar=compiled)
 
 
-def answer(sequence: Sequence, plan: MethodConfig | None = None, engine=ToyEngine, **options) -> tuple:
+def answer(sequence: RequestState, plan: MethodConfig | None = None, engine=ToyEngine, **options) -> tuple:
     """Text, tokens, log-probabilities, reason, statistics."""
     scheduler = Scheduler(engine(slots=3, **options), LIMITS, only(plan))
     return run(scheduler, [sequence])[sequence.key]
@@ -221,7 +221,7 @@ MUTANTS = {
     "a forced token committed unverified": (
         verification.walk, MASKED, f"(sampler.grammar.forced() or [{MASKED}])[0]"
     ),
-    "the text goes on when it is complete": (Sequence._append, "grammar is not None", "False"),
+    "the text goes on when it is complete": (RequestState._append, "grammar is not None", "False"),
 }  # fmt: skip
 
 

@@ -13,10 +13,11 @@ import pytest
 from redraft.batch import DraftBatch, TargetBatch
 from redraft.bundle.method import MethodConfig
 from redraft.decoding.verification import VERIFIERS
+from redraft.pairs import Pairs
+from redraft.request_state import RequestState
 from redraft.scheduling import slots
 from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.scheduling.slots import COPY_ROWS, PENDING_PAIRS, SKIPPED_PAIRS, Slot, Slots
-from redraft.sequence import Pairs, Sequence
 from tests.mutants import Mutant, planted
 from tests.scheduling.reuse import FEW_ROWS, converse
 from tests.scheduling.test_scheduler import make, run
@@ -185,14 +186,14 @@ def go_on_after_another_method(method: str) -> None:
 
 MUTANTS = [
     ("a row of another token", Slot.rows_for, "sequence.prompt) - 1", "sequence.prompt) + 1"),
-    ("an uncommitted path", Slots.admit, "rows, commit, own", "rows, [], own"),
-    ("a path beyond what was taken", Sequence.step, "self.commit = path if", "self.commit = verdict.path if"),
+    ("an uncommitted path", Slots.admit, "rows, commit, known", "rows, [], known"),
+    ("a path beyond what was taken", RequestState.step, "self.commit = path if", "self.commit = verdict.path if"),
     ("a commit for all of a path", Slots.admit, "[: max(rows - target.settled, 0)]", "[:]"),
-    ("a path committed twice", Sequence.prefill, "+ rows, []", "+ rows, self.commit"),
+    ("a path committed twice", RequestState.prefill, "+ rows, []", "+ rows, self.commit"),
     ("a copy of rows that are not in place", Slots._choose, "min(rows[slot], slot.settled)", "rows[slot]"),
     ("a pair too many", Pairs.first, "count - self.ingested", "count + 1 - self.ingested"),
     ("an ingested pair too many", Pairs.first, "min(self.ingested, count)", "min(self.ingested, count + 1)"),
-    ("pairs that the drafter lacks", Slots.admit, "own.rows < rows", "False"),
+    ("pairs that the drafter lacks", Slots.admit, "known.rows < rows", "False"),
     ("pairs after those that were skipped", Pairs.first, "rows < self.skipped", "False"),
     ("pairs of what was there before", Slots.admit, "if rows else {}", "if rows else target.pairs"),
     ("a row before those that are kept", Slots._earliest, "window + 1)", "window + 2)"),

@@ -15,8 +15,8 @@ from redraft.bundle.method import MethodConfig
 from redraft.engines.cuda.sampling import sample
 from redraft.engines.cuda.transfer import Results
 from redraft.request import GenerateRequest
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Overloaded, Scheduler
-from redraft.sequence import Sequence
 from tests.toy_engine import ToyEngine, _mix, only, toy_codec
 
 CODEC = toy_codec()
@@ -57,7 +57,7 @@ def make(key, sampling=None, prompt=None, max_tokens=40, end_ids=frozenset({0}),
         id=str(key), input_ids=prompt, max_tokens=max_tokens, sampling=sampling or {},
         return_log_probs=return_log_probs, **fields,
     )  # fmt: skip
-    return Sequence(key, request, prompt, CODEC, end_ids)
+    return RequestState(key, request, prompt, CODEC, end_ids)
 
 
 def run(scheduler, sequences, joins=None):

@@ -13,8 +13,8 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict, walk
 from redraft.request import GenerateRequest, SamplingConfig
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence
 from studies.speed.unpacked_beams import BEAM_UNPACKED, register, unpacked
 from tests.toy_engine import ToyEngine, only, toy_codec
 
@@ -89,7 +89,7 @@ def test_the_scheduler_takes_the_same_steps(sampling):
         for key in range(5):
             prompt = list(range(1, 9 + key))
             request = GenerateRequest(id=str(key), input_ids=prompt, max_tokens=30 + key, sampling=sampling)
-            scheduler.submit(Sequence(key, request, prompt, CODEC, frozenset({0})))
+            scheduler.submit(RequestState(key, request, prompt, CODEC, frozenset({0})))
         tokens: dict = {}
         stats: dict = {}
         while not scheduler.idle:

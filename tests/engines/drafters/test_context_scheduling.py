@@ -15,8 +15,8 @@ from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.engines import load_engine
 from redraft.request import GenerateRequest
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence
 from tests.conftest import slow, slow_but
 from tests.engines.scheduling import CODEC, TABLE, generate, requests
 from tests.engines.tiny import CONTEXT_DRAFTERS, LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
@@ -68,9 +68,9 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip
     """A chain that knows the text, beside drafts that never do, or in place of one."""
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state", hot=None)))
 
-    def run(plan: MethodConfig | None) -> Sequence:
+    def run(plan: MethodConfig | None) -> RequestState:
         request = GenerateRequest(id="a", input_ids=[5, 6], max_tokens=20)
-        running.append(Sequence("a", request, [5, 6], CODEC, frozenset()))
+        running.append(RequestState("a", request, [5, 6], CODEC, frozenset()))
         scheduler = Scheduler(engine, Limits(1, 80, 40, 16), {METHOD: plan} if plan else {})
         scheduler.submit(running[-1])
         while not scheduler.idle:
@@ -87,7 +87,7 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip
             logits[token] = 50
         return drafted
 
-    running, text, calls, draft = list[Sequence](), list[int](), list[int](), engine.drafters[METHOD].draft
+    running, text, calls, draft = list[RequestState](), list[int](), list[int](), engine.drafters[METHOD].draft
     run(None)
     engine.drafters[METHOD].draft = knowing
     lyanna = {"resample_above": 0, "resample_budget": 4, "skip_above": skip_above}
@@ -106,7 +106,7 @@ def test_fused_nodes_displace_no_new_draft(target, tmp_path):
         observe = partial(_count_drafted, found)
         scheduler = Scheduler(engine, Limits(1, 80, 40, 16), {METHOD: plan}, observe=observe)
         request = GenerateRequest(id="a", input_ids=[5, 6], max_tokens=30)
-        scheduler.submit(Sequence("a", request, [5, 6], CODEC, frozenset()))
+        scheduler.submit(RequestState("a", request, [5, 6], CODEC, frozenset()))
         while not scheduler.idle:
             scheduler.step()
     assert max(plain) == 6
@@ -122,7 +122,7 @@ def test_every_pair_is_ingested_once_and_forgotten(target, tmp_path, variant, fi
     """The engine is given each position's hidden state and the token that follows, in order, and nothing is kept."""
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, variant)))
     sequences = requests()
-    ingested, given = dict[int, list[int]](), list[tuple[Sequence, list[int], int]]()
+    ingested, given = dict[int, list[int]](), list[tuple[RequestState, list[int], int]]()
     draft = engine.drafters[METHOD].draft
 
     def recorded(batch, noise):

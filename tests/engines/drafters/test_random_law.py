@@ -20,8 +20,8 @@ from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.model import Target
 from redraft.request import GenerateRequest, SamplingConfig
+from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from redraft.sequence import Sequence
 from tests.conftest import slow_but
 from tests.decoding.laws import chi_square
 from tests.engines.draws import LEVELS
@@ -78,10 +78,10 @@ def drawing(request, tmp_path_factory) -> tuple[str, Engine]:
     return name, load_engine(tiny_bundle(tmp_path_factory.mktemp(name), tiny_target(), trained=drafter, **plan))
 
 
-def sequence_of(seed: int) -> Sequence:
+def sequence_of(seed: int) -> RequestState:
     sampling = SamplingConfig(temperature=TEMPERATURE, seed=seed)
     request = GenerateRequest(id=str(seed), input_ids=PROMPT, max_tokens=4, sampling=sampling)
-    return Sequence(seed, request, PROMPT, CODEC, frozenset())
+    return RequestState(seed, request, PROMPT, CODEC, frozenset())
 
 
 def deviation(pairs: np.ndarray, engine: Engine, construction: str, verification: str, requests: int) -> float:

@@ -1,13 +1,11 @@
-"""One request while it is served: its tokens, its place in the KV cache, its text, its statistics."""
+"""The state of one request while it is served: its tokens, its rows in the KV cache, its end, its statistics."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,27 +17,14 @@ from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node
 from redraft.decoding.verification import Verdict
-from redraft.engines.features import Features, join
-from redraft.request import DraftTree, FinishReason, Generated, GenerateRequest, SequenceStats, StopReason
-from redraft.text import TextCodec, TextStream
+from redraft.engines.features import Features
+from redraft.output import Output, OutputStream
+from redraft.pairs import Pairs
+from redraft.request import DraftTree, FinishReason, GenerateRequest, SequenceStats, StopReason
+from redraft.text import TextCodec
 
 if TYPE_CHECKING:
     from redraft.grammar.state import Grammar
-
-MOST_PARTS = 32
-"""Most arrays of features kept apart; each may share memory with other sequences of the same step."""
-
-
-@dataclass
-class Output(Generated):
-    """What one request gained since its last output."""
-
-    key: Hashable = field(kw_only=True)
-    prompt_tokens: int = 0
-    drafted: list[bool] = field(default_factory=list)
-    """Whether each token was drafted and accepted, rather than chosen after the draft's last accepted one."""
-    error: str | None = None
-    """Why the request failed, where the finish reason is `error`."""
 
 
 @dataclass(frozen=True)
@@ -53,54 +38,7 @@ class Gain:
     rows_executed: int
 
 
-@dataclass
-class Pairs:
-    """A sequence's pairs, each the features of a token and the token after it, that its drafter has not ingested yet,
-    and how many it has. With `from_text` they begin with the text's first token, after features of any value. The first
-    `skipped` rows of the target have none; with `whole` none may be skipped, since drafts decide the answer."""
-
-    from_text: bool = False
-    ingested: int = 0
-    features: list[Features] = field(default_factory=list)
-    """[n, H] each"""
-    tokens: list[int] = field(default_factory=list)
-    """The token after a prompt's last one is added when it is chosen."""
-    skipped: int = 0
-    whole: bool = False
-
-    def add(self, features: Features, tokens: list[int]) -> None:
-        """Keep features [n, F], which nobody writes to, and the tokens that follow."""
-        self.features.append(features)
-        self.tokens += tokens
-        if len(self.features) > MOST_PARTS:
-            self.features = [join(self.features)]
-
-    @property
-    def rows(self) -> int:
-        """Rows of the target, from the first, whose pairs are all known or skipped."""
-        return self.skipped + self.ingested + len(self.tokens) - self.from_text
-
-    def first(self, rows: int) -> Pairs:
-        """The pairs of the target's first rows, as far as they are known; features are shared."""
-        if rows < self.skipped:
-            return Pairs(skipped=rows)
-        count = rows - self.skipped + self.from_text
-        left = min(max(count - self.ingested, 0), len(self.tokens))
-        cut = Pairs(self.from_text, min(self.ingested, count), [], self.tokens[:left], self.skipped)
-        for part in self.features:
-            cut.features += [part[:left]] if left > 0 else []
-            left -= len(part)
-        return cut
-
-    def take(self) -> tuple[list[Features], list[int]]:
-        """What is to be ingested now; it is forgotten here."""
-        taken = self.features, self.tokens
-        self.ingested += len(self.tokens)
-        self.features, self.tokens = [], []
-        return taken
-
-
-class Sequence:
+class RequestState:
     """A request's state. The cache holds its first `cache_length` tokens once the rows `commit` have been moved.
 
     `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `features` [1, F] of
@@ -165,15 +103,7 @@ class Sequence:
         self.error: str | None = None
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
-        self._text = TextStream(codec, prompt, stop_words, request.include_stop_words, request.skip_special_tokens)
-        self._stop_word_ids = request.stop_word_ids
-        self._tail: deque[int] = deque(maxlen=max(map(len, request.stop_word_ids), default=0))
-        self._stream_interval_s = stream_interval_s
-        self._next_output = 0.0
-        self._scores: list[LogProbs] = []
-        self._output = self._new_output()
-        if not request.exclude_input_in_output:
-            self._output.text = request.text if request.text is not None else codec.decode(prompt)
+        self._output = OutputStream(key, request, prompt, codec, stop_words, stream_interval_s)
         self.arrive(arrived)
 
     def arrive(self, at: float | None = None) -> None:
@@ -245,7 +175,7 @@ class Sequence:
     def score(self, logits: np.ndarray) -> None:
         """Take the log-probabilities of the prompt's tokens after its last n rows, whose logits are float32 [n, V]."""
         following = self.prompt[self.cache_length - len(logits) + 1 : self.cache_length + 1].tolist()
-        self._scores.append(LogProbs.of(logits[: len(following)], following, self.request.top_log_probs))
+        self._output.score_prompt(LogProbs.of(logits[: len(following)], following, self.request.top_log_probs))
 
     def begin(self, verdict: Verdict | None) -> None:
         """Take the first token, chosen from the prompt's last row. None: the request wants no token, and ends."""
@@ -294,7 +224,7 @@ class Sequence:
     def finish(self, reason: FinishReason) -> None:
         """End the sequence: held back text becomes certain."""
         self.finish_reason = reason
-        self._text.finish()
+        self._output.finish()
         now = time.perf_counter()
         if self.prefilled:
             self.stats.decode_ms = 1e3 * (now - self._first_token)
@@ -302,38 +232,15 @@ class Sequence:
             self.stats.queue_ms = 1e3 * (now - self.arrived)
 
     def take_output(self) -> Output | None:
-        """What is new, for a client that streams and is due some text, or when the sequence has finished; else None."""
-        output, now = self._output, time.perf_counter()
-        due = self.request.stream and output.token_ids and now >= self._next_output
-        if self.finish_reason is None and not due:
+        """Return what is new, for a client that streams and is due some text, or when the request has ended; else
+        None."""
+        if self.finish_reason is None and not self._output.due:
             return None
-        if self._scores and self.to_prefill <= 0:
-            self._give_scores(output)
-        output.text += self._text.take()
-        if output.text:
-            self._next_output = now + self._stream_interval_s
-        output.finish_reason, output.stop_reason = self.finish_reason, self.stop_reason
-        output.error = self.error
+        output = self._output.take(prompt_scored=self.to_prefill <= 0)
+        output.finish_reason, output.stop_reason, output.error = self.finish_reason, self.stop_reason, self.error
         if self.finish_reason:
             output.stats = self.stats
-        self._output = self._new_output()
         return output
-
-    def _give_scores(self, output: Output) -> None:
-        output.prompt_log_probs = [None, *chain.from_iterable(scores.chosen.tolist() for scores in self._scores)]
-        if self.request.top_log_probs:
-            output.prompt_top_log_probs = [[], *chain.from_iterable(scores.top for scores in self._scores)]
-        self._scores = []
-
-    def _new_output(self) -> Output:
-        scored, alternatives = self.request.return_log_probs, self.request.top_log_probs
-        return Output(
-            key=self.key,
-            prompt_tokens=len(self.prompt),
-            log_probs=[] if scored else None,
-            top_log_probs=[] if alternatives else None,
-            draft_trees=[] if self.request.draft_trees else None,
-        )
 
     def _advance(self, verdict: Verdict, nodes: list[Node]) -> int:
         """Take the tokens up to the text's end, an end token included; how many they are. `nodes` are the tree's."""
@@ -342,7 +249,7 @@ class Sequence:
         while not self.finish_reason and taken < len(verdict.tokens):
             self._append(verdict, taken)
             taken += 1
-        if self.proposals is not None and self._output.draft_trees is not None:
+        if self.proposals is not None:
             gained = verdict.tokens[: self.stats.output_tokens - before]
             path = verdict.path[: taken + 1]
             if taken > len(gained):  # an end token: accepted if it was drafted, though verifiers do not follow it
@@ -350,28 +257,21 @@ class Sequence:
                 path += [node for node, (token, parent, _) in enumerate(nodes) if (token, parent) == end][:1]
             origins = self.proposals.take(nodes)
             tokens, parents, scores = (list(column) for column in zip(*nodes, strict=True))
-            self._output.draft_trees.append(DraftTree(tokens, parents, scores, origins, path, gained))
+            self._output.add_tree(DraftTree(tokens, parents, scores, origins, path, gained))
         self.generated += verdict.tokens[:taken]
         if self.memory is not None:
             self.memory.extend(verdict.tokens[:taken])
         return taken
 
-    def _append(self, verdict: Verdict, place: int) -> None:
-        token = verdict.tokens[place]
+    def _append(self, verdict: Verdict, index: int) -> None:
+        token = verdict.tokens[index]
         if token in self.end_ids:
             self.stop_reason = self._stop_reasons.get(token)
             return self.finish("stop")
-        output, scores = self._output, verdict.log_probs
-        output.token_ids.append(token)
-        output.drafted.append(place + 1 < len(verdict.tokens))
-        if scores is not None and output.log_probs is not None:
-            output.log_probs.append(float(scores.chosen[place]))
-            if output.top_log_probs is not None:
-                output.top_log_probs.append(scores.top[place])
         self.stats.output_tokens += 1
         grammar = self.sampler.grammar
-        if self._text.push(token) or self._completes_stop_word(token):
-            self.stop_reason = self._text.stop_word
+        if self._output.push(verdict, index):
+            self.stop_reason = self._output.stop_word
             return self.finish("stop")
         if grammar is not None and grammar.complete_length == self.stats.output_tokens:
             if not grammar.failed:
@@ -385,8 +285,3 @@ class Sequence:
         if not self.remaining:
             return self.finish("length")
         return None
-
-    def _completes_stop_word(self, token: int) -> bool:
-        self._tail.append(token)
-        tail = list(self._tail)
-        return any(tail[-len(word) :] == word for word in self._stop_word_ids)

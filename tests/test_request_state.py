@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from redraft import sequence as module
+from redraft import request_state as module
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.verification import Verdict
+from redraft.pairs import Pairs
 from redraft.request import GenerateRequest
-from redraft.sequence import Pairs, Sequence
+from redraft.request_state import RequestState
 from tests.toy_engine import toy_codec
 
 CODEC = toy_codec()
@@ -26,10 +27,10 @@ def clock(monkeypatch):
     return now
 
 
-def begun(first: str, **fields) -> Sequence:
+def begun(first: str, **fields) -> RequestState:
     """A stream with an interval of 40 ms, after its first token."""
     request = GenerateRequest(id="r", input_ids=PROMPT, **{"max_tokens": 20, "stream": True, **fields})
-    sequence = Sequence("r", request, PROMPT, CODEC, frozenset({0}), stream_interval_s=0.04)
+    sequence = RequestState("r", request, PROMPT, CODEC, frozenset({0}), stream_interval_s=0.04)
     sequence.prefill(len(PROMPT), None)
     sequence.begin(verdict(first))
     return sequence
@@ -39,7 +40,7 @@ def begun(first: str, **fields) -> Sequence:
 def test_an_end_id_of_the_models_keeps_all_of_them(end_id, kept):
     """Clients of TensorRT-LLM send the tokenizer's end token; a chat model has one more."""
     request = GenerateRequest(id="r", input_ids=PROMPT, max_tokens=20, end_id=end_id)
-    assert Sequence("r", request, PROMPT, CODEC, frozenset({0, 5})).end_ids == kept
+    assert RequestState("r", request, PROMPT, CODEC, frozenset({0, 5})).end_ids == kept
 
 
 def verdict(text: str) -> Verdict:
@@ -48,7 +49,7 @@ def verdict(text: str) -> Verdict:
     return Verdict(list(range(len(tokens))), tokens, LogProbs(np.full(len(tokens), -0.5), none, none))
 
 
-def step(sequence: Sequence, text: str) -> None:
+def step(sequence: RequestState, text: str) -> None:
     gained = verdict(text)
     sequence.step(gained, None, NODES[: len(gained.tokens)], False)
 
