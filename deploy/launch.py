@@ -2,7 +2,7 @@
 """Serve a bundle in the container that deploy/Dockerfile makes, after checking that this machine can. Neither the
 container nor anything in it was run on a GPU.
 
-Needs only Python 3 and Docker. --dry-run prints the command, and what would stop it here, and runs nothing.
+Needs only Python 3 and Docker, no package. --dry-run prints the command, and what would stop it here, and runs nothing.
 """
 
 from __future__ import annotations

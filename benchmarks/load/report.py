@@ -7,17 +7,18 @@ The first load test is the baseline. Results of the other benchmarks are include
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from benchmarks.command import run
 from benchmarks.load import comparison
 from benchmarks.speed import single_stream
 from benchmarks.verify import lossless as verify_lossless
@@ -113,33 +114,31 @@ def page(title: str, sections: list[Section]) -> str:
     return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>\n{heading}\n{body}\n</body></html>\n"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Collect what there is and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = parser.add_argument
-    add("--load", type=Path, nargs="*", default=[], help="result folders of load tests, the baseline first")
-    add("--results", type=Path, default=Path("artifacts/reports"), help="folder with the other benchmarks' JSON files")
-    add("--title", default="redraft: speculative against auto-regressive decoding")
-    add("--output", type=Path, default=Path("artifacts/reports/report.html"))
-    args = parser.parse_args(argv)
-    plot_folder = args.output.parent / "plots"
+def main(
+    load: Annotated[list[Path], typer.Option(help="Result folders of load tests, the baseline first.")] = [],
+    results: Annotated[Path, typer.Option(help="Folder with the other benchmarks' JSON files.")] = Path(
+        "artifacts/reports"
+    ),
+    title: Annotated[
+        str, typer.Option(help="Heading of the page.")
+    ] = "redraft: speculative against auto-regressive decoding",
+    output: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("artifacts/reports/report.html"),
+) -> None:
+    plot_folder = output.parent / "plots"
     try:
-        sections = [load_section(args.load, plot_folder)] if args.load else []
+        sections = [load_section(load, plot_folder)] if load else []
         for name, section in SECTIONS.items():
-            path = args.results / f"{name}.json"
+            path = results / f"{name}.json"
             if path.is_file():
                 sections.append(section(json.loads(path.read_text(encoding="utf-8")), plot_folder))
     except (ValueError, FileNotFoundError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2
+        raise typer.BadParameter(str(error)) from None
     if not sections:
-        print(f"report: no --load folders and no results in {args.results}: run a benchmark first", file=sys.stderr)
-        return 2
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(page(args.title, sections), encoding="utf-8")
-    print(f"report: {args.output}")
-    return 0
+        raise typer.BadParameter(f"no --load folders and no results in {results}: run a benchmark first")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page(title, sections), encoding="utf-8")
+    print(f"report: {output}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

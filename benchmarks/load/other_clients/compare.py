@@ -2,27 +2,27 @@
 
     python -m benchmarks.load.other_clients.compare --environment artifacts/clients --bundle artifacts/engines/NAME
 
-The environment has what requirements-clients.txt names. All send the same prompts, so many at a time, one client
-after the other.
+The environment has what requirements-clients.txt names. The clients run one after the other and send the
+same prompts, --concurrency at a time.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
+from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, run
 from redraft.loadtest.clients.base import GenerationError
 from redraft.loadtest.clients.connect import address
 from redraft.loadtest.clients.openai import OpenAIServer
@@ -213,52 +213,49 @@ def table(report: dict[str, Any]) -> Table:
     return made
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(
+    bundle: BundleFolder,
+    environment: Annotated[Path, typer.Option(help="Virtual environment of the clients.")] = Path("artifacts/clients"),
+    url: Annotated[str, typer.Option(help="Address of /v1.")] = "127.0.0.1:8003",
+    prompts: PromptsFile = PROMPTS_FILE,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, spread evenly over the file.")] = 24,
+    max_tokens: MaxTokens = 64,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 2,
+    output: Report = Path("artifacts/reports/other_clients.json"),
+) -> int:
     """Run every client; the exit status is 1 where one fails or answers fewer requests than it was given."""
-    own = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    add = own.add_argument
-    add("--environment", type=Path, default=Path("artifacts/clients"), help="virtual environment of the clients")
-    add("--url", default="127.0.0.1:8003", help="address of /v1")
-    add("--bundle", type=Path, required=True, help="the bundle that is served, for its tokenizer")
-    add("--dataset", type=Path, default=Path(__file__).parents[2] / "prompts.jsonl")
-    add("--num-prompts", type=int, default=24)
-    add("--max-tokens", type=int, default=64)
-    add("--concurrency", type=int, default=2)
-    add("--output", type=Path, default=Path("artifacts/reports/other_clients.json"))
-    args = own.parse_args(argv)
     failed: dict[str, str] = {}
     done: dict[str, Figures] = {}
     try:
-        prompts = [prompt.turns[0] for prompt in spread(load_prompts(args.dataset), args.num_prompts)]
-        url = address("openai", args.url)
-        model, bundle = asyncio.run(model_name(url)), args.bundle.resolve()
-        setting = Setting(args.environment, url, model, bundle, prompts, args.max_tokens, args.concurrency)
+        texts = [prompt.turns[0] for prompt in spread(load_prompts(prompts), num_prompts)]
+        url = address("openai", url)
+        model = asyncio.run(model_name(url))
+        setting = Setting(environment, url, model, bundle.resolve(), texts, max_tokens, concurrency)
         installed = json.loads(setting.run("pip", "list", "--format", "json", "--disable-pip-version-check"))
     except (ValueError, OSError, GenerationError, ClientError) as error:
-        print(f"test-clients: {error}", file=sys.stderr)
-        return 2
+        raise typer.BadParameter(str(error)) from None
     with tempfile.TemporaryDirectory(prefix="redraft-") as folder:
         for name, measure in CLIENTS.items():
             console.rule(name)
             try:
                 done[name] = measure(setting, Path(folder))
-                if done[name].requests != len(prompts):
-                    failed[name] = f"{done[name].requests} of {len(prompts)} requests ended"
+                if done[name].requests != len(texts):
+                    failed[name] = f"{done[name].requests} of {len(texts)} requests ended"
             except (ClientError, GenerationError, OSError, subprocess.TimeoutExpired) as error:
                 failed[name] = str(error)
     versions = {one["name"].lower(): one["version"] for one in installed}
     report = {
         "setting": {
-            "prompts": len(prompts),
-            "concurrency": args.concurrency,
-            "max_tokens": args.max_tokens,
+            "prompts": len(texts),
+            "concurrency": concurrency,
+            "max_tokens": max_tokens,
             "model": model,
         },
         "versions": {name: versions.get(package, "") for name, package in VERSIONS.items()},
         "clients": {name: asdict(figures) for name, figures in done.items()},
         "failed": failed,
     }
-    save_report(args.output, report)
+    save_report(output, report)
     table(report).show(console)
     for name, why in failed.items():
         console.print(f"[red]{name} failed: {why}", markup=True, highlight=False)
@@ -266,4 +263,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

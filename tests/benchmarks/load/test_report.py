@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks.command import execute
 from benchmarks.load import report
 from redraft.loadtest.metrics import Timeline, summarize
 from redraft.loadtest.results import Run, load_runs, save_run, write_json
@@ -57,7 +58,7 @@ def folders(tmp_path):
 def test_page_with_everything(folders):
     output = folders / "out" / "report.html"
     loads = ["--load", str(folders / "ar"), str(folders / "spec")]
-    assert report.main([*loads, "--results", str(folders / "results"), "--output", str(output)]) == 0
+    assert execute(report.main, [*loads, "--results", str(folders / "results"), "--output", str(output)]) == 0
     page = output.read_text()
     for title in ("Load test", "Without a server", "Speculation changes nothing"):
         assert f"<h2>{title}" in page
@@ -73,7 +74,7 @@ def test_page_with_one_result(folders):
     for name in ("lossless",):
         (folders / "results" / f"{name}.json").unlink()
     output = folders / "report.html"
-    assert report.main(["--results", str(folders / "results"), "--output", str(output)]) == 0
+    assert execute(report.main, ["--results", str(folders / "results"), "--output", str(output)]) == 0
     assert output.read_text().count("<h2>") == 1
 
 
@@ -88,13 +89,13 @@ def test_runs_of_an_older_form_are_read(folders):
     (run,) = load_runs(folders / "old")
     assert (run.run, run.figures["ms_per_token"]) == (1, pytest.approx(50))
     loads = ["--load", str(folders / "old"), "--results", str(folders / "none")]
-    assert report.main([*loads, "--output", str(folders / "report.html")]) == 0
+    assert execute(report.main, [*loads, "--output", str(folders / "report.html")]) == 0
 
 
 def test_nothing_to_report(tmp_path, capsys):
-    assert report.main(["--results", str(tmp_path), "--output", str(tmp_path / "report.html")]) == 2
+    assert execute(report.main, ["--results", str(tmp_path), "--output", str(tmp_path / "report.html")]) == 2
     assert "run a benchmark first" in capsys.readouterr().err
-    assert report.main(["--load", str(tmp_path), "--output", str(tmp_path / "report.html")]) == 2
+    assert execute(report.main, ["--load", str(tmp_path), "--output", str(tmp_path / "report.html")]) == 2
     assert "rate-*.json" in capsys.readouterr().err
 
 
