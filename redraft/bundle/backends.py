@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from redraft.errors import BundleError
+
 
 class Precision(StrEnum):
     """The stored form of a target's weights."""
@@ -130,3 +132,9 @@ def backend_of(name: object) -> Backend:
     if str(name) not in BACKENDS:
         raise ValueError(f"unknown backend {str(name)!r}; known are {', '.join(BACKENDS)}")
     return BACKENDS[str(name)]
+
+
+def check_precision(backend: Backend, precision: Precision) -> None:
+    """Raise BundleError for a precision that a backend does not store weights in."""
+    if precision not in backend.precisions:
+        raise BundleError(f"--precision {precision}: {backend} takes {', '.join(backend.precisions)}")

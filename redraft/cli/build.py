@@ -13,7 +13,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Form, Precision
+from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Form, Precision, check_precision
 from redraft.bundle.config import BundleConfig, LimitsInfo
 from redraft.bundle.method import MethodFields
 from redraft.cli.bundles import as_arguments, complete, needs_build, say_built
@@ -197,8 +197,7 @@ def main(
         folder, no_drafter = Path(options["--output"]), "--no-drafter" in options
         precision = Precision(options["--precision"])
         calibration = Path(options["--calibration"]) if "--calibration" in options else None
-        if precision not in backend.precisions:
-            raise BundleError(f"--precision {precision}: {backend} takes {', '.join(backend.precisions)}")
+        check_precision(backend, precision)
         if form and form not in backend.forms:
             takes = ", ".join(backend.forms) or "none: only the TensorRT backends have one"
             raise BundleError(f"--form {form}: {backend} takes {takes}")

@@ -26,6 +26,7 @@ from typing import Annotated
 import torch
 import typer
 
+from redraft.bundle.backends import OPENVINO, Backend
 from redraft.bundle.manifest import MANIFEST
 from redraft.chat import template_digest
 from redraft.cli.options import ColumnOption, ModelOption, PromptsOption
@@ -81,7 +82,12 @@ def engine_of(data: Path) -> Path:
 
 
 def teacher_engine(
-    model: Path, data: Path, layers: str | None, steps: Steps, max_new_tokens: int = MAX_NEW_TOKENS
+    model: Path,
+    data: Path,
+    layers: str | None,
+    steps: Steps,
+    backend: Backend = OPENVINO,
+    max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> Path:
     """The engine bundle that writes teacher data into a folder, built where it is missing: many short sequences side by
     side. Raises ValueError for a damaged model."""
@@ -90,6 +96,7 @@ def teacher_engine(
     options = {"--model": str(model), "--no-drafter": "", "--features": "", "--slots": "64", "--max-tree": "1"}
     options |= {"--max-len": str(length), "--prefill-chunk": "64", "--replace": "", "--output": str(engine_of(data))}
     options |= {"--target-layers": layers} if layers else {}
+    options |= {"--backend": backend.name}
     return Path(steps.tuned_bundle(options, 0)["--output"])
 
 
@@ -174,6 +181,8 @@ def main(
     writes_prompts = self_written if source is Source.generate else 0.0
     given: list[Prompt] = []
     try:
+        if engine and (bundle or reads):
+            raise ValueError("--engine builds a bundle that generates: give no --bundle, and --source generate")
         if held_out == output:
             raise ValueError(f"--held-out {held_out}: expected another folder than --output")
         if prompts:
@@ -227,7 +236,7 @@ def main(
     if of_others:
         say(f"{names} hold conversations of other prompts, which are kept: remove or rename them to begin anew")
     if engine:
-        bundle = teacher_engine(model, output, target_layers, Steps("redraft distill"), max_new_tokens)
+        bundle = teacher_engine(model, output, target_layers, Steps("redraft distill"), max_new_tokens=max_new_tokens)
     with progress("distill", sum(part.wanted for part in parts), "tokens", "loading the target") as shown:
         try:
             written_by = EngineForward(bundle, threads) if bundle and not reads else None

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from redraft.bundle.backends import OPENVINO, Backend, Precision
+from redraft.bundle.backends import OPENVINO, Backend, Precision, check_precision
 from redraft.cli.distill import teacher_engine
 from redraft.cli.options import BACKEND_NAMES, ColumnOption, ModelOption, PromptsOption, backend_named
 from redraft.cli.steps import Steps
@@ -59,6 +59,10 @@ def main(
         raise typer.BadParameter(f"--hours {hours:g}: expected a number above 0, such as 0.5")
     if kind not in KINDS:
         raise typer.BadParameter(f"--kind {kind}: expected one of {', '.join(KINDS)}")
+    try:
+        check_precision(backend, precision)
+    except BundleError as error:  # before the hours, not after them
+        raise typer.BadParameter(str(error)) from None
     layers = layers_of(kind)
     output, data = output or own_drafter(model.name, kind), data or data_of(model.name, layers)
     steps = Steps("redraft drafter", output / LOG)
@@ -71,12 +75,15 @@ def main(
     begun = time.monotonic()
     try:
         texts = load_prompts(prompts or PROMPTS, column if prompts else None)
-        engine = teacher_engine(model, data, layers, steps)
+        engine = teacher_engine(model, data, layers, steps, backend)
         plan = plan_training(output / "plan.json", model, engine, data, texts, hours, say, kind, layers)
         for line in plan.lines():
             say(line)
         layered = ["--target-layers", layers] if layers else []
-        steps.run("distill", "--model", model, "--output", data, "--tokens", plan.tokens, *reading, *layered)
+        steps.run(
+            "distill", "--model", model, "--output", data, "--tokens", plan.tokens, "--bundle", engine,
+            *reading, *layered,
+        )  # fmt: skip
         steps.run(
             "train", "--model", model, "--kind", kind, "--data", data, "--data", f"{data}-held-out",
             "--output", output, "--positions", plan.positions,

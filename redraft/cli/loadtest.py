@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typer
+
 from redraft.cli.service import DEFAULT_RUN_DIR, RunDirOption, running_service
 from redraft.loadtest.loadtest import run_load_test
 from redraft.loadtest.options import SERVED, Options, command
@@ -13,11 +15,16 @@ def loadtest(options: Options, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> int:
     Addresses, tokenizer and chat template are those of the service that runs from --run-dir, where none are given. With
     --of-saturation and --baseline, auto-regressive decoding by the same service takes turns with the bundle's method.
     """
-    if options.worker is None and (options.url is None or options.tokenizer == SERVED):
+    elsewhere = options.url is not None or options.worker is not None
+    if elsewhere and options.tokenizer == SERVED:
+        raise typer.BadParameter(
+            "--url and --worker need --tokenizer: the folder of the bundle that is served there, or of its model"
+        )
+    if not elsewhere:
         settings = running_service(run_dir, "redraft loadtest")
         ports = {"grpc": settings.grpc_port, "http": settings.http_port, "openai": settings.openai_port}
         options.tokenizer = settings.bundle if options.tokenizer == SERVED else options.tokenizer
-        if options.url is None and options.protocol in ports:
+        if options.protocol in ports:
             options.url = f"127.0.0.1:{ports[options.protocol]}"
             page = f"http://127.0.0.1:{settings.metrics_port}/metrics"
             options.metrics_url = page if options.metrics_url is None else options.metrics_url

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from redraft.bundle.manifest import MANIFEST
 from redraft.cli.steps import Steps
-from redraft.home import DEFAULT_MODEL, HOME, calibration_of
+from redraft.home import DEFAULT_MODEL, HOME
 from redraft.serving.settings import DEFAULT, ServeSettings
 
 RECORD = "source.json"
@@ -23,8 +23,6 @@ def prepared(settings: ServeSettings) -> Path:
     options = {"--model": str(model), "--precision": settings.precision, "--backend": settings.backend}
     options |= {"--drafter": str(settings.drafter)} if settings.drafter else {}
     options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
-    if settings.precision == "fp8" and not calibration_of(model.name).is_file():
-        steps.run("calibrate", "--model", model)
     return Path(steps.tuned_bundle(options, settings.tune_minutes)["--output"])
 
 

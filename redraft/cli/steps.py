@@ -53,6 +53,9 @@ class Steps:
         """Build the bundle of these options of `redraft build`, and tune it in about `minutes`, each where that was not
         done. Returns all its options."""
         options = complete(options)
+        if options["--precision"] == "fp8" and "--calibration" not in options:
+            self.run("calibrate", "--model", options["--model"])
+            options = complete(options)
         if needs_build(options):
             self.run("build", *as_arguments(options))
         bundle = Path(options["--output"])

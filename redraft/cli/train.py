@@ -30,10 +30,8 @@ from redraft.model_defs.drafters.registry import DRAFTERS
 from redraft.model_defs.files import count_numbers
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
-from redraft.training.distillation import (
-    Labels,
-    Trainer,
-)
+from redraft.runtime import BIGRAMS_FILE_NAME
+from redraft.training.distillation import Labels, Trainer
 from redraft.training.plan import usual_rows
 from redraft.training.run import (
     CHECKPOINT_S,
@@ -61,6 +59,16 @@ SETTINGS = "; ".join(
 def layers_of(kind: str) -> str | None:
     """The --target-layers of the teacher data that a kind of drafter is trained on."""
     return USUAL if kind in LAYERED else None
+
+
+def save_bigrams(path: Path, data: list[Path], vocab_size: int) -> None:
+    """Write each token's most frequent successor in the answers of teacher data: what the n-gram branch of bundles of
+    the drafter takes. It is written before the drafter is, so no drafter is without it, and whole or not at all."""
+    answers = [tokens.numpy() for tokens in TeacherData(data, 0, prompts=False).answers()]
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        np.save(file, count_bigrams(answers, vocab_size))
+    partial.replace(path)
 
 
 @interruptible("redraft train", "the same command goes on from the last checkpoint")
@@ -184,11 +192,12 @@ def main(
         if not resumed and not start_from:
             shown.update(0, "setting the first weights")
             module.initialize(target, teacher.sample(run.window, unroll).to(device))
+        try:
+            save_bigrams(output / BIGRAMS_FILE_NAME, data, vocab_size)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(str(error)) from None
         card = {"target_fingerprint": target_fingerprint(target), "chat_template": template_digest(model)}
         try:
             train(trainer, teacher, run, output, card, resumed is None, shown)
-            # The n-gram branch of bundles of this drafter takes them.
-            answers = [tokens.numpy() for tokens in TeacherData(data, 0, prompts=False).answers()]
-            np.save(output / "bigrams.npy", count_bigrams(answers, vocab_size))
         except OtherRunError as error:
             raise typer.BadParameter(str(error)) from None

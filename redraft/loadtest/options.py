@@ -28,6 +28,8 @@ AT_LEAST |= {"shared_prefix": 0, "prompt_tokens": 0}
 
 SERVED = Path()
 """The tokenizer of the service that runs."""
+BY_NAME = Path()
+"""The folder of results that is named after the tokenizer's."""
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Options:
 
     request_rate: Annotated[
         list[float], typer.Option(help="Requests per second; inf: all at once, or as --max-concurrency lets them.")
-    ] = field(default_factory=lambda: [1.0])
+    ] = field(default_factory=lambda: [0.5, 1.0, 2.0])
     num_prompts: Annotated[int, typer.Option(help="Requests per rate, at least.")] = FULL["num_prompts"]
     seconds: Annotated[float, typer.Option(help="Seconds per rate, at least.")] = FULL["seconds"]
     ramp: Annotated[float, typer.Option(help="Seconds before the steady window, whose requests come on top.")] = 5.0
@@ -106,8 +108,11 @@ class Options:
     label: Annotated[str, typer.Option(help="Name of this run in tables and plots.")] = "run"
     result_dir: Annotated[
         Path,
-        typer.Option(help="Folder of the results; earlier ones go.", show_default="REDRAFT_HOME/loadtest/run"),
-    ] = HOME / "loadtest" / "run"
+        typer.Option(
+            help="Folder of the results; earlier ones in it are removed.",
+            show_default="REDRAFT_HOME/loadtest/NAME, of the bundle or model",
+        ),
+    ] = BY_NAME
     baseline: Annotated[Path | None, typer.Option(help="Results of an auto-regressive run to compare with.")] = None
     baseline_url: Annotated[
         str | None,
@@ -155,6 +160,8 @@ def command(run: Callable[..., int]) -> Callable[..., None]:
 
 def check(args: Options) -> dict[str, float]:
     """Settle presets and check the others; the service level objective. Raises ValueError."""
+    if args.result_dir == BY_NAME:
+        args.result_dir = HOME / "loadtest" / args.tokenizer.resolve().name
     if args.table2:
         args.request_rate, args.temperature = TABLE2_RATES, TABLE2_TEMPERATURE
         plan = bundle_plan(args.tokenizer, args.method).get("plan")

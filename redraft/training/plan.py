@@ -54,6 +54,8 @@ class Plan(BaseModel):
     prompts: str | None = None
     """Digest of the prompts; None, as that of the chat template, in plans that were made before both were stored"""
     chat_template: str | None = None
+    kind: str = RECURRENT
+    """Kind of drafter; the default is that of plans made before it was stored."""
     hours: float = Field(gt=0)
     teacher_rate: float
     """Tokens of teacher data per second."""
@@ -132,12 +134,12 @@ def plan_training(
     """The plan that `path` holds, or a new one for another target or other hours, which is stored there: for drafters
     of a `kind` that read what enters `layers` of the target.
 
-    Raises ValueError where the hours are too few, where a drafter has been trained by another plan, or where the
-    folders of the plan and of the `teacher` data are of other prompts or another chat template, OSError or ValueError
-    for files.
+    Raises ValueError where the hours are too few, where the plan is of another kind or a drafter has been trained by
+    another plan, or where the folders of the plan and of the `teacher` data are of other prompts or another chat
+    template, OSError or ValueError for files.
     """
     digest, there = model_digest(model), Plan.read(path)
-    inputs = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or ""}
+    inputs = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or "", "kind": kind}
     if there and there.model == digest:
         for name, what in (("prompts", "other prompts"), ("chat_template", "another chat template")):
             if getattr(there, name) not in (None, inputs[name]):
@@ -145,6 +147,11 @@ def plan_training(
                     f"{path} is of {what}: remove or rename {path.parent}, {teacher} and {teacher}-held-out"
                 )
     if there and (there.model, there.hours) == (digest, hours):
+        if there.kind != kind:
+            raise ValueError(
+                f"{path} is of a drafter of kind {there.kind}, not {kind}: choose another --output, or remove or "
+                f"rename {path.parent}"
+            )
         say(f"going on with {path}")
         return there
     if there and (path.parent / "checkpoint.safetensors").exists():

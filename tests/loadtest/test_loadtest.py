@@ -2,6 +2,7 @@
 
 import json
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -186,6 +187,20 @@ def test_wrong_flags(client, command, capsys, flags, message):
     assert command(*flags) == 2
     assert message in capsys.readouterr().err
     assert not client.seen, "no request before all flags are checked"
+
+
+def test_results_lie_in_a_folder_of_their_bundle(tokenizer_folder, monkeypatch):
+    """A test of another bundle leaves them."""
+    monkeypatch.setattr(options, "HOME", Path("home"))
+    asked = options.Options(tokenizer=tokenizer_folder)
+    options.check(asked)
+    assert asked.result_dir == Path("home", "loadtest", tokenizer_folder.name)
+
+
+def test_a_server_elsewhere_needs_its_tokenizer(capsys):
+    for flag in ("--url", "--worker"):
+        assert execute(application("loadtest"), ["loadtest", flag, "127.0.0.1:9"]) == 2
+        assert "need --tokenizer" in capsys.readouterr().err
 
 
 def test_a_prompt_unfit_for_a_later_run_ends_the_test_before_it_begins(client, command, capsys, monkeypatch):

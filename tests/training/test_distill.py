@@ -190,6 +190,8 @@ def test_more_tokens_than_the_disk_holds_are_refused(tmp_path, monkeypatch):
         ({"prompts": "long.jsonl"}, "all 3 prompts of .*long.jsonl have more than 127 tokens: shorten"),
         ({"prompts": "half.jsonl"}, "half.jsonl, line 2: .*surrogates not allowed"),
         ({"source": distill.Source.prefill}, "needs a `response`, the prompt .* has none"),
+        ({"source": distill.Source.prefill, "engine": True}, "--engine builds a bundle that generates"),
+        ({"bundle": "bundle", "engine": True}, "--engine builds a bundle that generates"),
     ],
 )
 def test_input_that_is_not_there_is_refused(target, tmp_path, monkeypatch, given, message):
@@ -200,7 +202,9 @@ def test_input_that_is_not_there_is_refused(target, tmp_path, monkeypatch, given
     (tmp_path / "nameless.jsonl").write_text(rows[0] + '{"source": "own"}\n')
     (tmp_path / "half.jsonl").write_text(rows[0] + '{"prompt": "\\ud800"}\n')
     (tmp_path / "long.jsonl").write_text("".join(json.dumps({"prompt": "1" * n}) + "\n" for n in (353, 400, 500)))
-    paths = {key: value if key == "source" else tmp_path / value for key, value in given.items()}
+    paths = {
+        key: tmp_path / value if isinstance(value, str) and key != "source" else value for key, value in given.items()
+    }
     where = {"model": tmp_path, "prompts": tmp_path / "prompts.jsonl", "output": tmp_path / "data"}
     with pytest.raises(typer.BadParameter, match=message):
         distill.main(**(where | paths), tokens=100)

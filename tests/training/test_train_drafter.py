@@ -7,6 +7,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -156,3 +157,19 @@ def test_unfit_commands_are_refused(taught: Path, tmp_path: Path):
     with pytest.raises(typer.BadParameter, match=r"layers none, the drafter reads \(0, 1, 2\): .*layers 0\+1\+2"):
         train(taught, tmp_path / "new", "eagle3", 200, data=[taught / "data"])
     assert not (tmp_path / "new").exists()
+
+
+def test_no_drafter_is_without_its_bigrams(taught: Path, tmp_path: Path, monkeypatch):
+    """They are there before the drafter is, and whole: a build would go on without those that are missing."""
+
+    def cut_short(file, table) -> None:
+        file.write(b"half")
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(command.np, "save", cut_short)
+        with pytest.raises(typer.BadParameter, match="no space left"):
+            train(taught, tmp_path, "recurrent", 100)
+    assert not {"bigrams.npy", "drafter.safetensors"} & {file.name for file in tmp_path.iterdir()}
+    train(taught, tmp_path, "recurrent", 100)
+    assert np.load(tmp_path / "bigrams.npy").shape == (VOCAB,)

@@ -36,7 +36,7 @@ def download(source: str, revision: str | None, cache: Path, say: Callable[[str]
         if not (folder / CONFIG).is_file():
             raise FetchError(
                 f"{source} has no {CONFIG}, so it is no model in Hugging Face's form; of GGUF files take one: "
-                f".venv/bin/hf download {source} FILE.gguf --local-dir FOLDER, and then redraft fetch FOLDER/FILE.gguf"
+                f"hf download {source} FILE.gguf --local-dir FOLDER, and then redraft fetch FOLDER/FILE.gguf"
             )
         TargetConfig.load(folder, read_config(folder))
         weights = _weights(list(sizes), folder)
