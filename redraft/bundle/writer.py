@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,12 +22,31 @@ _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 """numpy reports a write that was cut short without a number."""
 
 
-@contextmanager
-def new_bundle(path: Path, bytes_needed: int) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its place when the block ends well, and vanishes otherwise.
+def is_bundle(folder: Path) -> bool:
+    """Whether a folder holds a bundle, whole or damaged."""
+    return (folder / MANIFEST).is_file()
 
-    Raises BundleError where the disk has less than `bytes_needed` free, or fills up, or cannot be written.
+
+def require_replaceable(path: Path, replaces: Callable[[Path], bool] = is_bundle) -> None:
+    """Raises BundleError for a file, and for a folder that holds something else than what may be replaced."""
+    try:
+        if not path.exists() or (path.is_dir() and (replaces(path) or not any(path.iterdir()))):
+            return
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error.strerror}") from None
+    kind = "holds other files, which would be deleted" if path.is_dir() else "is a file"
+    raise BundleError(f"{path} {kind}: choose another --output, or remove it first")
+
+
+@contextmanager
+def new_bundle(path: Path, bytes_needed: int, replaces: Callable[[Path], bool] = is_bundle) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its place when the block ends well, and vanishes otherwise. A folder
+    that is there is replaced where `replaces` says so of it.
+
+    Raises BundleError for other folders, where another process writes to the same `path`, and where the disk has less
+    than `bytes_needed` free, or fills up, or cannot be written.
     """
+    require_replaceable(path, replaces)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -35,23 +56,44 @@ def new_bundle(path: Path, bytes_needed: int) -> Iterator[Path]:
         raise BundleError(
             f"{path} needs about {bytes_needed / 1e6:.0f} MB of disk space, {path.parent} has {free / 1e6:.0f} MB free"
         )
-    temporary = path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
     try:
-        yield temporary
-        shutil.rmtree(old, ignore_errors=True)
-        if path.exists():
-            path.rename(old)
-        temporary.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+        with _claimed(path.with_name(f".{path.name}.partial"), path) as temporary:
+            yield temporary
+            shutil.rmtree(old, ignore_errors=True)
+            if path.exists():
+                path.rename(old)
+            temporary.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         if error.errno in _DISK_IS_FULL:
             raise BundleError(f"no space left on disk for {path} ({error}); nothing was kept") from None
         raise
+
+
+@contextmanager
+def _claimed(temporary: Path, path: Path) -> Iterator[Path]:
+    """The folder `temporary`, empty, which no other process has until the block ends. It goes where the block fails.
+
+    The lock is on the folder itself: it ends with its process, so that what a killed one left can be taken.
+    """
+    temporary.mkdir(exist_ok=True)
+    folder = os.open(temporary, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BundleError(f"another process is writing {path}: wait until it has ended, and try again") from None
+        try:
+            for left in temporary.iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            yield temporary
+        except BaseException:
+            # Not after a success: the folder has its new name, and another process may have begun one of the old name.
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(folder)
 
 
 def finish_bundle(

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from redraft.bundle.backends import BACKENDS, OPENVINO
-from redraft.bundle.manifest import MANIFEST, Manifest
+from redraft.bundle.manifest import Manifest
+from redraft.bundle.writer import is_bundle, require_replaceable
 from redraft.cli.options import model_folder
 from redraft.compiler.built_from import CODE, built_from, differences, options_of, why_unusable
 from redraft.console.output import err
@@ -64,7 +65,7 @@ def why_to_build(options: dict[str, str]) -> tuple[list[str], bool]:
     """How the bundle in the folder differs from the one that complete options describe, nothing where it is that one;
     and whether it may be replaced: by newer code, or since it cannot be loaded here."""
     output = Path(options["--output"])
-    if not (output / MANIFEST).is_file():
+    if not is_bundle(output):
         return ["it is not there"], True
     try:
         manifest = Manifest.read(output)
@@ -78,10 +79,12 @@ def why_to_build(options: dict[str, str]) -> tuple[list[str], bool]:
 
 def needs_build(options: dict[str, str], named: bool = False) -> bool:
     """Whether there is something to build; says why a bundle that is there is built again. With `named` the folder is
-    the user's choice: raises BundleError where a bundle of other settings or files is in it."""
+    the user's choice: raises BundleError where a bundle of other settings or files is in it. Raises it for a folder of
+    other files in any case."""
     changes, replaceable = why_to_build(options)
     output = options["--output"]
-    if not changes or not (Path(output) / MANIFEST).is_file():
+    require_replaceable(Path(output))
+    if not changes or not is_bundle(Path(output)):
         return bool(changes)
     more = f" and {len(changes) - NAMED_DIFFERENCES} more" if len(changes) > NAMED_DIFFERENCES else ""
     why = "; ".join(changes[:NAMED_DIFFERENCES]) + more

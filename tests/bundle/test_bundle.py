@@ -130,6 +130,32 @@ def test_a_build_replaces_the_old_bundle(path):
     assert not (path / "target.onnx").exists()
 
 
+def test_a_folder_of_other_files_and_a_file_are_not_replaced(tmp_path):
+    other = tmp_path / "thesis"
+    other.mkdir()
+    with new_bundle(other, 100) as folder:  # an empty one may be
+        (folder / "chapter").touch()
+    for path, why in ((other, "holds other files, which would be deleted"), (other / "chapter", "is a file")):
+        with pytest.raises(BundleError, match=f"{path} {why}"), new_bundle(path, 100):
+            pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["thesis", "chapter"]
+
+
+def test_two_builds_do_not_share_a_folder(path):
+    with new_bundle(path, 100) as folder:
+        (folder / "half").touch()
+        with pytest.raises(BundleError, match=f"another process is writing {path}"), new_bundle(path, 100):
+            pass
+        assert (folder / "half").exists()
+        finish_bundle(folder, CONFIG, {}, "4567", "first")
+    killed = path.with_name(".b.partial")
+    (killed / "target").mkdir(parents=True)
+    with new_bundle(path, 100) as folder:
+        assert (folder, list(folder.iterdir())) == (killed, []), "what a killed one left is gone"
+        finish_bundle(folder, CONFIG, {}, "4567", "second")
+    assert Bundle.load(path).manifest.command == "second"
+
+
 @pytest.mark.parametrize(
     ("config", "count"),
     [('{"tensor_parallel": 3}', 3), ("{}", 1), ('{"tensor_parallel": 0}', 1), ("[]", 1), ("no JSON", 1)],

@@ -231,6 +231,19 @@ def test_a_folder_that_the_user_named_is_not_replaced_by_another_bundle(place, m
     assert needs_build(command(drafter="drafter"), named=True), "the same bundle by newer code"
 
 
+@pytest.mark.parametrize("options", [(), ("--replace",)])
+def test_a_folder_of_other_files_is_refused_before_anything_is_loaded(place, monkeypatch, options):
+    (place / "thesis").mkdir()
+    (place / "thesis" / "chapter").touch()
+    monkeypatch.setattr(build, "load_target", None)
+    done = run_command(["build", "--model", "model", "--drafter", "drafter", "--output", "thesis", *options])
+    assert (done.exit_code, (place / "thesis" / "chapter").exists()) == (1, True)
+    assert "thesis holds other files, which would be deleted" in done.output
+    for directory in ("model", "."):
+        with pytest.raises(BundleError, match=f"{directory} holds other files"):
+            needs_build(command(drafter="drafter", output=directory))
+
+
 def test_other_code_builds_again(place, monkeypatch, capsys):
     monkeypatch.setattr(built_from, "sources_digest", lambda: "newer")
     assert needs_build(command(drafter="drafter"))

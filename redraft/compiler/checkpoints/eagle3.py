@@ -7,7 +7,6 @@ of a row less the row) and `t2d` (bool). Rows of the head are in the order of th
 from __future__ import annotations
 
 import json
-import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redraft.bundle.writer import new_bundle
 from redraft.model_defs.drafters.eagle3 import Eagle3Drafter
 from redraft.model_defs.files import read_json, save_tensors
 
 SPECULATORS_VERSION = "0.9.0"
+CONFIG, WEIGHTS, TRTLLM_CONFIG = "config.json", "model.safetensors", "speculative_config.yaml"
 FIRST = {"speculators": "layers.0", "specforge": "midlayer"}
 """What each form calls the first layer."""
 
@@ -30,7 +31,8 @@ class Form(StrEnum):
 
 def export_eagle3(drafter: Eagle3Drafter, model: Path, output: Path, form: Form, verifier: str, depth: int) -> None:
     """Write a drafter of the target in the folder `model`, whole or not at all; `verifier` names the target for others,
-    `depth` is how many tokens they are to draft. Raises ValueError for what the form cannot say."""
+    `depth` is how many tokens they are to draft. Raises ValueError for what the form cannot say, BundleError where it
+    cannot be written."""
     config, tensors = drafter.config, hub_tensors(drafter, FIRST[form])
     if form == Form.speculators and not config.hot_vocabulary:
         del tensors["d2t"], tensors["t2d"]  # as speculators does where the head has all tokens
@@ -45,16 +47,16 @@ def export_eagle3(drafter: Eagle3Drafter, model: Path, output: Path, form: Form,
         written = specforge_config(drafter)
     else:
         written = speculators_config(drafter, read_json(model / "config.json"), verifier, depth)
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_tensors(tensors, partial / "model.safetensors", {"format": "pt"})
-    (partial / "config.json").write_text(json.dumps(written, indent=2) + "\n")
-    if form == Form.specforge:
-        (partial / "speculative_config.yaml").write_text(trtllm_yaml(output, verifier, depth, outputs_of(drafter)))
-    if output.is_dir():
-        shutil.rmtree(output)
-    partial.replace(output)
+    with new_bundle(output, sum(tensor.nbytes for tensor in tensors.values()), is_export) as folder:
+        save_tensors(tensors, folder / WEIGHTS, {"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(written, indent=2) + "\n")
+        if form == Form.specforge:
+            (folder / TRTLLM_CONFIG).write_text(trtllm_yaml(output, verifier, depth, outputs_of(drafter)))
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder holds nothing but the files of an export: a model's folder has a tokenizer too."""
+    return {file.name for file in folder.iterdir()} <= {CONFIG, WEIGHTS, TRTLLM_CONFIG}
 
 
 def hub_tensors(drafter: Eagle3Drafter, first: str) -> dict[str, Tensor]:

@@ -96,7 +96,7 @@ def export_checkpoint(model: Path, drafter: Path, output: Path, settings: Settin
     parallelism = parallelism_of(target.config, tp_size, 0 if settings.parallel_embedding else None)
     split = {name: parallelism.split(name, weight) for name, weight in cast.items()}
     needed = sum(part.nbytes for parts in split.values() for part in parts)
-    with new_bundle(output, needed + 20_000_000) as folder:
+    with new_bundle(output, needed + 20_000_000, lambda old: (old / BUILD_SCRIPT).is_file()) as folder:
         with step(f"write {tp_size} rank{'s' if tp_size > 1 else ''}"):
             for rank in range(tp_size):
                 mine = {name: parts[rank] for name, parts in split.items()}
@@ -154,7 +154,8 @@ def import_checkpoint(checkpoint: Path, model: Path, output: Path) -> None:
         target = hf_weights(weights, config)
         Target.check_weights(target, config)
     needed = sum(weight.nbytes for weight in weights.values())
-    with new_bundle(output, needed + 20_000_000) as folder, step("write and load target and drafter"):
+    is_import = lambda old: (old / TARGET / RECORD).is_file()  # noqa: E731
+    with new_bundle(output, needed + 20_000_000, is_import) as folder, step("write and load target and drafter"):
         (folder / TARGET).mkdir()
         copy_files(model, folder / TARGET, (*CONFIG_FILES, *TOKENIZER_FILES))
         save_tensors(owned(target), folder / TARGET / "model.safetensors", metadata={"format": "pt"})

@@ -210,3 +210,11 @@ def test_other_drafters_are_refused(target, model, tmp_path, make, name):
     assert done.exit_code == 1
     assert f"holds a drafter {name!r}, exported are 'eagle3'" in " ".join(done.output.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_models_folder_is_not_replaced(target, model, tmp_path):
+    drafter_of(target).save(tmp_path / "ours")
+    done = run("--model", model, "--drafter", tmp_path / "ours", "--output", model)
+    assert done.exit_code == 1
+    assert "holds other files, which would be deleted" in " ".join(done.output.split())
+    assert (model / "tokenizer.json").exists()
