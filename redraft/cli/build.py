@@ -38,6 +38,7 @@ from redraft.compiler.methods import (
     drafter_kind,
     read_methods,
 )
+from redraft.console.interrupt import interruptible
 from redraft.console.output import err
 from redraft.console.progress import step
 from redraft.decoding.retrieval import NGRAM_TRIE
@@ -95,6 +96,7 @@ def method_flag(name: str) -> inspect.Parameter:
 
 
 @with_method_flags
+@interruptible("redraft build", "nothing was written")
 def main(
     context: typer.Context,
     model: ModelOption = Path(DEFAULT_MODEL),
@@ -257,9 +259,6 @@ def main(
         needs = what_builds(weight_bytes(model), backend)
         err.print(f"[red]redraft build:[/red] out of memory ({escape(first_line(error))}): {needs}")
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        say("interrupted, nothing was written")
-        raise typer.Exit(130) from None
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
@@ -271,7 +270,7 @@ def given_options(context: typer.Context) -> dict[str, str]:
             options[param.opts[0]] = ""
         elif value is False and param.secondary_opts:
             options[param.secondary_opts[0]] = ""
-        elif value not in (None, False, param.default):
+        elif value is not None and value is not False and value != param.default:
             options[param.opts[0]] = str(value)
     return options
 

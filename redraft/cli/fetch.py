@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from redraft.compiler.checkpoints.fetch import Request, fetch
+from redraft.console.interrupt import interruptible
 from redraft.home import HOME
 
 
@@ -17,6 +18,7 @@ def say(text: object, err: bool = False) -> None:
     typer.echo(f"redraft fetch: {line}", err=err)
 
 
+@interruptible("redraft fetch", "no model was written")
 def main(
     source: Annotated[
         str, typer.Argument(help="'default', a Hugging Face folder, a .gguf file, or a hub id (owner/name)")
@@ -42,9 +44,6 @@ def main(
     except (ValueError, OSError) as error:
         say(error, err=True)
         raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        say("interrupted; no model was written", err=True)
-        raise typer.Exit(130) from None
     model = "" if source == "default" else f" {folder}"
     train = "" if source == "default" else f"; redraft drafter --model {folder} --hours 1 trains a drafter for it"
     say(f"next: redraft serve{model} serves it{train}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from redraft.bundle.budget import BudgetFile, doubtful_warning, untuned_warning
 from redraft.chat import Writing, render_chat
 from redraft.cli.flags import with_settings
 from redraft.cli.prepare import prepared
+from redraft.console.interrupt import interruptible
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
 from redraft.console.template_options import TemplateOptions
@@ -41,6 +41,7 @@ CONNECT_S = 5.0
 
 
 @with_settings
+@interruptible("redraft serve", "nothing is left running")
 def serve(
     settings: ServeSettings,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
@@ -53,8 +54,6 @@ def serve(
     Each setting is a flag, an environment variable REDRAFT_NAME, or a line of the file that --config names, in this
     order: a flag goes before a variable, and a variable before the file. `redraft status --config` prints them.
     """
-    if foreground:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if settings.api_key:
         os.environ[API_KEY_VARIABLE] = settings.api_key.get_secret_value()
     if settings.bundle is None:
@@ -64,8 +63,6 @@ def serve(
             state = launcher.serve(settings, run_dir, say)
     except ServingError as error:
         fail(f"redraft serve: {error}")
-    except KeyboardInterrupt:
-        fail("redraft serve: interrupted, nothing is left running", code=130)
     host = settings.address
     mode = "streaming (decoupled)" if settings.decoupled else "one response per request"
     out.print(f"serving {state.settings.bundle.name}, {mode}", markup=False)
@@ -82,6 +79,7 @@ def serve(
         fail(f"redraft serve: {reason}")
 
 
+@interruptible("redraft swap", "the swap goes on: `redraft status` says how it is")
 def swap(
     bundle: Annotated[Path, typer.Option(help="Engine bundle to serve from now on, with the same tokenizer.")],
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
@@ -95,8 +93,6 @@ def swap(
             state = launcher.swap(bundle, run_dir, say)
     except ServingError as error:
         fail(f"redraft swap: {error}")
-    except KeyboardInterrupt:
-        fail("redraft swap: interrupted, the swap goes on: `redraft status` says how it is", code=130)
     out.print(f"serving {state.settings.bundle.name}", markup=False)
     _warn_of_budgets(state.untuned, state.settings.bundle)
 

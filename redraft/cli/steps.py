@@ -9,8 +9,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-import typer
-
+from redraft.bound import bound
 from redraft.bundle.budget import why_untuned
 from redraft.cli.bundles import as_arguments, complete, needs_build
 from redraft.console.output import err, fail
@@ -33,20 +32,21 @@ class Steps:
                 file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
     def run(self, command: str, *arguments: object, ranks: int = 1) -> None:
-        """Run a command of `redraft`. Ends the process where it fails."""
+        """Run a command of `redraft`. Ends the process where it fails, and raises KeyboardInterrupt where it was
+        interrupted."""
         words = [command, *map(str, arguments)]
         line = shlex.join(["redraft", *words])
         err.print(line, markup=False)
         self.log(line)
         try:
-            status = subprocess.call(launch_command([sys.executable, "-m", "redraft.cli", *words], ranks))
+            status = run_to_end(launch_command([sys.executable, "-m", "redraft.cli", *words], ranks))
         except ServingError as error:  # MPI is missing
             fail(f"{self.program}: {error}")
+        except KeyboardInterrupt:
+            self.log(f"redraft {command} was interrupted")
+            raise
         if status:
             self.log(f"redraft {command} ended with status {status}")
-        if status in (130, -signal.SIGINT):
-            raise typer.Exit(130)
-        if status:
             fail(f"{self.program}: `redraft {command}` ended with status {status}; the same command goes on from there")
 
     def tuned_bundle(self, options: dict[str, str], minutes: float) -> dict[str, str]:
@@ -63,3 +63,28 @@ class Steps:
             err.print(reason, markup=False)
             self.run("tune", "--bundle", bundle, "--minutes", minutes, ranks=int(options.get("--tp", "1")))
         return options
+
+
+def run_to_end(command: list[str]) -> int:
+    """Run a program until it has ended, and return its exit status; it does not outlive this process.
+
+    An interrupt is for the program, which may have files to remove: the terminal sends Ctrl-C to both, and SIGTERM is
+    passed on. When the program has ended, KeyboardInterrupt is raised.
+    """
+    process, interrupted = subprocess.Popen(bound(command)), False
+
+    def leave_it_to_the_program(number: int, _: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        if number == signal.SIGTERM:
+            process.terminate()
+
+    before = {number: signal.signal(number, leave_it_to_the_program) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if interrupted or status in (130, -signal.SIGINT):
+        raise KeyboardInterrupt
+    return status

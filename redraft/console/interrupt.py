@@ -1,4 +1,4 @@
-"""Ctrl-C in the command line programs."""
+"""Ctrl-C and SIGTERM in the command line programs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from threading import Event
 @contextmanager
 def interruptible(program: str, outcome: str) -> Iterator[None]:
     """End the process at Ctrl-C with status 130 and one line, `program: interrupted, outcome`, instead of a traceback.
+    So does SIGTERM, whose usual action would leave half a file behind.
 
     Also a decorator, for a program's main function.
     """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted, {outcome}", file=sys.stderr)
         raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

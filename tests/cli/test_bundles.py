@@ -320,6 +320,15 @@ def test_the_command_says_what_is_there_and_refuses_another(place, monkeypatch, 
     assert capsys.readouterr().err == "redraft build: b is up to date\n"
 
 
+def test_a_value_of_zero_is_a_value(place, monkeypatch):
+    asked: list[dict[str, str]] = []
+    monkeypatch.setattr(build, "complete", lambda options: complete(asked.append(options) or options))
+    monkeypatch.setattr(build, "load_target", None)
+    zero = {"--support": "0", "--resample-above": "0", "--skip-above": "0"}
+    run_command(["build", "--model", "model", "--output", "c", "--drafter", "drafter", *as_arguments(zero)])
+    assert asked[0].items() >= zero.items()
+
+
 def test_what_is_left_out_follows_from_the_rest(tmp_path, monkeypatch):
     monkeypatch.setattr("redraft.cli.bundles.HOME", tmp_path)
     monkeypatch.setattr("redraft.cli.options.HOME", tmp_path)

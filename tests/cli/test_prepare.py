@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import runpy
-import signal
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,7 @@ def commands(tmp_path, monkeypatch) -> Commands:
     runs = Commands()
     for module in ("redraft.home", "redraft.cli.prepare", "redraft.cli.bundles", "redraft.cli.options"):
         monkeypatch.setattr(f"{module}.HOME", tmp_path)
-    monkeypatch.setattr(steps.subprocess, "call", runs)
+    monkeypatch.setattr(steps, "run_to_end", runs)
     return runs
 
 
@@ -130,14 +129,13 @@ def test_a_target_in_fp8_is_calibrated_first(commands):
     assert commands.names == ["fetch", "calibrate", "build", "tune"]
 
 
-@pytest.mark.parametrize(("status", "ended"), [(1, 1), (130, 130), (-signal.SIGINT, 130)])
-def test_a_step_that_fails_ends_it(commands, capsys, status, ended):
-    commands.status["build"] = status
+def test_a_step_that_fails_ends_it(commands, capsys):
+    commands.status["build"] = 1
     with pytest.raises(typer.Exit) as ending:
         bundle_of()
-    assert ending.value.exit_code == ended
+    assert ending.value.exit_code == 1
     assert commands.names == ["fetch", "build"]
-    assert ("`redraft build` ended with status 1" in capsys.readouterr().err) == (status == 1)
+    assert "`redraft build` ended with status 1" in capsys.readouterr().err
 
 
 def test_a_command_can_be_pasted(commands, capsys):

@@ -1,0 +1,75 @@
+"""A step ends in its own way when the command that runs it is asked to end, and never outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT, wait_until
+
+STEP = """
+import os, time
+from redraft.console.interrupt import interruptible
+
+@interruptible("step", "all is clean")
+def main():
+    print(os.getpid(), flush=True)
+    try:
+        time.sleep(600)
+    finally:
+        time.sleep(1)
+
+main()
+"""
+COMMAND = f"""
+import sys
+from redraft.cli.steps import run_to_end
+from redraft.console.interrupt import interruptible
+
+interruptible("command", "it goes on")(run_to_end)([sys.executable, "-c", {STEP!r}])
+"""
+
+
+@pytest.fixture
+def running():
+    """A command in a session of its own, as a terminal has it, and the process of its step."""
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMAND],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as command:
+        assert command.stdout is not None
+        step = psutil.Process(int(command.stdout.readline()))
+        yield command, step
+        command.kill()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(lambda command: os.killpg(command.pid, signal.SIGINT), id="Ctrl-C"),
+        pytest.param(lambda command: command.send_signal(signal.SIGTERM), id="SIGTERM"),
+    ],
+)
+def test_a_step_is_interrupted_in_its_own_way(running, ask: Callable[[subprocess.Popen], None]):
+    command, step = running
+    ask(command)
+    _, errors = command.communicate(timeout=60)
+    assert errors.split("\n") == ["", "step: interrupted, all is clean", "", "command: interrupted, it goes on", ""]
+    assert command.returncode == 130
+    assert not step.is_running()
+
+
+def test_a_step_does_not_outlive_its_command(running):
+    command, step = running
+    command.kill()
+    wait_until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE)
