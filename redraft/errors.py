@@ -94,6 +94,11 @@ def program(name: str) -> str:
     return str(path)
 
 
+def install(extra: str) -> str:
+    """The command that adds an extra of this package to its environment, be it from a wheel or a clone."""
+    return f"{program('pip')} install 'redraft[{extra}]'"
+
+
 class BundleError(RuntimeError):
     """A bundle that cannot be loaded; the message says why and what to rebuild."""
 

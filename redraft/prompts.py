@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from redraft.errors import install
+
 T = TypeVar("T")
 Rows = Iterator[tuple[str, Any]]
 """Rows of a file, each with its place in it: "line 3"."""
@@ -204,8 +206,9 @@ def _parquet(path: Path, column: str | None) -> Rows:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        install = f"{sys.executable} -m pip install pyarrow (55 MB)"
-        raise ValueError(f"{path}: Parquet needs pyarrow: {install}; or save it as CSV or JSON lines") from None
+        raise ValueError(
+            f"{path}: Parquet needs pyarrow (55 MB): {install('parquet')}, or save it as CSV or JSON lines"
+        ) from None
     try:
         with ParquetFile(path) as file:
             names = file.schema_arrow.names

@@ -14,18 +14,19 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from redraft.console.output import fail, out
+from redraft.console.output import err, out
 from redraft.console.program import Rows, run
+from redraft.errors import install
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: `module:function` or `module:app` in this package, its group of `--help`, and the extra of the package
-    that it needs."""
+    """A command: `module:function` or `module:app` in this package, and its group of `--help`."""
 
     target: str
     group: str
-    extra: str
+    extra: str = "serve"
+    """The extra of the package that it needs"""
     done: str = ""
     """`module:function` that says, of the command's arguments, whether there is nothing to do: it is asked before the
     module of the command is imported, which takes seconds."""
@@ -34,15 +35,9 @@ class Command:
         """Whether these arguments leave nothing to do."""
         return bool(self.done) and resolve_name(f"{__name__}.{self.done}")(arguments)
 
-    def load(self, name: str) -> Callable[..., None] | typer.Typer:
-        """Its function, or the app of its subcommands; ends the process where packages are missing."""
-        try:
-            return resolve_name(f"{__name__}.{self.target}")
-        except ModuleNotFoundError as error:
-            missing = error.name or ""
-            if missing.startswith("redraft"):
-                raise
-            fail(f"redraft {name} needs {missing}: pip install 'redraft[{self.extra}]'")
+    def load(self) -> Callable[..., None] | typer.Typer:
+        """Its function, or the app of its subcommands. Raises ModuleNotFoundError where a package is missing."""
+        return resolve_name(f"{__name__}.{self.target}")
 
     def summary(self) -> str:
         """The first sentence of its docstring, read without importing it."""
@@ -64,14 +59,14 @@ COMMANDS = {
     "train": Command("train:main", DRAFTERS, "train"),
     "drafter": Command("drafter:main", DRAFTERS, "build"),
     "calibrate": Command("calibrate:main", DRAFTERS, "build"),
-    "serve": Command("service:serve", SERVICE, "serve"),
-    "swap": Command("service:swap", SERVICE, "serve"),
-    "stop": Command("service:stop", SERVICE, "serve"),
-    "status": Command("service:status", SERVICE, "serve"),
-    "generate": Command("service:generate", SERVICE, "serve"),
-    "chat": Command("chat:main", SERVICE, "serve"),
-    "loadtest": Command("loadtest:main", SERVICE, "benchmarks"),
-    "doctor": Command("doctor:main", SERVICE, "serve"),
+    "serve": Command("service:serve", SERVICE),
+    "swap": Command("service:swap", SERVICE),
+    "stop": Command("service:stop", SERVICE),
+    "status": Command("service:status", SERVICE),
+    "generate": Command("service:generate", SERVICE),
+    "chat": Command("chat:main", SERVICE),
+    "loadtest": Command("loadtest:main", SERVICE, "loadtest"),
+    "doctor": Command("doctor:main", SERVICE),
 }
 
 
@@ -82,7 +77,7 @@ def application(*loaded: str) -> typer.Typer:
     app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=markup)
     app.callback()(top_level)
     for name, command in COMMANDS.items():
-        target = command.load(name) if name in loaded else _unloaded
+        target = command.load() if name in loaded else _unloaded
         if isinstance(target, typer.Typer):
             app.add_typer(target, name=name, short_help=command.summary(), rich_help_panel=command.group)
         else:
@@ -95,9 +90,18 @@ def main(*arguments: str) -> NoReturn:
     if arguments:
         sys.argv = ["redraft", *arguments]
     name = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
-    if name in COMMANDS and COMMANDS[name].is_done(sys.argv[2:]):
+    if name not in COMMANDS:
+        run(f"redraft {name}".rstrip(), application())
+    if COMMANDS[name].is_done(sys.argv[2:]):
         sys.exit(0)
-    run(f"redraft {name}".rstrip(), application(*[name] * (name in COMMANDS)))
+    try:
+        run(f"redraft {name}", application(name))
+    except ModuleNotFoundError as error:  # on import, or what is only imported while a command runs
+        package = error.name or ""
+        if package.partition(".")[0] == "redraft":  # a fault of this package, which no extra mends
+            raise
+        err.print(f"redraft {name} needs the package {package}: {install(COMMANDS[name].extra)}", markup=False)
+        sys.exit(1)
 
 
 def _print_version(wanted: bool) -> None:

@@ -9,7 +9,8 @@ from redraft.loadtest.loadtest import run_load_test
 from redraft.loadtest.options import SERVED, Options, command
 
 
-def loadtest(options: Options, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> int:
+@command
+def main(options: Options, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> int:
     """Send requests at fixed rates, and say how fast they are answered.
 
     Addresses, tokenizer and chat template are those of the service that runs from --run-dir, where none are given. With
@@ -32,6 +33,3 @@ def loadtest(options: Options, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> int:
                 options.baseline_url, options.baseline_metrics_url = options.url, page
     options.metrics_url = options.metrics_url or ""
     return run_load_test(options)
-
-
-main = command(loadtest)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from redraft.errors import BundleError
+from redraft.errors import BundleError, install
 
 if TYPE_CHECKING:
     from redraft.bundle.manifest import Bundle
@@ -35,5 +35,5 @@ def _load(bundle: Bundle, threads: int | None, *shard: Any) -> Engine:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("redraft"):
             raise
-        raise BundleError(f"{bundle.path} needs the package {error.name}, which is not installed here") from None
+        raise BundleError(f"{bundle.path} needs the package {error.name}: {install('train')}") from None
     return engine(bundle, threads, *shard)

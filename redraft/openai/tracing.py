@@ -11,6 +11,7 @@ import time
 from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 from opentelemetry.util.types import AttributeValue
 
+from redraft.errors import install
 from redraft.request import SequenceStats
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -32,7 +33,7 @@ def exporting() -> TracerProvider:
         from opentelemetry.sdk.resources import OTEL_SERVICE_NAME, Resource
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise TracingError(f"{error}: pip install 'redraft[telemetry]', or unset {ENDPOINT_VARIABLES[1]}") from None
+        raise TracingError(f"{error}: {install('telemetry')}, or unset {ENDPOINT_VARIABLES[1]}") from None
     named = {} if OTEL_SERVICE_NAME in os.environ else {"service.name": "redraft"}
     provider = trace.TracerProvider(resource=Resource.create(named))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -14,9 +14,9 @@ import psutil
 
 from redraft.bound import bound
 from redraft.engines.ranks.process import RANK_VARIABLE
+from redraft.errors import install
 from redraft.serving.processes import ServingError, is_alive
 
-INSTALL = "pip install 'redraft[ranks]' (in a clone: -r requirements/ranks.txt)"
 ASCII = "ascii:backslashreplace"
 """What ranks write: at the first other byte `mpiexec.gforker` closes a rank's stdout or stderr for good."""
 
@@ -36,7 +36,9 @@ def launch_command(worker: list[str], ranks: int, hostfile: Path | None = None) 
     launcher = Path(sys.prefix) / "bin" / ("mpiexec" if hostfile else "mpiexec.gforker")
     missing = "mpi4py" if importlib.util.find_spec("mpi4py") is None else "" if launcher.exists() else str(launcher)
     if missing:
-        raise ServingError(f"the bundle is split over {ranks} ranks, for which MPI is missing ({missing}): {INSTALL}")
+        raise ServingError(
+            f"the bundle is split over {ranks} ranks, for which MPI is missing ({missing}): {install('ranks')}"
+        )
     environment = {"UCX_TLS": os.environ.get("UCX_TLS", "posix,self"), "PYTHONIOENCODING": ASCII}
     options = ["-exitinfo", *(word for pair in environment.items() for word in ("-genv", *pair))]
     if hostfile:

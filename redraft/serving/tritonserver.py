@@ -36,10 +36,10 @@ from redraft.serving.settings import ServeSettings
 from redraft.serving.triton.messages import split_code
 from redraft.worker.protocol import PROBE
 
-HOME = Path(__file__).resolve().parents[2]
+SITE = Path(__file__).resolve().parents[2]
 """The folder from which `redraft` is imported: a clone, or the site-packages that a wheel is installed in."""
 REPOSITORY, REQUIREMENTS = (
-    beside if (beside := Path(__file__).with_name(name)).exists() else HOME / name
+    beside if (beside := Path(__file__).with_name(name)).exists() else SITE / name
     for name in ("triton_repo", "requirements-triton.txt")
 )
 """Triton's models, and the packages that they need: in a wheel beside this file."""
@@ -65,7 +65,7 @@ _ENVIRONMENT = f"{sys.prefix}/triton"
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 ADD = (
     "run `make setup`"
-    if REPOSITORY.parent == HOME
+    if REPOSITORY.parent == SITE
     else f"add it with: {_PYTHON} -m venv {_ENVIRONMENT} && {_ENVIRONMENT}/bin/pip install -r {REQUIREMENTS} && "
     f"{_ENVIRONMENT}/bin/pip install --no-deps {PYTRITON}"
 )
@@ -275,7 +275,7 @@ def environment(installation: TritonInstallation, run_dir: RunDir) -> dict[str, 
         | {
             "LD_LIBRARY_PATH": installation.library_path,
             "PATH": f"{binaries}:{os.environ.get('PATH', os.defpath)}",
-            "REDRAFT_HOME": str(HOME),
+            "REDRAFT_PATH": str(SITE),
             "REDRAFT_WORKER_SOCKET": run_dir.socket.name,  # relative: the models' Python takes paths for ASCII
         }
     )

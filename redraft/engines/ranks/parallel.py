@@ -27,7 +27,7 @@ from redraft.engines.api import DraftEngine, Engine, Gather, LogitRows, Samplers
 from redraft.engines.features import Features
 from redraft.engines.host_buffers import RowBuffers
 from redraft.engines.ranks import process as rank_process
-from redraft.errors import BundleError, program
+from redraft.errors import BundleError, install, program
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -164,7 +164,7 @@ class Ranks:
             reason = " ".join(str(error).split())
             raise BundleError(
                 f"{bundle.path} is split over {count} ranks, for which MPI is missing ({reason}): "
-                f"pip install 'redraft[ranks]' (in a clone: -r requirements/ranks.txt); then {start}"
+                f"{install('ranks')}; then {start}"
             ) from None
         if cls.connected:
             raise BundleError(

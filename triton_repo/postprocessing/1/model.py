@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.append(os.environ.get("REDRAFT_HOME", str(Path(__file__).resolve().parents[3])))
+sys.path.append(os.environ.get("REDRAFT_PATH", str(Path(__file__).resolve().parents[3])))
 
 from redraft.serving.triton.tokens import Postprocessing as TritonPythonModel
 

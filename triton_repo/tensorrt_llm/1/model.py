@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-sys.path.append(os.environ.get("REDRAFT_HOME", str(Path(__file__).resolve().parents[3])))
+sys.path.append(os.environ.get("REDRAFT_PATH", str(Path(__file__).resolve().parents[3])))
 
 from redraft.serving.triton.fields import TENSORRT_LLM
 from redraft.serving.triton.model import Exchange, GenerationModel
