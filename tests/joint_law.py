@@ -157,6 +157,8 @@ class Case:
     vocab_size: int = 4
     compared: int = TOKENS
     engine: type[LawEngine] = AdversarialEngine
+    reuse: bool = False
+    """Whether requests begin after the rows of others, which takes as long as all else: they share one prompt."""
 
     @property
     def walks(self) -> bool:
@@ -165,7 +167,7 @@ class Case:
 
 
 CASES = {
-    "RSD-C": Case("gumbel_top_k", (3, 2), "recursive_rejection", cut=3),
+    "RSD-C": Case("gumbel_top_k", (3, 2), "recursive_rejection", cut=3, reuse=True),
     "RSD-C, always cut": Case("gumbel_top_k", (3, 2), "recursive_rejection", cut=2, budget=3),
     "RSD-C, wider than its support": Case("gumbel_top_k", (4, 3), "recursive_rejection", cut=6, support=3),
     "RSD-S": Case("stochastic_beam", (3, 3), "recursive_rejection", cut=3),
@@ -316,9 +318,8 @@ def generate(
     )  # fmt: skip
     sizes: Counter[int] = Counter()
     engine = engine_of(case)
-    scheduler = Scheduler(
-        engine, LIMITS, only(plan), observe=lambda tree, place, _: sizes.update([int(tree.sizes[place]) - 1])
-    )
+    observe = lambda tree, place, _: sizes.update([int(tree.sizes[place]) - 1])  # noqa: E731
+    scheduler = Scheduler(engine, LIMITS, only(plan), observe=observe, prefix_reuse=case.reuse)
 
     def sequence_of(number: int, kind: str) -> RequestState:
         sampling = SamplingConfig(**KINDS[kind], seed=number)

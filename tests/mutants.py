@@ -283,7 +283,7 @@ def deviation_of(case: str, kind: str, requests: int) -> float | str:
     answers: Answers = {}
     result = 0.0
     try:
-        for part in (8, 4, 2, 1):
+        for part in (32, 16, 8, 4, 2, 1):
             first = len(answers)
             answers |= generate(CASES[case], requests // part - first, (kind,), first)[0]
             result = check(CASES[case], kind, answers)

@@ -6,6 +6,8 @@ order of their positions, which must be 0, 1, 2, ...; commits move rows as the c
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -38,13 +40,8 @@ class ToyEngine:
         self.draft_calls = 0
 
     def logits_after(self, state: int) -> np.ndarray:
-        """Logits float32 [V] after the path whose hash is `state`."""
-        with np.errstate(over="ignore"):
-            x = (np.arange(self.vocab_size, dtype=np.uint64) + np.uint64(state)) * np.uint64(_PRIME)
-            x ^= x >> np.uint64(29)
-            x *= np.uint64(0xBF58476D1CE4E5B9)
-            x ^= x >> np.uint64(32)
-        return (self.sharpness * (x.astype(np.float64) / 2**63 - 1) * 2).astype(np.float32)
+        """Logits float32 [V] after the path whose hash is `state`, to be read only."""
+        return _logits(state, self.vocab_size, self.sharpness)
 
     def path_state(self, tokens) -> int:
         """32-bit hash of a path."""
@@ -78,19 +75,20 @@ class ToyEngine:
             rows[previous + place] = rows[previous + source]
         rows[length:] = -1
         assert (rows[:length, 1] == np.arange(length)).all(), f"cache of slot {slot} is not positions 0..{length - 1}"
+        count = end - start
+        before, tokens = rows[:length, 0].tolist(), batch.input_ids[start:end].tolist()
+        positions = batch.positions[start:end].tolist()
+        rows[length : length + count] = np.stack([tokens, positions], axis=1)
         states = []
-        for row in range(start, end):
-            rows[length + row - start] = batch.input_ids[row], batch.positions[row]
-            words = batch.tree_mask[row].view(np.uint32)
-            local = row - start
-            if words.any():
-                visible = [j for j in range(end - start) if j == local or words[j // 32] >> np.uint32(j % 32) & 1]
-                assert max(visible) == local
+        for local, words in enumerate(batch.tree_mask[start:end].view(np.uint32).tolist()):
+            if any(words):
+                visible = [j for j in range(count) if j == local or words[j // 32] >> j % 32 & 1]
+                assert visible[-1] == local
             else:
                 visible = list(range(local + 1))
-            seen = np.concatenate([rows[:length], rows[[length + j for j in visible]]])
-            assert (seen[:, 1] == np.arange(len(seen))).all(), "visible rows are not one path"
-            states.append(self.path_state(seen[:, 0]))
+            seen = [positions[j] for j in visible]
+            assert seen == list(range(length, length + len(visible))), "visible rows are not one path"
+            states.append(self.path_state([*before, *(tokens[j] for j in visible)]))
         return states
 
     def draft(self, batch: DraftBatch, noise=None) -> DraftCandidates:
@@ -130,6 +128,19 @@ class ToyEngine:
 
     def close(self) -> None:
         pass
+
+
+@lru_cache(maxsize=2**15)
+def _logits(state: int, vocab_size: int, sharpness: float) -> np.ndarray:
+    """Kept, as tests compare many runs that see the same paths."""
+    with np.errstate(over="ignore"):
+        x = (np.arange(vocab_size, dtype=np.uint64) + np.uint64(state)) * np.uint64(_PRIME)
+        x ^= x >> np.uint64(29)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+        x ^= x >> np.uint64(32)
+    logits = (sharpness * (x.astype(np.float64) / 2**63 - 1) * 2).astype(np.float32)
+    logits.flags.writeable = False
+    return logits
 
 
 def _mix(state: int, token: int) -> int:

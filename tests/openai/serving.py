@@ -25,6 +25,8 @@ from tests.toy_engine import TOY, toy_tokenizer
 from tests.worker.toy_worker import LIMITS
 
 MODEL = "toy-model"
+KEYS = "sk-0123456789", "sk-abcdefghij"
+"""Of the server that asks for one."""
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
     "{% for call in message.tool_calls or [] %}({{ call.function.name }} {{ call.function.arguments | tojson }})"

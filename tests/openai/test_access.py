@@ -22,11 +22,11 @@ from redraft.openai.service import Service
 from redraft.openai.tracing import Tracing
 from redraft.request import GenerateRequest, SequenceStats
 from redraft.worker.protocol import Chunk, WorkerStatus
-from tests.openai.serving import MODEL, front_end
+from tests.openai.serving import KEYS, MODEL
 
 HELLO = {"messages": [{"role": "user", "content": "a secret recipe"}], "max_tokens": 3}
 CHAT = "/v1/chat/completions"
-KEY, OTHER_KEY = "sk-0123456789", "sk-abcdefghij"
+KEY, OTHER_KEY = KEYS
 NOT_TRACED = Tracing(NoOpTracerProvider(), MODEL)
 
 
@@ -69,23 +69,22 @@ def test_no_preflight_succeeds(server):
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_keys_and_a_name(bundle, tmp_path):
-    keys = f"{KEY}  {OTHER_KEY}"
-    with front_end(tmp_path, bundle, key=keys, allow_host=["My.example"], model_name="my-name") as server:
-        assert server.client().chat.completions.create(model="my-name", **HELLO).model == "my-name"
-        with pytest.raises(openai.AuthenticationError) as refused:
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()
-        assert refused.value.code == "invalid_api_key"
-        wrong = (None, "", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer \xe9")
-        for header in (*wrong, f"Bearer {keys}"):
-            headers = {} if header is None else {"Authorization": header.encode("latin-1")}
-            assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 401, header
-        for key in (KEY, OTHER_KEY):
-            good = {"Authorization": f"bearer {key}", "Host": "my.example", "Origin": "https://my.example"}
-            assert httpx.get(f"{server.url}/v1/models", headers=good).status_code == 200
-        assert server.health() == 200, "probes have no key"
-        assert KEY not in " ".join(psutil.Process(server.process.pid).cmdline())
-        assert KEY not in server.log
+def test_keys_and_a_name(locked_server):
+    server = locked_server
+    assert server.client().chat.completions.create(model="my-name", **HELLO).model == "my-name"
+    with pytest.raises(openai.AuthenticationError) as refused:
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()
+    assert refused.value.code == "invalid_api_key"
+    wrong = (None, "", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer \xe9")
+    for header in (*wrong, f"Bearer {server.key}"):
+        headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 401, header
+    for key in KEYS:
+        good = {"Authorization": f"bearer {key}", "Host": "my.example", "Origin": "https://my.example"}
+        assert httpx.get(f"{server.url}/v1/models", headers=good).status_code == 200
+    assert server.health() == 200, "probes have no key"
+    assert KEY not in " ".join(psutil.Process(server.process.pid).cmdline())
+    assert KEY not in server.log
 
 
 @pytest.mark.parametrize("keys", [set(), {KEY}, {KEY, OTHER_KEY}])

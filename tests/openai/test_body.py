@@ -16,36 +16,33 @@ from redraft.openai.errors import ApiError, invalid_body
 from redraft.openai.model import ServedModel
 from redraft.openai.schemas import ChatBody, CompletionBody, ResponsesBody
 from redraft.openai.tokens import TokenizeBody, tokenize
-from redraft.openai.translate import chat_job, completion_job, responses_job, sampling
+from redraft.openai.translate import chat_job, completion_job, sampling
 from redraft.samplers import EMPTY, PENALIZED, asks_for_nothing
 from redraft.serving.settings import ServeSettings
+from tests.openai.jobs import GENERATING, JOBS, NEEDED, refusal
 from tests.openai.serving import toy_bundle
 
-NEEDED = {
-    ChatBody: {"messages": [{"role": "user", "content": "Hi"}]},
-    CompletionBody: {"prompt": "Hi"},
-    ResponsesBody: {"input": "Hi"},
-}
-TOKENIZED = {TokenizeBody: {"prompt": "Hi"}}
-JOBS = {TokenizeBody: tokenize, ChatBody: chat_job, CompletionBody: completion_job, ResponsesBody: responses_job}
+HELLO = [{"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> ServedModel:
-    return ServedModel(toy_bundle(tmp_path_factory.mktemp("bundle")))
+def prompt_ids(model: ServedModel, messages: list, **fields) -> list[int]:
+    """The prompt of a conversation, which chats, responses and the counting of tokens have alike."""
+    bodies = (ChatBody, "messages"), (ResponsesBody, "input"), (TokenizeBody, "messages")
+    chat, response, counted = (
+        JOBS[body](body.model_validate({name: messages} | fields), model) for body, name in bodies
+    )
+    assert chat.prompts[0].ids == response.prompts[0].ids == counted["tokens"]
+    return counted["tokens"]
 
 
-def refusal(body, model: ServedModel, **fields) -> ApiError:
-    """The error of a body, from its schema or from the worker's request."""
-    with pytest.raises((ApiError, ValidationError)) as raised:
-        JOBS[body](body.model_validate((NEEDED | TOKENIZED)[body] | fields), model)
-    error = raised.value
-    return invalid_body(error) if isinstance(error, ValidationError) else error
+def asserted_prompt(model: ServedModel, text: str, messages: list | None = None, **fields) -> None:
+    """Asserts what the prompt of a conversation is."""
+    assert prompt_ids(model, messages or HELLO, **fields) == model.codec.encode(text), fields
 
 
-@pytest.mark.parametrize("body", NEEDED | TOKENIZED)
+@pytest.mark.parametrize("body", NEEDED)
 def test_an_unserved_field_is_refused_only_where_it_asks_for_something(body, model):
-    needed = (NEEDED | TOKENIZED)[body]
+    needed = NEEDED[body]
     plain = body.model_validate(needed)
     for field, (neutral, text) in unserved(body).items():
         for value in (
@@ -69,24 +66,6 @@ def test_false_asks_for_nothing_unless_true_does():
     assert not asks_for_nothing(True, (1,))
 
 
-@pytest.mark.parametrize("body", NEEDED)
-def test_neutral_values_of_served_fields_are_taken(body, model):
-    harmless = {
-        **{"n": 1, "best_of": 1, "logit_bias": {}, "frequency_penalty": 0, "presence_penalty": 0, "top_k": -1},
-        **{"repetition_penalty": 1, "min_p": 0, "top_p": 1, "temperature": 1, "min_tokens": 0, "seed": None},
-        **{"stop": [], "stop_token_ids": [], "bad_words": [], "ignore_eos": False, "skip_special_tokens": True},
-        **{"guided_json": None, "guided_choice": None, "structured_outputs": {}, "response_format": {"type": "text"}},
-        **{"stream_options": {"include_usage": False}, "prompt_logprobs": None, "tools": [], "tool_choice": "none"},
-        **{"metadata": {"a": "b"}, "user": "me", "service_tier": "auto", "spaces_between_special_tokens": True},
-        **{"length_penalty": 0.5, "early_stopping": True, "add_special_tokens": body is CompletionBody},
-        **{"parallel_tool_calls": True, "include_stop_str_in_output": False, "guided_decoding_backend": "auto"},
-    }
-    taken = {*field_names(body), *body.WITHOUT_EFFECT, *unserved(body)}
-    known = {name: value for name, value in harmless.items() if value is None or name in taken}
-    plain = JOBS[body](body.model_validate(NEEDED[body] | {"seed": 1}), model).requests
-    assert JOBS[body](body.model_validate(NEEDED[body] | known | {"seed": 1}), model).requests == plain
-
-
 def test_a_text_with_and_without_the_tokenizers_special_tokens(tmp_path):
     bundle = toy_bundle(tmp_path)
     tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
@@ -107,22 +86,20 @@ def test_what_no_answer_has_may_be_included():
         ResponsesBody.model_validate({"input": "Hi", "include": ["surprise"]})
 
 
-@pytest.mark.parametrize(
-    ("body", "field"), [(body, field) for body in NEEDED for field in sorted(field_names(body) - {"model"})]
-)
+@pytest.mark.parametrize("body", GENERATING)
 @pytest.mark.parametrize("value", [7.5, "xyz", [[]], {"a": {"b": 1}}], ids=["number", "text", "list", "object"])
-def test_an_error_begins_with_the_field_that_the_client_sent(body, field, value, model):
-    try:
-        JOBS[body](body.model_validate(NEEDED[body] | {field: value}), model)
-    except ValidationError as error:
-        raised = invalid_body(error)
-    except ApiError as error:
-        raised = error
-    else:
-        return
-    name = raised.param.partition("[")[0].partition(".")[0]
-    assert name == field
-    assert raised.message.startswith(raised.param) or raised.message.startswith(f"{field}"), raised.message
+def test_an_error_begins_with_the_field_that_the_client_sent(body, value, model):
+    for field in sorted(field_names(body) - {"model"}):
+        try:
+            JOBS[body](body.model_validate(NEEDED[body] | {field: value}), model)
+        except ValidationError as error:
+            raised = invalid_body(error)
+        except ApiError as error:
+            raised = error
+        else:
+            continue
+        assert raised.param.partition("[")[0].partition(".")[0] == field
+        assert raised.message.startswith((raised.param, field)), raised.message
 
 
 @pytest.mark.parametrize(
@@ -161,7 +138,8 @@ def test_a_models_own_sampling_is_used_where_the_client_says_nothing(tmp_path):
     bundle = toy_bundle(tmp_path)
     (bundle / GENERATION_CONFIG).write_text(json.dumps(own | others))
     served, plain = ServedModel(bundle), ServedModel(bundle, ServeSettings(generation_config="vllm"))
-    for body, needed in NEEDED.items():
+    for body in GENERATING:
+        needed = NEEDED[body]
         asked = body.model_validate(needed)
         assert sampling(asked, served) == own
         assert sampling(asked, plain) == {
@@ -179,3 +157,100 @@ def test_a_models_own_sampling_is_used_where_the_client_says_nothing(tmp_path):
     (bundle / GENERATION_CONFIG).write_text('{"top_p": 3}')
     with pytest.raises(BundleError, match=r"generation_config\.json: top_p"):
         ServedModel(bundle)
+
+
+def test_fields_of_the_conversation_reach_the_template(tmp_path):
+    """Qwen3's template has such a switch. A message is continued without its end."""
+    template = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}"
+        "{% if enable_thinking is defined and not enable_thinking %}<quiet>{% endif %}"
+        "{% if documents %}{{ documents[0].text }}{% endif %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    model = ServedModel(toy_bundle(tmp_path, template))
+    begun = [*HELLO, {"role": "assistant", "content": "Well"}]
+    for fields, text in (
+        ({}, "<user>Hello.<assistant>"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "<user>Hello.<quiet><assistant>"),
+        ({"documents": [{"text": "d"}]}, "<user>Hello.d<assistant>"),
+        ({"add_generation_prompt": False}, "<user>Hello."),
+        ({"messages": begun, "continue_final_message": True}, "<user>Hello.<assistant>Well"),
+    ):
+        asserted_prompt(model, text, **fields)
+    for fields, said in (
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message: expected"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs: expected tools as a field of its own"),
+    ):
+        error = refusal(ChatBody, model, **fields)
+        assert (error.status, error.param) == (400, said.partition(":")[0])
+        assert error.message.startswith(said)
+
+
+QUIET = "<think>\n\n</think>\n\n"
+EFFORTS = [
+    ({}, ""),
+    ({"reasoning_effort": None, "reasoning": {}}, ""),
+    ({"reasoning_effort": "none"}, QUIET),
+    ({"reasoning": {"effort": "none"}}, QUIET),
+    ({"reasoning": {"effort": "none", "summary": "auto"}}, QUIET),
+    ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, ""),
+    ({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, QUIET),
+    ({"reasoning_effort": "minimal"}, ""),
+    ({"reasoning_effort": "max"}, ""),
+]
+
+
+def test_an_effort_of_reasoning_turns_thinking_off(tmp_path):
+    """By Qwen3's switch. `chat_template_kwargs` win, then the request's effort, then the server's defaults."""
+    template = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+        "{% if enable_thinking is defined and enable_thinking is false %}" + QUIET + "{% endif %}"
+    )
+    bundle = toy_bundle(tmp_path, template)
+    model = ServedModel(bundle)
+    for fields, end in EFFORTS:
+        asserted_prompt(model, "<user>Hello<assistant>" + end, **fields)
+    for body in (ChatBody, ResponsesBody):
+        error = refusal(body, model, reasoning_effort="lots")
+        assert error.param == "reasoning_effort"
+        assert "'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max', got 'lots'" in error.message
+    quiet = ServedModel(bundle, ServeSettings(default_chat_template_kwargs={"enable_thinking": False}))
+    asserted_prompt(quiet, "<user>Hello<assistant>" + QUIET)
+    asserted_prompt(quiet, "<user>Hello<assistant>", reasoning_effort="low")
+
+
+def test_options_of_the_template_have_defaults(tmp_path):
+    bundle = toy_bundle(tmp_path, "{{ messages[0].content }}{{ style }}{{ depth }}")
+    model = ServedModel(bundle, ServeSettings(default_chat_template_kwargs={"style": "s", "depth": 1}))
+    asserted_prompt(model, "Hellos1")
+    asserted_prompt(model, "Hellos2", chat_template_kwargs={"depth": 2})
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [("{% nonsense %}", "cannot be read"), ("{{ 'a' * 3000000000 }}", "takes more than 5 s or 1 GiB")],
+)
+def test_a_template_that_cannot_be_used_leaves_completions(tmp_path, template, said):
+    model = ServedModel(toy_bundle(tmp_path, template))
+    error = refusal(ChatBody, model)
+    assert (error.status, error.param) == (400, "messages")
+    assert said in error.message
+    assert completion_job(CompletionBody(prompt="Hello"), model).requests
+
+
+def test_control_tokens_of_a_message_stay_text_on_request(model, tmp_path):
+    """In chats, in responses, and where tokens are counted; the server's option is for requests that do not say it."""
+    said = [{"role": "user", "content": "a<end>b"}]
+    encode = model.codec.encode
+    plain, kept = encode("<user>a<end>b<assistant>"), [*encode("<user>a<"), *encode("end>b<assistant>")]
+    assert 0 in plain
+    assert 0 not in kept
+    keeping = ServedModel(toy_bundle(tmp_path), ServeSettings(sanitize_control_tokens=True))
+    for served, asked, ids in (
+        (model, {}, plain),
+        (model, {"sanitize_control_tokens": True}, kept),
+        (keeping, {}, kept),
+        (keeping, {"sanitize_control_tokens": False}, plain),
+    ):
+        assert prompt_ids(served, said, **asked) == ids
+    assert tokenize(TokenizeBody(prompt="a<end>b"), keeping)["tokens"] == encode("a<end>b")

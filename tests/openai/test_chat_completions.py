@@ -8,7 +8,7 @@ import json
 import pytest
 
 from redraft.openai.translate import derived_seed
-from tests.openai.serving import MODEL, directly, front_end, toy_bundle
+from tests.openai.serving import MODEL, directly
 from tests.toy_engine import toy_codec
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -199,104 +199,3 @@ def test_models_and_metrics(server):
     assert server.metric("redraft_generation_tokens_total") == before + 5
     assert server.metric("redraft_openai_sequences_running") == 0
     assert server.metric("redraft_worker_up") == 1
-
-
-def test_fields_of_the_conversation_reach_the_template(tmp_path):
-    """Qwen3's template has such a switch. A message is continued without its end."""
-    template = (
-        "{% for message in messages %}<{{ message.role }}>{{ message.content }}.{% endfor %}"
-        "{% if enable_thinking is defined and not enable_thinking %}<quiet>{% endif %}"
-        "{% if documents %}{{ documents[0].text }}{% endif %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    begun = [*HELLO, {"role": "assistant", "content": "Well"}]
-    cases = [
-        ({"messages": HELLO}, "<user>Hello.<assistant>"),
-        ({"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}}, "<user>Hello.<quiet><assistant>"),
-        ({"messages": HELLO, "documents": [{"text": "d"}]}, "<user>Hello.d<assistant>"),
-        ({"messages": HELLO, "add_generation_prompt": False}, "<user>Hello."),
-        ({"messages": begun, "continue_final_message": True}, "<user>Hello.<assistant>Well"),
-    ]
-    with front_end(tmp_path, toy_bundle(tmp_path / "bundle", template)) as running:
-        for fields, prompt in cases:
-            expected = directly(running, prompt, 16).text
-            asked = {"max_tokens": 16, "temperature": 0}
-            answer = running.post("/v1/chat/completions", fields | asked).json()
-            assert answer["choices"][0]["message"]["content"] == expected, fields
-            items = {"input": fields["messages"]} | {k: v for k, v in fields.items() if k != "messages"}
-            response = running.post("/v1/responses", items | {"max_output_tokens": 16, "temperature": 0}).json()
-            assert response["output"][0]["content"][0]["text"] == expected, fields
-        for fields, said in (
-            ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message: expected"),
-            ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs: expected tools as a field of its own"),
-        ):
-            refused = running.post("/v1/chat/completions", {"messages": HELLO} | fields)
-            assert refused.status_code == 400
-            assert refused.json()["error"]["message"].startswith(said)
-            assert refused.json()["error"]["param"] == said.partition(":")[0]
-
-
-QUIET = "<think>\n\n</think>\n\n"
-EFFORTS = [
-    ({}, ""),
-    ({"reasoning_effort": None, "reasoning": {}}, ""),
-    ({"reasoning_effort": "none"}, QUIET),
-    ({"reasoning": {"effort": "none"}}, QUIET),
-    ({"reasoning": {"effort": "none", "summary": "auto"}}, QUIET),
-    ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, ""),
-    ({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, QUIET),
-    ({"reasoning_effort": "minimal"}, ""),
-    ({"reasoning_effort": "max"}, ""),
-]
-
-
-def test_an_effort_of_reasoning_turns_thinking_off(tmp_path):
-    """By Qwen3's switch. `chat_template_kwargs` win, then the request's effort, then the server's defaults."""
-    template = (
-        "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
-        "{% if enable_thinking is defined and enable_thinking is false %}" + QUIET + "{% endif %}"
-    )
-    bundle = toy_bundle(tmp_path / "bundle", template)
-    encode = toy_codec(111).encode
-    with front_end(tmp_path, bundle) as running:
-        for fields, end in EFFORTS:
-            prompt = "<user>Hello<assistant>" + end
-            counted = running.post("/tokenize", {"messages": HELLO} | fields).json()
-            assert counted["tokens"] == encode(prompt), fields
-            asked = fields | {"temperature": 0}
-            expected = directly(running, prompt, 16).text
-            answer = running.post("/v1/chat/completions", asked | {"messages": HELLO, "max_tokens": 16}).json()
-            assert answer["choices"][0]["message"]["content"] == expected, fields
-            response = running.post("/v1/responses", asked | {"input": HELLO, "max_output_tokens": 16}).json()
-            assert response["output"][0]["content"][0]["text"] == expected, fields
-            effort = fields.get("reasoning_effort") or fields.get("reasoning", {}).get("effort")
-            assert response["reasoning"] == {"effort": effort, "summary": None}
-        for path, body in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/responses", {"input": "Hi"})):
-            error = running.post(path, body | {"reasoning_effort": "lots"}).json()["error"]
-            assert error["param"] == "reasoning_effort"
-            assert "'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max', got 'lots'" in error["message"]
-    with front_end(tmp_path, bundle, default_chat_template_kwargs={"enable_thinking": False}) as running:
-        for fields, end in (({}, QUIET), ({"reasoning_effort": "low"}, "")):
-            counted = running.post("/tokenize", {"messages": HELLO} | fields).json()
-            assert counted["tokens"] == encode("<user>Hello<assistant>" + end)
-
-
-def test_options_of_the_template_have_defaults(tmp_path):
-    bundle = toy_bundle(tmp_path / "bundle", "{{ messages[0].content }}{{ style }}{{ depth }}")
-    with front_end(tmp_path, bundle, default_chat_template_kwargs={"style": "s", "depth": 1}) as running:
-        for fields, prompt in (({}, "Hellos1"), ({"chat_template_kwargs": {"depth": 2}}, "Hellos2")):
-            answer = running.post("/tokenize", {"messages": HELLO} | fields).json()
-            assert answer["tokens"] == toy_codec(111).encode(prompt)
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [("{% nonsense %}", "cannot be read"), ("{{ 'a' * 3000000000 }}", "takes more than 5 s or 1 GiB")],
-)
-def test_a_template_that_cannot_be_used_leaves_completions(tmp_path, template, said):
-    with front_end(tmp_path, toy_bundle(tmp_path / "bundle", template)) as running:
-        assert ("chats are refused, completions are served" in running.log) == ("nonsense" in template)
-        refused = running.post("/v1/chat/completions", {"messages": HELLO})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
-        assert said in refused.json()["error"]["message"]
-        assert running.post("/v1/completions", {"prompt": "Hello", "max_tokens": 2}).status_code == 200

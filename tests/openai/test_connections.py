@@ -25,7 +25,7 @@ from redraft.serving.guard.limits import LINGER_S, MAX_CHUNKS, MAX_HEADERS
 from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import SHUTTING_DOWN, STOPPING
 from tests.conftest import wait_until, waits_at_most
-from tests.openai.serving import MODEL, front_end
+from tests.openai.serving import KEYS, MODEL, front_end
 from tests.serving.client_side import chunk_senders
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -202,11 +202,10 @@ def test_an_offer_of_http_2_is_not_taken(server, size, chunked):
     assert answers.count(b"HTTP/1.1 200 OK") == answers.count(b'"chat.completion"') == 3, answers
 
 
-def test_trailers_are_no_headers(bundle, tmp_path):
+def test_trailers_are_no_headers(locked_server):
     """They come after what headers decide."""
-    with front_end(tmp_path, bundle, key="sk-1") as server:
-        trailer = b"\r\n2\r\n{}\r\n0\r\nAuthorization: Bearer sk-1\r\nConnection: close\r\n\r\n"
-        assert raw(server, CHUNKED + trailer).startswith(b"HTTP/1.1 401 ")
+    trailer = f"Authorization: Bearer {KEYS[0]}\r\nConnection: close\r\n\r\n".encode()
+    assert raw(locked_server, CHUNKED + b"\r\n2\r\n{}\r\n0\r\n" + trailer).startswith(b"HTTP/1.1 401 ")
 
 
 @pytest.mark.parametrize(
@@ -330,13 +329,6 @@ def test_a_worker_that_dies(bundle):
         wait_until(lambda: server.health() == 503)
         server.worker.send_signal(signal.SIGCONT)
         wait_until(lambda: server.health() == 200)
-
-
-def test_a_stream_that_fails_raises_in_the_openai_package(bundle):
-    with (
-        tempfile.TemporaryDirectory(prefix="redraft-test-") as folder,
-        front_end(Path(folder), bundle, delay=0.02) as server,
-    ):
         stream = server.client().chat.completions.create(
             model=MODEL, stream=True, max_tokens=200, extra_body={"ignore_eos": True, "speculative": False}, **HELLO
         )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-ENDPOINTS: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
-    "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
-    "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
-    "/tokenize": {"prompt": "Hi"},
-}
+from redraft.openai.schemas import ChatBody, CompletionBody, ResponsesBody
+from redraft.openai.tokens import TokenizeBody
+from redraft.openai.translate import chat_job
+from tests.openai.jobs import GENERATING, JOBS, NEEDED, refusal
+
 TEXT = {"type": "text"}
 OPENAI: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -43,7 +41,7 @@ OPENAI: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "stop": ([], "", None),
     "store": (False,),
-    "stream_options": (None,),
+    "stream_options": (None, {"include_usage": False}),
     "suffix": ("",),
     "temperature": (1,),
     "text": ({"format": TEXT, "verbosity": "medium"}, {"format": TEXT}),
@@ -51,7 +49,7 @@ OPENAI: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "top_logprobs": (0,),
     "new_field": (None,),
-    "top_p": (1, 0),
+    "top_p": (1,),
     "truncation": ("disabled",),
     "user": ("me",),
     "verbosity": ("medium",),
@@ -62,11 +60,13 @@ VLLM: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({}, None),
     "continue_final_message": (False,),
     "documents": ([], None),
-    "early_stopping": (False,),
+    "early_stopping": (False, True),
+    "guided_choice": (None,),
+    "guided_decoding_backend": ("auto",),
     "guided_json": (None,),
     "ignore_eos": (False,),
     "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
+    "length_penalty": (1, 0.5),
     "min_p": (0,),
     "min_tokens": (0,),
     "priority": (0,),
@@ -75,6 +75,7 @@ VLLM: dict[str, tuple[Any, ...]] = {
     "request_id": ("r",),
     "sanitize_control_tokens": (False,),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "stop_token_ids": ([],),
     "structured_outputs": ({},),
     "top_k": (-1, 0),
@@ -157,82 +158,81 @@ ASKING: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def client(server) -> Iterator[httpx.Client]:
-    """One connection for all requests, as a new one for each takes longer than the answer."""
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        yield client
-
-
-@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize("body", NEEDED)
 @pytest.mark.parametrize("fields", [OPENAI, VLLM, OTHERS], ids=["openai", "vllm", "others"])
-def test_a_neutral_value_is_never_refused(client, path, fields):
-    pairs = [(field, value) for field, values in fields.items() for value in values]
-    answers = [client.post(path, json=ENDPOINTS[path] | {field: value}) for field, value in pairs]
-    assert [answer.text for answer in answers if answer.status_code != 200] == []
+def test_a_neutral_value_changes_nothing(body, fields, model):
+    def job(**more):
+        made = JOBS[body](body.model_validate(NEEDED[body] | more), model)
+        return made if body is TokenizeBody else made.requests
+
+    plain = job()
+    for field, value in [(field, value) for field, values in fields.items() for value in values]:
+        assert job(**{field: value}) == plain, (field, value)
 
 
-@pytest.mark.parametrize("path", ENDPOINTS)
-def test_another_value_is_refused_by_name(client, path):
+@pytest.mark.parametrize("body", NEEDED)
+def test_another_value_is_refused_by_name(body, model):
     for field, value in ASKING.items():
-        error = client.post(path, json=ENDPOINTS[path] | {field: value}).json()["error"]
-        assert (error["param"], error["message"].partition(":")[0]) == (field, field)
+        error = refusal(body, model, **{field: value})
+        assert (error.param, error.message.partition(":")[0]) == (field, field)
 
 
-def test_fields_of_one_endpoint_are_refused_by_name_on_others(server):
-    for path, field, value in (
-        ("/v1/completions", "tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("/v1/completions", "chat_template_kwargs", {"enable_thinking": False}),
-        ("/v1/chat/completions", "echo", True),
-        ("/v1/chat/completions", "suffix", "end"),
-        ("/v1/responses", "n", 2),
-        ("/v1/responses", "draft_trees", True),
-        ("/v1/responses", "response_format", {"type": "json_object"}),
-        ("/tokenize", "logprobs", True),
-        ("/tokenize", "n", 2),
-    ):
-        error = server.post(path, ENDPOINTS[path] | {field: value}).json()["error"]
-        assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+@pytest.mark.parametrize(
+    ("body", "field", "value"),
+    [
+        (CompletionBody, "tools", [{"type": "function", "function": {"name": "f"}}]),
+        (CompletionBody, "chat_template_kwargs", {"enable_thinking": False}),
+        (ChatBody, "echo", True),
+        (ChatBody, "suffix", "end"),
+        (ResponsesBody, "n", 2),
+        (ResponsesBody, "draft_trees", True),
+        (ResponsesBody, "response_format", {"type": "json_object"}),
+        (TokenizeBody, "logprobs", True),
+        (TokenizeBody, "n", 2),
+    ],
+)
+def test_fields_of_one_endpoint_are_refused_by_name_on_others(body, field, value, model):
+    error = refusal(body, model, **{field: value})
+    assert (error.param, error.code) == (field, "unsupported_parameter")
 
 
-@pytest.mark.parametrize("path", [path for path in ENDPOINTS if path != "/tokenize"])
+@pytest.mark.parametrize("body", GENERATING)
 @pytest.mark.parametrize(("field", "default", "all_tokens"), [("repeat_last_n", 64, -1), ("penalize_nl", False, True)])
-def test_what_penalties_count_matters_with_penalties_only(client, path, field, default, all_tokens):
+def test_what_penalties_count_matters_with_penalties_only(body, field, default, all_tokens, model):
     """Clients of llama.cpp send its defaults with every request."""
-    penalty = {"presence_penalty": 1.5} if "chat" in path else {"repetition_penalty": 1.5}
+    penalty = {"presence_penalty": 1.5} if body is ChatBody else {"repetition_penalty": 1.5}
     for more in ({field: default}, {field: default, "presence_penalty": 0}, {field: all_tokens} | penalty):
-        assert client.post(path, json=ENDPOINTS[path] | more).status_code == 200, more
-    error = client.post(path, json=ENDPOINTS[path] | {field: default} | penalty).json()["error"]
-    assert error["message"] == f"{field}: penalties count all tokens of the text"
+        assert JOBS[body](body.model_validate(NEEDED[body] | more), model)
+    error = refusal(body, model, **{field: default} | penalty)
+    assert error.message == f"{field}: penalties count all tokens of the text"
 
 
-def test_two_efforts_that_differ_are_refused(client):
-    path = "/v1/chat/completions"
-    for effort, status in (("low", 200), ("none", 400)):
-        efforts = {"reasoning_effort": "low", "reasoning": {"effort": effort}}
-        assert client.post(path, json=ENDPOINTS[path] | efforts).status_code == status
+def test_two_efforts_that_differ_are_refused(model):
+    asked = {"reasoning_effort": "low", "reasoning": {"effort": "low"}}
+    assert chat_job(ChatBody.model_validate(NEEDED[ChatBody] | asked), model)
+    assert refusal(ChatBody, model, **asked | {"reasoning": {"effort": "none"}}).status == 400
 
 
 def test_a_response_is_never_stored(server):
     """OpenAI's clients ask for it by default."""
     path = "/v1/responses"
-    answer = server.post(path, ENDPOINTS[path] | {"store": True}).json()
+    asked = {"input": "Hi", "max_output_tokens": 1, "store": True, "reasoning": {"effort": "none"}}
+    answer = server.post(path, asked).json()
     assert (answer["status"], answer["store"]) == ("incomplete", False)
+    assert answer["reasoning"] == {"effort": "none", "summary": None}
     assert httpx.get(f"{server.url}{path}/{answer['id']}").status_code == 404
-    assert server.post(path, ENDPOINTS[path] | {"store": "yes"}).json()["error"]["param"] == "store"
 
 
-def test_a_prompt_without_alternatives_is_not_scored_in_a_stream(server):
+def test_a_prompt_without_alternatives_is_not_scored_in_a_stream(server, model):
     """As vLLM has it."""
-    for path in ("/v1/chat/completions", "/v1/completions"):
-        events = server.events(path, ENDPOINTS[path] | {"prompt_logprobs": 0})
+    for body, path in ((ChatBody, "/v1/chat/completions"), (CompletionBody, "/v1/completions")):
+        events = server.events(path, NEEDED[body] | {"max_tokens": 1, "prompt_logprobs": 0})
         assert not any("prompt_logprobs" in event for event in events)
-        error = server.post(path, ENDPOINTS[path] | {"prompt_logprobs": 1, "stream": True}).json()["error"]
-        assert error["param"] == "prompt_logprobs"
+        assert refusal(body, model, prompt_logprobs=1, stream=True).param == "prompt_logprobs"
 
 
-def test_seed_minus_1_is_drawn(server):
+@pytest.mark.parametrize("body", GENERATING)
+def test_seed_minus_1_is_drawn_and_top_p_0_leaves_all_tokens(body, model):
     """As in vLLM and llama.cpp."""
-    body = ENDPOINTS["/v1/completions"] | {"seed": -1}
-    seeds = {server.post("/v1/completions", body).json()["metrics"]["seed"] for _ in range(2)}
-    assert len(seeds) == 2
+    asked = JOBS[body](body.model_validate(NEEDED[body] | {"seed": -1, "top_p": 0}), model).requests[0].sampling
+    assert (asked.seed, asked.top_p) == (None, None)

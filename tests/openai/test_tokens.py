@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from redraft.openai.tokens import MAX_TEXT_BYTES
-from tests.openai.serving import directly, front_end
 from tests.openai.test_chat_completions import HELLO, PROMPT
 from tests.toy_engine import toy_codec
 
@@ -36,29 +35,6 @@ def test_a_conversation_as_chats_encode_it(server):
     tool = {"type": "function", "function": {"name": "now", "parameters": {}}}
     answer = server.post("/tokenize", {"messages": HELLO, "tools": [tool]}).json()
     assert '"name": "now"' in CODEC.decode(answer["tokens"])
-
-
-def test_control_tokens_of_a_message_stay_text_on_request(server, bundle, tmp_path):
-    """In chats, in responses, and where tokens are counted; the server's option is for requests that do not say it."""
-    said = {"messages": [{"role": "user", "content": "a<end>b"}]}
-    plain = CODEC.encode("<user>a<end>b<assistant>")
-    kept = [*CODEC.encode("<user>a<"), *CODEC.encode("end>b<assistant>")]
-    assert 0 in plain
-    assert 0 not in kept
-    asked = {"sanitize_control_tokens": True}
-    assert server.post("/tokenize", said).json()["tokens"] == plain
-    assert server.post("/tokenize", said | asked).json()["tokens"] == kept
-    with front_end(tmp_path, bundle, sanitize_control_tokens=True) as running:
-        assert running.post("/tokenize", said).json()["tokens"] == kept
-        assert running.post("/tokenize", said | {"sanitize_control_tokens": False}).json()["tokens"] == plain
-        assert running.post("/tokenize", {"prompt": "a<end>b"}).json()["tokens"] == CODEC.encode("a<end>b")
-        for body, tokens in (({}, kept), ({"sanitize_control_tokens": False}, plain)):
-            expected = directly(running, tokens, 16).text
-            limit = {"temperature": 0} | body
-            chat = running.post("/v1/chat/completions", said | limit | {"max_tokens": 16}).json()
-            assert chat["choices"][0]["message"]["content"] == expected
-            response = running.post("/v1/responses", {"input": "a<end>b", "max_output_tokens": 16} | limit).json()
-            assert response["output"][0]["content"][0]["text"] == expected
 
 
 def test_a_text_that_no_context_holds_is_counted(server):

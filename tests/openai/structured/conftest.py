@@ -12,7 +12,7 @@ from tests.openai.parrot_worker import PARROT_LIMITS, PARROT_TEMPLATE, VOCABULAR
 from tests.openai.serving import FrontEnd, front_end, toy_bundle
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def parrot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontEnd]:
     bundle = toy_bundle(tmp_path_factory.mktemp("parrot"), PARROT_TEMPLATE, VOCABULARY, PARROT_LIMITS.max_len)
     with (
