@@ -138,7 +138,7 @@ def test_speculation_equals_autoregressive(prefix, guide):
         return run(Scheduler(ToyEngine(len(VOCABULARY), slots=3), LIMITS, only(plan)), [sequence])["a"]
 
     wanted, is_met = GUIDES[guide]
-    for sampling in SAMPLINGS.values():
+    for sampling in (SAMPLINGS["greedy"], SAMPLINGS["top-k"]):
         expected = answer(None, sampling)
         assert expected[3] == "stop" or guide == "json"
         assert expected[3] != "stop" or is_met(bytes_of(prefix, expected[1]).decode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -98,15 +99,21 @@ def test_a_stop_token_ends_the_text_and_is_no_part_of_it(plan):
     assert stop not in held[1][:30]
 
 
+def worded(sampling):
+    words = {"bad_words": ["ab", "c"], "stop_words": ["zz", "q!"]}
+    return make("a", sampling=SAMPLINGS[sampling], max_tokens=60, **words)
+
+
+@cache
+def worded_alone(sampling):
+    return alone(worded(sampling), slots=3)
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_speculation_equals_autoregressive(plan, sampling):
-    options = {
-        "sampling": SAMPLINGS[sampling], "bad_words": ["ab", "c"], "stop_words": ["zz", "q!"], "max_tokens": 60,
-    }  # fmt: skip
-    expected = alone(make("a", **options), slots=3)
-    got = run(Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS[plan])), [make("a", **options)])["a"]
-    assert got[:4] == expected
+    got = run(Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS[plan])), [worded(sampling)])["a"]
+    assert got[:4] == worded_alone(sampling)
     stats = got[4]
     assert stats.output_tokens <= 1 + stats.steps + stats.accepted
     if sampling == "greedy" and plan not in ("ngram", "retrieval", "retrieval, own first"):

@@ -10,7 +10,7 @@ from redraft.serving import launcher
 from redraft.serving.processes import owned_processes, shared_memory_prefix
 from redraft.serving.rundir import RunDir
 from redraft.serving.settings import ServeSettings
-from tests.serving.client_side import FAKE_WORKER, Service, free_ports
+from tests.serving.client_side import FAKE_WORKER, free_ports
 
 
 def settings(bundle: Path, **changes) -> ServeSettings:
@@ -29,11 +29,6 @@ def assert_nothing_is_left(folder: Path) -> None:
     assert owned_processes(folder.resolve()) == []
     assert list(Path("/dev/shm").glob(f"{shared_memory_prefix(folder.resolve())}*")) == []
     assert not RunDir(folder).socket.exists()
-
-
-def ensure_running(service: Service) -> None:
-    if not launcher.is_running(service.run_dir):
-        serve(service.run_dir.path, service.settings)
 
 
 def redraft(*arguments: str, **options) -> subprocess.Popen[str]:

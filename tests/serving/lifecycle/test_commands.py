@@ -22,20 +22,17 @@ from redraft.serving.rundir import RunDir, State
 from redraft.serving.settings import ServeSettings
 from tests.cli.commands import run_command
 from tests.conftest import wait_until
-from tests.serving.client_side import free_ports
-from tests.serving.lifecycle.starting import ensure_running, redraft
+from tests.serving.lifecycle.starting import redraft
 
 
-@pytest.mark.slow
-def test_the_command_line(tmp_path, fake_bundle):
-    port = free_ports(1)[0]
-    status = redraft("status", "--run-dir", str(tmp_path))
-    assert (status.wait(120), status.communicate()[0]) == (1, "not running\n")
-    failed = redraft("serve", "--bundle", str(tmp_path / "none"), "--run-dir", str(tmp_path), "--http-port", str(port))
-    assert failed.wait(120) == 1
-    assert "is not a bundle" in failed.communicate()[0]
-    stop = redraft("stop", "--run-dir", str(tmp_path))
-    assert (stop.wait(120), stop.communicate()[0]) == (0, "nothing was running\n")
+def test_nothing_is_running(tmp_path):
+    run_dir = ["--run-dir", str(tmp_path)]
+    status = run_command(["status", *run_dir])
+    assert (status.exit_code, status.output) == (1, "not running\n")
+    failed = run_command(["serve", "--bundle", str(tmp_path / "none"), *run_dir])
+    assert (failed.exit_code, "is not a bundle" in failed.output) == (1, True)
+    stop = run_command(["stop", *run_dir])
+    assert (stop.exit_code, stop.output) == (0, "nothing was running\n")
 
 
 @pytest.mark.slow
@@ -130,7 +127,6 @@ def test_a_value_out_of_range_is_refused_by_its_option(arguments, message):
 
 @pytest.mark.slow
 def test_generate_prints_the_answer_and_a_line_of_statistics(service):
-    ensure_running(service)
     arguments = ["generate", "--no-chat", "hi", "--max-tokens", "3", "--run-dir", str(service.run_dir.path)]
     done = run_command(arguments)
     assert (done.exit_code, done.stdout) == (0, " w0é w1é w2é\n")
@@ -139,7 +135,6 @@ def test_generate_prints_the_answer_and_a_line_of_statistics(service):
 
 @pytest.mark.slow
 def test_what_generate_cannot_send(service):
-    ensure_running(service)
     for arguments, message in (
         (["hi"], "no chat_template.jinja .*--no-chat"),
         (["--no-chat", "\udcff"], "not valid UTF-8"),

@@ -1,10 +1,7 @@
 """Two machines on one: a worker's ranks in two network namespaces, joined by a virtual cable. Needs root and `ip`.
 
-`PYTHONPATH=. python tests/serving/lifecycle/two_machines.py BUNDLE [PROMPT]` with a bundle for two ranks: starts them
-as `redraft serve --hostfile` does, asks for an answer, kills the remote rank, and says what was seen; then again with
-the other rank; then a whole service, whose remote rank is killed and whose cable is cut during a request. In place of
-ssh there is a script that enters the namespace; transports other than TCP are off, so that nothing goes by
-shared memory.
+In place of ssh there is a script that enters the namespace; transports other than TCP are off, so that nothing goes
+by shared memory.
 """
 
 from __future__ import annotations
@@ -14,9 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +21,7 @@ import psutil
 from redraft.engines.ranks.process import RANK_VARIABLE
 from redraft.request import GenerateRequest
 from redraft.serving.processes import is_alive
-from redraft.serving.ranks import death, describe, launch_command
+from redraft.serving.ranks import launch_command
 from redraft.worker.client import WorkerClient
 from tests.worker.toy_worker import wait_for_worker
 
@@ -160,77 +156,3 @@ def seconds_to_end(remote: RemoteWorker, victim: int, timeout: float = 30) -> fl
         assert time.monotonic() < began + timeout, f"not ended {timeout} s after rank {victim}'s death"
         time.sleep(0.02)
     return time.monotonic() - began
-
-
-@contextlib.contextmanager
-def service_on(bundle: Path, folder: Path) -> Iterator[Callable[..., str]]:
-    """`redraft serve --hostfile` on the first machine; gives what runs a command of `redraft` there."""
-    hostfile, network = joined(folder)
-
-    def redraft(command: str, *arguments: str, check: bool = True) -> str:
-        own = [sys.executable, "-m", "redraft.cli", command, "--run-dir", str(folder / "run"), *arguments]
-        done = subprocess.run([*INSIDE, *own], env=os.environ | network, capture_output=True, text=True)
-        assert not check or not done.returncode, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    try:
-        redraft("serve", "--bundle", str(bundle), "--hostfile", str(hostfile))
-        yield redraft
-    finally:
-        redraft("stop", check=False)
-
-
-def seconds_to(reach: Callable[[], bool], timeout: float = 240) -> float:
-    began = time.monotonic()
-    while not reach():
-        assert time.monotonic() < began + timeout, f"not within {timeout} s"
-        time.sleep(0.2)
-    return time.monotonic() - began
-
-
-def serve(bundle: Path, prompt: str, folder: Path) -> None:
-    """A service whose ranks are on both machines: it answers, and again after a rank's death and a cut cable."""
-    with service_on(bundle, folder) as redraft:
-
-        def ready() -> bool:
-            return redraft("status", check=False).startswith("ready")
-
-        print(redraft("status"))
-        print(redraft("generate", prompt, "--max-tokens", "16"))
-        victims = [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get(RANK_VARIABLE) == "1"]
-        victims[-1].kill()
-        print(f"rank 1 is killed: seen after {seconds_to(lambda: not ready()):.1f} s")
-        print(f"ready again after {seconds_to(ready):.1f} s")
-        print(redraft("status"))
-        _ip("-n", list(HOSTS)[1], "link", "set", CABLE[1], "down")
-        began = time.monotonic()
-        print(redraft("generate", prompt, "--max-tokens", "16", check=False))
-        print(f"the cable is cut: the request ended after {time.monotonic() - began:.1f} s")
-        print(redraft("status", check=False))
-        _ip("-n", list(HOSTS)[1], "link", "set", CABLE[1], "up")
-        print(f"the cable is whole: ready after {seconds_to(ready):.1f} s")
-        print(redraft("generate", prompt, "--max-tokens", "16"))
-
-
-def main(bundle: str, prompt: str = "The capital of France is") -> None:
-    for victim in (1, 0):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            two_machines(),
-            worker_on(Path(bundle).resolve(), Path(folder)) as remote,
-        ):
-            pids = {rank: process.pid for rank, process in remote.ranks.items()}
-            print(f"ranks: {pids}")
-            before, began = bytes_through_the_cable(), time.monotonic()
-            text = remote.answer(prompt, 32)
-            took, sent = time.monotonic() - began, bytes_through_the_cable() - before
-            print(f"{prompt!r} -> {text!r}")
-            print(f"32 tokens in {took:.2f} s, {sent / 32e3:.0f} kB a token from rank 1 to rank 0")
-            print(f"rank {victim} is killed: all ended after {seconds_to_end(remote, victim):.2f} s")
-            print(describe(death([], remote.log_file.read_text(), pids), pids))
-    with tempfile.TemporaryDirectory() as folder, two_machines():
-        serve(Path(bundle).resolve(), prompt, Path(folder))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

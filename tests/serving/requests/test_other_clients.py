@@ -8,7 +8,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.conftest import wait_until
-from tests.serving.client_side import FAKE_WORKER, GrpcStream, start, told
+from tests.serving.client_side import GrpcStream, told
 
 ANSWER = " w0é w1é w2é w3é"
 FRONT_END = {
@@ -44,11 +44,6 @@ METRICS = {
     "last_token_time_ns": "INT64", "acceptance_rate": "FP32", "total_accepted_draft_tokens": "INT32",
     "total_draft_tokens": "INT32",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def service(run_folder, fake_bundle):
-    return start(run_folder, fake_bundle, worker_command=FAKE_WORKER)
 
 
 def number(result, name: str, datatype: str) -> float:

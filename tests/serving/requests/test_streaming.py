@@ -22,14 +22,9 @@ from redraft.serving.guard.limits import MAX_BODY_BYTES
 from redraft.serving.rundir import RunDir
 from redraft.serving.tritonserver import MODELS, STAND_IN, WHOLE
 from tests.conftest import wait_until
-from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, GrpcStream, grpc_inputs, start, told
+from tests.serving.client_side import EVERY_FIELD, SLOW_S, GrpcStream, grpc_inputs, told
 
 ANSWER = " w0é w1é w2é w3é"
-
-
-@pytest.fixture(scope="module")
-def service(run_folder, fake_bundle):
-    return start(run_folder, fake_bundle, worker_command=FAKE_WORKER)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -204,7 +199,7 @@ def test_the_workers_metrics_follow_tritons_own(service):
     service.generate({"text_input": "hi", "max_tokens": 5})
     metrics = service.metrics()
     assert metrics["redraft_engine_sequence_steps_total"] == before["redraft_engine_sequence_steps_total"] + 5
-    assert (metrics["redraft_worker_up"], metrics["redraft_worker_restarts"]) == (1, 0)
+    assert (metrics["redraft_worker_up"], metrics["redraft_worker_restarts"]) == (1, service.state.worker_restarts)
     text = httpx.get(f"http://127.0.0.1:{service.settings.metrics_port}/metrics", timeout=60).text
     assert 'nv_inference_request_success{model="ensemble",version="1"}' in text
 
@@ -212,7 +207,8 @@ def test_the_workers_metrics_follow_tritons_own(service):
 def test_a_worker_that_dies_fails_its_requests_and_comes_back(service):
     """And again, where the model that stands for it in Triton's health was never unloaded. Health follows, and the
     repository has the models only."""
-    for restarts in (1, 2):
+    before = service.state.worker_restarts
+    for restarts in (before + 1, before + 2):
         with answers_of(service.ready) as said:
             with told(service, "away"):
                 events = service.generate_stream({"text_input": "die", "max_tokens": 9, "stream": True})

@@ -155,9 +155,8 @@ def test_what_is_wrong_is_named(client, model, fields, message):
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
-@pytest.mark.slow
 def test_the_default_model(smollm2_bundle, run_folder):
-    """A tokenizer whose tokens join over spaces, as the toy's do not."""
+    """As `ensemble` gives it, and the three models: a tokenizer whose tokens join over spaces, as the toy's do not."""
     folder, prompt = run_folder / "real", "The capital of France is"
     service = start(folder, smollm2_bundle, decoupled=False)
     try:
