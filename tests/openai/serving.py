@@ -20,7 +20,7 @@ from redraft.serving.settings import ServeSettings, environment_of
 from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import Chunk
 from tests.conftest import ROOT, wait_until
-from tests.serving.client_side import free_ports
+from tests.serving.client_side import HTTP, free_ports
 from tests.toy_engine import TOY, toy_tokenizer
 from tests.worker.toy_worker import LIMITS
 
@@ -114,17 +114,18 @@ class FrontEnd:
 
     def health(self) -> int:
         try:
-            return httpx.get(f"{self.url}/health", timeout=600).status_code
+            return HTTP.get(f"{self.url}/health", timeout=600).status_code
         except httpx.ConnectError:
             assert self.process.poll() is None, self.log
             return 0
 
     def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", timeout=600).text
+        text = HTTP.get(f"{self.url}/metrics", timeout=600).text
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")))
 
     def client(self, **options: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=(self.key or "none").split()[0], max_retries=0, **options)
+        key = (self.key or "none").split()[0]
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=HTTP, **options)
 
     def async_client(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key or "none", max_retries=0)
@@ -132,11 +133,11 @@ class FrontEnd:
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {"Content-Type": "application/json"} | (headers or {})
-        return httpx.post(f"{self.url}{path}", content=content, headers=named, timeout=600)
+        return HTTP.post(f"{self.url}{path}", content=content, headers=named, timeout=600)
 
     def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """The data of a stream's events but the last, which ends it."""
-        with httpx.stream("POST", f"{self.url}{path}", json=body | {"stream": True}, timeout=600) as response:
+        with HTTP.stream("POST", f"{self.url}{path}", json=body | {"stream": True}, timeout=600) as response:
             assert response.status_code == 200, response.read()
             data = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
         assert data.pop() == "[DONE]"

@@ -23,6 +23,7 @@ from redraft.openai.tracing import Tracing
 from redraft.request import GenerateRequest, SequenceStats
 from redraft.worker.protocol import Chunk, WorkerStatus
 from tests.openai.serving import KEYS, MODEL
+from tests.serving.client_side import HTTP
 
 HELLO = {"messages": [{"role": "user", "content": "a secret recipe"}], "max_tokens": 3}
 CHAT = "/v1/chat/completions"
@@ -55,7 +56,7 @@ NOT_TRACED = Tracing(NoOpTracerProvider(), MODEL)
 def test_a_web_page_does_not_reach_it(server, headers, status):
     """A page sends its own Origin; where DNS was turned to 127.0.0.1, the Host of its own site."""
     named = {name: value.format(port=server.port) for name, value in headers.items()}
-    for answer in (server.post(CHAT, HELLO, named), httpx.get(f"{server.url}/v1/models", headers=named)):
+    for answer in (server.post(CHAT, HELLO, named), HTTP.get(f"{server.url}/v1/models", headers=named)):
         assert answer.status_code == status, answer.text
         assert not [name for name in answer.headers if name.startswith("access-control-")]
         if status == 403:
@@ -64,7 +65,7 @@ def test_a_web_page_does_not_reach_it(server, headers, status):
 
 def test_no_preflight_succeeds(server):
     headers = {"Origin": server.url, "Access-Control-Request-Method": "POST"}
-    answer = httpx.options(f"{server.url}{CHAT}", headers=headers)
+    answer = HTTP.options(f"{server.url}{CHAT}", headers=headers)
     assert answer.status_code == 405
     assert "access-control-allow-origin" not in answer.headers
 
@@ -78,10 +79,10 @@ def test_keys_and_a_name(locked_server):
     wrong = (None, "", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer \xe9")
     for header in (*wrong, f"Bearer {server.key}"):
         headers = {} if header is None else {"Authorization": header.encode("latin-1")}
-        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 401, header
+        assert HTTP.get(f"{server.url}/v1/models", headers=headers).status_code == 401, header
     for key in KEYS:
         good = {"Authorization": f"bearer {key}", "Host": "my.example", "Origin": "https://my.example"}
-        assert httpx.get(f"{server.url}/v1/models", headers=good).status_code == 200
+        assert HTTP.get(f"{server.url}/v1/models", headers=good).status_code == 200
     assert server.health() == 200, "probes have no key"
     assert KEY not in " ".join(psutil.Process(server.process.pid).cmdline())
     assert KEY not in server.log

@@ -26,7 +26,7 @@ from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import SHUTTING_DOWN, STOPPING
 from tests.conftest import wait_until, waits_at_most
 from tests.openai.serving import KEYS, MODEL, front_end
-from tests.serving.client_side import chunk_senders
+from tests.serving.client_side import HTTP, chunk_senders
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 LONG = HELLO | {"ignore_eos": True, "max_tokens": 200, "speculative": False}
@@ -239,11 +239,11 @@ def test_bodies_in_chunks_of_a_byte_leave_streams_their_pace(slow_server):
 def test_a_client_that_goes_away_ends_its_requests(slow_server, body):
     before = totals(slow_server)
     if body.get("stream"):
-        with httpx.stream("POST", f"{slow_server.url}{CHAT}", json=body, timeout=60) as answer:
+        with HTTP.stream("POST", f"{slow_server.url}{CHAT}", json=body, timeout=60) as answer:
             next(answer.iter_lines())
     else:
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{slow_server.url}{CHAT}", json=body, timeout=httpx.Timeout(10, read=0.3))
+            HTTP.post(f"{slow_server.url}{CHAT}", json=body, timeout=httpx.Timeout(10, read=0.3))
     wait_until(lambda: totals(slow_server)["running"] == 0)
     assert totals(slow_server)["generation_tokens_total"] - before["generation_tokens_total"] < 150
     wait_until(lambda: slow_server.metric("redraft_openai_sequences_running") == 0)
@@ -304,7 +304,7 @@ def test_a_worker_that_dies(bundle):
         tempfile.TemporaryDirectory(prefix="redraft-test-") as folder,
         front_end(Path(folder), bundle, silence_s=6, delay=0.02) as server,
     ):
-        with httpx.stream("POST", f"{server.url}{CHAT}", json=LONG | {"stream": True}, timeout=60) as answer:
+        with HTTP.stream("POST", f"{server.url}{CHAT}", json=LONG | {"stream": True}, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
             server.worker.kill()
@@ -315,11 +315,11 @@ def test_a_worker_that_dies(bundle):
         assert server.health() == 503
         refused = server.post(CHAT, HELLO)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        assert httpx.get(f"{server.url}/health", timeout=60).json() == {"status": "restarting"}
+        assert HTTP.get(f"{server.url}/health", timeout=60).json() == {"status": "restarting"}
         sign = Path(folder) / STOPPING
         sign.touch()
         assert server.post(CHAT, HELLO).json()["error"]["message"] == SHUTTING_DOWN
-        assert httpx.get(f"{server.url}/health", timeout=60).json() == {"status": "shutting down"}
+        assert HTTP.get(f"{server.url}/health", timeout=60).json() == {"status": "shutting down"}
         sign.unlink()
         server.start_worker()
         wait_until(lambda: server.health() == 200)

@@ -7,12 +7,12 @@ import re
 import tempfile
 from pathlib import Path
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import ROOT, wait_until
 from tests.openai.serving import front_end
+from tests.serving.client_side import HTTP
 from tests.toy_engine import TOY
 
 CHAT = "/v1/chat/completions"
@@ -27,7 +27,7 @@ HISTOGRAMS = (
 def samples(server) -> dict[tuple[str, ...], float]:
     """Values by name and label values."""
     found = {}
-    for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics", timeout=60).text):
+    for family in text_string_to_metric_families(HTTP.get(f"{server.url}/metrics", timeout=60).text):
         for sample in family.samples:
             found[sample.name.removeprefix("redraft_"), *sample.labels.values()] = sample.value
     return found
@@ -53,7 +53,7 @@ def served(server):
     ]
     answers = [server.post(CHAT, body).json() for body in bodies]
     endless = HELLO | {"stream": True, "ignore_eos": True}
-    with httpx.stream("POST", f"{server.url}{CHAT}", json=endless, timeout=60) as stream:
+    with HTTP.stream("POST", f"{server.url}{CHAT}", json=endless, timeout=60) as stream:
         events = (line for line in stream.iter_lines() if line.startswith("data:"))
         for _ in range(10):
             next(events)

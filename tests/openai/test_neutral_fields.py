@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 
 from redraft.openai.schemas import ChatBody, CompletionBody, ResponsesBody
 from redraft.openai.tokens import TokenizeBody
 from redraft.openai.translate import chat_job
 from tests.openai.jobs import GENERATING, JOBS, NEEDED, refusal
+from tests.serving.client_side import HTTP
 
 TEXT = {"type": "text"}
 OPENAI: dict[str, tuple[Any, ...]] = {
@@ -220,7 +220,7 @@ def test_a_response_is_never_stored(server):
     answer = server.post(path, asked).json()
     assert (answer["status"], answer["store"]) == ("incomplete", False)
     assert answer["reasoning"] == {"effort": "none", "summary": None}
-    assert httpx.get(f"{server.url}{path}/{answer['id']}").status_code == 404
+    assert HTTP.get(f"{server.url}{path}/{answer['id']}").status_code == 404
 
 
 def test_a_prompt_without_alternatives_is_not_scored_in_a_stream(server, model):

@@ -11,6 +11,7 @@ import pytest
 
 from redraft.openai.service import MAX_BODY_BYTES
 from tests.openai.serving import MODEL
+from tests.serving.client_side import HTTP
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -138,7 +139,7 @@ def test_a_body_that_is_too_large(server):
 
     headers = {"Content-Type": "application/json"}
     with contextlib.suppress(httpx.WriteError):  # it closes the connection while this side is sending
-        assert httpx.post(f"{server.url}{TEXT}", content=chunks(), headers=headers).status_code == 413
+        assert HTTP.post(f"{server.url}{TEXT}", content=chunks(), headers=headers).status_code == 413
     assert server.health() == 200
 
 
@@ -159,7 +160,7 @@ def test_only_json_is_taken(server, kind):
      ("GET", CHAT, 405), ("POST", "/v1/models", 405), ("DELETE", f"/v1/models/{MODEL}", 405)],
 )  # fmt: skip
 def test_what_is_not_there(server, method, path, status):
-    answer = httpx.request(method, f"{server.url}{path}")
+    answer = HTTP.request(method, f"{server.url}{path}")
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
     message = answer.json()["error"]["message"]
     assert f"unknown path '{path}': expected one of {CHAT}" in message or f"{method} is not for this path" in message

@@ -26,7 +26,7 @@ from redraft.serving.settings import SETTINGS_VARIABLE, ServeSettings, environme
 from tests.cli.commands import run_command
 from tests.conftest import ROOT, wait_until
 from tests.openai.serving import MODEL
-from tests.serving.client_side import free_ports, start
+from tests.serving.client_side import HTTP, free_ports, start
 from tests.serving.lifecycle.starting import assert_nothing_is_left, redraft, serve, settings
 
 TOY_WORKER = [sys.executable, "-m", "tests.serving.requests.toy_engine_worker"]
@@ -43,7 +43,7 @@ def example(port: int, guide: str) -> str:
 
 def health(port: int) -> int:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code
+        return HTTP.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code
     except httpx.HTTPError:
         return 0
 

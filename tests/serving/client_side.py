@@ -24,6 +24,9 @@ from redraft.serving import launcher
 from redraft.serving.rundir import RunDir, State
 from redraft.serving.settings import ServeSettings
 
+HTTP = httpx.Client(timeout=120, limits=httpx.Limits(max_keepalive_connections=0))
+"""A new connection for each request, as tests restart what they ask. `httpx.get` and its like make a TLS context too:
+50 ms of a processor, which loops that wait for a service spent twenty times a second."""
 MANY_CHUNKS = b"1\r\n \r\n" * 10_000
 SLOW_S = 20
 """What the fake worker takes for 400 tokens after "slow"."""
@@ -67,23 +70,23 @@ class Service:
 
     def ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/v2/health/ready", timeout=60).status_code == 200
+            return HTTP.get(f"{self.url}/v2/health/ready", timeout=60).status_code == 200
         except httpx.ConnectError as error:
             error.add_note(self.run_dir.supervisor_log.read_text()[-3000:])
             raise
 
     def metrics(self) -> dict[str, float]:
-        text = httpx.get(f"http://127.0.0.1:{self.settings.metrics_port}/metrics", timeout=60).text
+        text = HTTP.get(f"http://127.0.0.1:{self.settings.metrics_port}/metrics", timeout=60).text
         lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("redraft_")]
         return {name: float(value) for name, value in lines}
 
     def generate(self, body: dict[str, Any] | str | bytes, model: str = "ensemble") -> dict[str, Any]:
         content = json.dumps(body) if isinstance(body, dict) else body
-        return httpx.post(f"{self.url}/v2/models/{model}/generate", content=content, timeout=120).json()
+        return HTTP.post(f"{self.url}/v2/models/{model}/generate", content=content, timeout=120).json()
 
     def generate_stream(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         url = f"{self.url}/v2/models/ensemble/generate_stream"
-        with httpx.stream("POST", url, json=body, timeout=120) as response:
+        with HTTP.stream("POST", url, json=body, timeout=120) as response:
             return [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-import httpx
 import pytest
 
 from redraft.openai import page
+from tests.serving.client_side import HTTP
 
 FOREIGN = re.compile(r"(?<![\w.])(?:https?:)?//[\w.-]+\.\w|@import|\beval\(|\bon\w+=")
 NAMESPACE = "http://www.w3.org/2000/svg"
@@ -18,17 +18,17 @@ def test_the_page_is_served_without_a_key(locked_server):
     """What it asks of /v1 needs it."""
     url = locked_server.url
     for path, (name, kind) in page.FILES.items():
-        answer = httpx.get(f"{url}{path}")
+        answer = HTTP.get(f"{url}{path}")
         assert (answer.status_code, answer.headers["content-type"]) == (200, kind), path
         assert answer.content == (files(page) / name).read_bytes()
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
-    assert httpx.get(f"{url}/", headers={"Host": "evil.example"}).status_code == 403
-    assert httpx.get(f"{url}/page.js", headers={"Origin": "https://evil.example"}).status_code == 403
-    assert httpx.get(f"{url}/v1/models").status_code == 401
-    assert httpx.get(f"{url}/server.py").status_code == 401
+    assert HTTP.get(f"{url}/", headers={"Host": "evil.example"}).status_code == 403
+    assert HTTP.get(f"{url}/page.js", headers={"Origin": "https://evil.example"}).status_code == 403
+    assert HTTP.get(f"{url}/v1/models").status_code == 401
+    assert HTTP.get(f"{url}/server.py").status_code == 401
 
 
 @pytest.mark.parametrize("name", [name for name, _ in page.FILES.values()])

@@ -17,7 +17,7 @@ from redraft.errors import Code, RequestError
 from redraft.serving.guard import over_http
 from redraft.serving.guard.limits import MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_CHUNKS, MAX_HEADER_BYTES, MAX_HEADERS
 from redraft.worker.protocol import STOPPING
-from tests.serving.client_side import MANY_CHUNKS, chunk_senders
+from tests.serving.client_side import HTTP, MANY_CHUNKS, chunk_senders
 
 GENERATE = "/v2/models/ensemble/generate"
 INFER = "/v2/models/ensemble/infer"
@@ -31,7 +31,7 @@ HEADER = f"POST {GENERATE} HTTP/1.1\r\nHost: x\r\n".encode()
 
 def post(guard, body: Any, path: str = GENERATE, **options: Any) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body)
-    return httpx.post(f"{guard.url}{path}", content=content, timeout=30, **options)
+    return HTTP.post(f"{guard.url}{path}", content=content, timeout=30, **options)
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def test_tensors_in_binary_pass_as_they_are(guard):
      "/v2/models/ensemble/config", "/v2/models/ensemble/versions/1/ready", "/v2/models/ensemble/stats"],
 )  # fmt: skip
 def test_what_runs_nothing_passes_without_a_body(guard, path):
-    assert httpx.request("GET", f"{guard.url}{path}", content=b"a=b").status_code == 200
+    assert HTTP.request("GET", f"{guard.url}{path}", content=b"a=b").status_code == 200
     ((asked, _, body),) = guard.requests
     assert (asked, body) == (f"GET {path.rstrip('/')}", b"")
 
@@ -116,7 +116,7 @@ def test_what_runs_nothing_passes_without_a_body(guard, path):
     ],
 )
 def test_other_paths_are_refused_by_name(guard, method, path, status, message):
-    answer = httpx.request(method, f"{guard.url}{path}")
+    answer = HTTP.request(method, f"{guard.url}{path}")
     assert (answer.status_code, message in answer.json()["error"]) == (status, True), answer.text
     assert not guard.requests
 
@@ -124,13 +124,13 @@ def test_other_paths_are_refused_by_name(guard, method, path, status, message):
 def test_of_the_metrics_only_themselves_pass(guard):
     """Their server parses a form's body of any path, and a large one ends it."""
     url = f"http://127.0.0.1:{guard.metrics_port}"
-    assert httpx.get(f"{url}/metrics/?a=b").status_code == 200
-    assert httpx.request("GET", f"{url}/metrics", content=b"a=b").status_code == 200
+    assert HTTP.get(f"{url}/metrics/?a=b").status_code == 200
+    assert HTTP.request("GET", f"{url}/metrics", content=b"a=b").status_code == 200
     assert [(path, body) for path, _, body in guard.requests] == [("GET /metrics", b"")] * 2
-    assert httpx.post(f"{url}/metrics", data={"a": "b"}).status_code == 405
+    assert HTTP.post(f"{url}/metrics", data={"a": "b"}).status_code == 405
     said = {"error": "unknown path '/v2/health/ready': expected /metrics", "code": "not_found"}
-    assert httpx.get(f"{url}/v2/health/ready").json() == said
-    assert httpx.get(f"{url}/metrics", headers={"Origin": "https://a.example"}).status_code == 403
+    assert HTTP.get(f"{url}/v2/health/ready").json() == said
+    assert HTTP.get(f"{url}/metrics", headers={"Origin": "https://a.example"}).status_code == 403
     assert len(guard.requests) == 2
 
 
@@ -278,7 +278,7 @@ def test_bodies_in_chunks_of_a_byte_leave_streams_their_pace(guard):
     def pieces() -> int:
         """Pieces of a stream that come in two seconds, of 100 a second."""
         stream = {"method": "POST", "url": f"{guard.url}{GENERATE}_stream", "json": {"text_input": "wait"}}
-        with httpx.stream(**stream, timeout=30) as answer:
+        with HTTP.stream(**stream, timeout=30) as answer:
             over = time.monotonic() + 2
             return sum(1 for _ in itertools.takewhile(lambda _: time.monotonic() < over, answer.iter_raw()))
 
@@ -364,7 +364,7 @@ def test_a_server_that_dies(guard, stopping):
 def test_a_web_page_is_refused(guard, origin):
     """It can send such a request to a service on the machine of who reads it."""
     headers = {"Origin": origin, "Content-Type": "text/plain"}
-    answer = httpx.post(f"{guard.url}{GENERATE}", content=b'{"text_input": "hi"}', headers=headers)
+    answer = HTTP.post(f"{guard.url}{GENERATE}", content=b'{"text_input": "hi"}', headers=headers)
     assert (answer.status_code, guard.requests) == (403, [])
     assert answer.json()["error"].endswith("is a web page's: --allow-host accepts its site")
 
@@ -403,4 +403,4 @@ def test_too_many_requests_are_told_to_come_back(guard, monkeypatch):
     monkeypatch.setattr(over_http, "MAX_REQUESTS", 0)
     answer = post(guard, {"text_input": "x"})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-    assert httpx.get(f"{guard.url}/v2/health/live", timeout=30).status_code == 200, "who watches it must not end it"
+    assert HTTP.get(f"{guard.url}/v2/health/live", timeout=30).status_code == 200, "who watches it must not end it"

@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 from redraft.serving.processes import is_alive
 from redraft.serving.tritonserver import models_live
 from tests.conftest import wait_until
-from tests.serving.client_side import FAKE_WORKER, GrpcStream, Service, start
+from tests.serving.client_side import FAKE_WORKER, HTTP, GrpcStream, Service, start
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def class_count(service: Service) -> str:
 
 def brackets(service: Service) -> str:
     """Ends Triton 24.10 with SIGSEGV."""
-    return httpx.post(f"{service.url}/v2/models/ensemble/generate", content="[" * 1_000_000, timeout=60).text
+    return HTTP.post(f"{service.url}/v2/models/ensemble/generate", content="[" * 1_000_000, timeout=60).text
 
 
 def chunks(service: Service) -> str:
@@ -64,20 +64,20 @@ def form(service: Service) -> str:
     """Ends Triton 24.10 with SIGSEGV, whatever the path: the content type that curl -d sends."""
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     url = f"{service.url}/v2/models/ensemble/generate"
-    return httpx.post(url, content="a" * 5_000_000, headers=headers, timeout=60).text
+    return HTTP.post(url, content="a" * 5_000_000, headers=headers, timeout=60).text
 
 
 def form_for_metrics(service: Service) -> str:
     """The same, for the server of Triton's metrics."""
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     url = f"http://127.0.0.1:{service.settings.metrics_port}/metrics"
-    return httpx.post(url, content="a" * 5_000_000, headers=headers, timeout=60).text
+    return HTTP.post(url, content="a" * 5_000_000, headers=headers, timeout=60).text
 
 
 def answers(service: Service, model: str = "ensemble", text: str = "hi", timeout: float = 30.0) -> bool:
     body = {"text_input": text, "max_tokens": 1} if model == "ensemble" else {"input_ids": [0], "request_output_len": 1}
     with contextlib.suppress(httpx.HTTPError):
-        return httpx.post(f"{service.url}/v2/models/{model}/generate", json=body, timeout=timeout).status_code == 200
+        return HTTP.post(f"{service.url}/v2/models/{model}/generate", json=body, timeout=timeout).status_code == 200
     return False
 
 

@@ -22,7 +22,7 @@ from redraft.serving.guard.limits import MAX_BODY_BYTES
 from redraft.serving.rundir import RunDir
 from redraft.serving.tritonserver import MODELS, STAND_IN, WHOLE
 from tests.conftest import wait_until
-from tests.serving.client_side import EVERY_FIELD, SLOW_S, GrpcStream, grpc_inputs, told
+from tests.serving.client_side import EVERY_FIELD, HTTP, SLOW_S, GrpcStream, grpc_inputs, told
 
 ANSWER = " w0é w1é w2é w3é"
 
@@ -188,7 +188,7 @@ def test_cancelling_frees_the_slot_at_once(service):
 def test_a_client_that_disconnects_harms_nobody(service):
     url = f"{service.url}/v2/models/ensemble/generate_stream"
     body = {"text_input": "slow", "max_tokens": 400, "stream": True}
-    with httpx.stream("POST", url, json=body, timeout=60) as response:
+    with HTTP.stream("POST", url, json=body, timeout=60) as response:
         next(response.iter_lines())
     assert service.generate({"text_input": "hi", "max_tokens": 4})["text_output"] == ANSWER
     wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 0, timeout=SLOW_S / 2)
@@ -200,7 +200,7 @@ def test_the_workers_metrics_follow_tritons_own(service):
     metrics = service.metrics()
     assert metrics["redraft_engine_sequence_steps_total"] == before["redraft_engine_sequence_steps_total"] + 5
     assert (metrics["redraft_worker_up"], metrics["redraft_worker_restarts"]) == (1, service.state.worker_restarts)
-    text = httpx.get(f"http://127.0.0.1:{service.settings.metrics_port}/metrics", timeout=60).text
+    text = HTTP.get(f"http://127.0.0.1:{service.settings.metrics_port}/metrics", timeout=60).text
     assert 'nv_inference_request_success{model="ensemble",version="1"}' in text
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from tests.conftest import wait_until
-from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, SLOW_S, Service, grpc_inputs, start, told
+from tests.serving.client_side import EVERY_FIELD, FAKE_WORKER, HTTP, SLOW_S, Service, grpc_inputs, start, told
 
 ANSWER = " w0é w1é w2é w3é"
 
@@ -27,7 +26,7 @@ def http_infer(service: Service, **fields) -> dict:
         {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": [fields["text_input"]]},
         {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [fields["max_tokens"]]},
     ]
-    return httpx.post(f"{service.url}/v2/models/ensemble/infer", json={"inputs": inputs}, timeout=120).json()
+    return HTTP.post(f"{service.url}/v2/models/ensemble/infer", json={"inputs": inputs}, timeout=120).json()
 
 
 def test_unary_grpc(service):
