@@ -88,6 +88,7 @@ class EngineWorker(Part):
         """Be another worker, of another bundle, which is up."""
         child.up = True
         self.child, self._settings, self.untuned, self._ends_by = child, settings, untuned, None
+        self._fallen = []  # they were ranks of the other worker
         self.pulse.reset()
         self._find_ranks()
 
