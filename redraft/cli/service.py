@@ -25,7 +25,6 @@ from redraft.serving import launcher
 from redraft.serving.processes import ServingError, owned_processes
 from redraft.serving.rundir import RunDir, State
 from redraft.serving.settings import API_KEY_VARIABLE, ServeSettings, toml
-from redraft.serving.tritonserver import TritonInstallation
 from redraft.worker.client import WorkerClient, WorkerError
 
 RunDirOption = Annotated[
@@ -59,7 +58,7 @@ def serve(
         os.environ[API_KEY_VARIABLE] = settings.api_key.get_secret_value()
     try:
         if settings.bundle is None:
-            TritonInstallation()  # if it is missing, that is said before a build takes minutes
+            launcher.check(settings, run_dir)
             settings = settings.model_copy(update={"bundle": prepared(settings)})
         with _activities() as say:
             state = launcher.serve(settings, run_dir, say)

@@ -48,6 +48,16 @@ _SWAPPING = {
 }
 
 
+def check(settings: ServeSettings, run_path: Path) -> None:
+    """Raises ServingError where a service with these settings could not start now, whatever the bundle that is yet to
+    be made: after hours of that it would be late to say so."""
+    run_dir = RunDir(run_path)
+    launch_command([], settings.tp, settings.hostfile)
+    _check_machine(run_dir)
+    with _launching(run_dir), _private():
+        _make_way(settings, run_dir)
+
+
 def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], None]) -> State:
     """Start a service and return when a real request has succeeded. `on_progress` is told each new activity.
 
@@ -60,12 +70,10 @@ def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], 
             "hostfile": settings.hostfile and settings.hostfile.resolve(),
         }
     )
-    _check(settings, run_dir)
+    _check_bundle(settings)
+    _check_machine(run_dir)
     with _launching(run_dir), _private():
-        _check_free(run_dir)
-        stop(run_path)
-        _check_ports(settings)
-        check_shared_memory()
+        _make_way(settings, run_dir)
         _write_settings(settings, run_dir)
         try:
             return _follow(run_dir, _start_supervisor(run_dir), on_progress)
@@ -308,13 +316,21 @@ def _check_bundle(settings: ServeSettings) -> None:
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
 
 
-def _check(settings: ServeSettings, run_dir: RunDir) -> None:
-    _check_bundle(settings)
+def _check_machine(run_dir: RunDir) -> None:
+    """Raises ServingError where Triton is missing or the run directory cannot be used."""
     TritonInstallation()
     try:
         run_dir.create()
     except OSError as error:
         raise _unusable(run_dir, error) from None
+
+
+def _make_way(settings: ServeSettings, run_dir: RunDir) -> None:
+    """End what a killed service has left. Raises ServingError where another runs, or a port or memory is taken."""
+    _check_free(run_dir)
+    stop(run_dir.path)
+    _check_ports(settings)
+    check_shared_memory()
 
 
 def _check_free(run_dir: RunDir) -> None:

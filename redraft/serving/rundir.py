@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import grp
+import json
 import os
 import pwd
 import stat
@@ -173,10 +174,18 @@ class RunDir:
             return None
 
     def read_state(self) -> State | None:
-        """The last state that was written, None if there is none."""
+        """The last state that was written, None if there is none.
+
+        A service that another version of this package has started is to be stopped too: of its settings, those that are
+        unknown here and those without a value are left out.
+        """
         try:
-            return State.model_validate_json(self.state_file.read_text())
-        except (OSError, ValueError):
+            content = json.loads(self.state_file.read_text())
+            for name, value in list(content["settings"].items()):
+                if name not in ServeSettings.model_fields or value is None:
+                    del content["settings"][name]
+            return State.model_validate(content)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
 
     def write_state(self, state: State) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -15,6 +18,8 @@ from redraft.serving import launcher
 from redraft.serving.processes import OWNER_VARIABLE, ServingError
 from redraft.serving.rundir import RunDir, State
 from redraft.serving.settings import ServeSettings
+from tests.cli.commands import run_command
+from tests.serving.client_side import free_ports
 
 
 @pytest.mark.parametrize(
@@ -28,6 +33,47 @@ def test_a_bundle_with_another_tokenizer_or_none_is_refused(tmp_path, new, old, 
             (tmp_path / folder / "tokenizer.json").write_text(content)
     with nullcontext() if same else pytest.raises(ServingError, match="has another tokenizer"):
         launcher._check_tokenizer(tmp_path / "new", tmp_path / "old")
+
+
+def test_the_state_of_another_version_is_read(tmp_path):
+    """Or the service of before an update would be killed in the middle of its requests."""
+    run_dir = RunDir(tmp_path)
+    run_dir.write_state(State(phase="ready", supervisor_pid=7, settings=ServeSettings(bundle=Path("b"), drain_s=9)))
+    content = json.loads(run_dir.state_file.read_text())
+    content["settings"] |= {"allowed_hosts": [], "max_queue": None}
+    run_dir.state_file.write_text(json.dumps(content | {"gone": 1, "rank_pids": {"0": 8}}))
+    state = run_dir.read_state()
+    assert state
+    assert (state.supervisor_pid, state.settings.drain_s, state.rank_pids) == (7, 9, {0: 8})
+    for text in ("", "[]", "{}", '{"settings": []}'):
+        run_dir.state_file.write_text(text)
+        assert run_dir.read_state() is None
+
+
+def test_a_service_that_cannot_start_is_refused_before_its_bundle_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "TritonInstallation", lambda: None)
+    monkeypatch.setattr(launcher, "FREED_S", 0)
+    monkeypatch.setattr("redraft.cli.service.prepared", lambda _: pytest.fail("it was made"))
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create()
+    ports = dict(zip(("http_port", "grpc_port", "metrics_port", "openai_port"), free_ports(4), strict=True))
+    launcher.check(ServeSettings(**ports), run_dir.path)
+
+    def refusal(**changes: object) -> str:
+        options = {**ports, **changes}.items()
+        words = [word for name, value in options for word in (f"--{name.replace('_', '-')}", str(value))]
+        done = run_command(["serve", "default", *words, "--run-dir", str(run_dir.path)])
+        assert done.exit_code == 1
+        return done.output
+
+    with socket.create_server(("127.0.0.1", ports["grpc_port"])):
+        assert f"port {ports['grpc_port']} on 127.0.0.1 (gRPC) is in use" in refusal()
+    assert "the bundle is for one rank" in refusal(hostfile="hosts")
+    with run_dir.lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert f"a service is running from {run_dir.path}" in refusal()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert "MPI is missing (mpi4py)" in refusal(tp=2)
 
 
 @pytest.mark.parametrize(("phase", "seconds", "status"), [("ready", 60, -signal.SIGKILL), ("stopping", 0.8, 0)])
