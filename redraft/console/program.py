@@ -14,10 +14,13 @@ from redraft.console.output import err
 
 
 class Rows(TyperCommand):
-    """A command whose options with several values take them in a row: `--rows 1 8 16`."""
+    """A command whose options with several values take them in a row: `--rows 1 8 16`. A command with an argument has
+    no rows, since the word after a value may be the argument."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Repeat such an option before each value of a row."""
+        if any(param.param_type_name == "argument" for param in self.params):
+            return super().parse_args(ctx, args)
         lists = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
         words: list[str] = []
         option, values = "", 0

@@ -212,6 +212,8 @@ class ServeSettings(BaseModel):
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker.server"]
 
 
+OF_A_MODEL = ("source", "drafter", "backend", "precision", "tp")
+"""The settings that say of what a bundle is made: they are not for one that is served as it is."""
 OPTIONS = {name: field for name, field in ServeSettings.model_fields.items() if field.description}
 """The fields that users set."""
 
@@ -243,7 +245,8 @@ def flag(name: str) -> str:
 
 def read(flags: Mapping[str, Any], file: Path | None = None) -> ServeSettings:
     """Return the settings in force: the flags of the command line, then variables, a file and defaults. Raises
-    SettingsError."""
+    SettingsError, also where a bundle is served as it is and a setting of the same or a stronger layer would have it
+    made otherwise."""
     layers: dict[str, Mapping[str, Any]] = {
         "file": _from_file(file) if file else {},
         "variables": _from_variables(),
@@ -251,23 +254,43 @@ def read(flags: Mapping[str, Any], file: Path | None = None) -> ServeSettings:
     }
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
+
+    def setting(name: str) -> str:
+        """A setting as it was given."""
+        flags = "SOURCE" if name == "source" else flag(name)
+        return {"file": f"{file}: {name}", "variables": PREFIX + name.upper(), "flags": flags}[origins[name]]
+
     for kind, layer in layers.items():
         if "source" in layer and "bundle" not in layer:
             values.pop("bundle", None)  # `redraft serve MODEL` is not about the bundle that a file names
+        if "bundle" in layer or ("source" in layer and _is_bundle(layer["source"])):
+            values = {name: value for name, value in values.items() if name not in OF_A_MODEL}
         values |= layer
         origins |= dict.fromkeys(layer, kind)
+    bundle = "bundle" if "bundle" in values else "source" if "source" in values and _is_bundle(values["source"]) else ""
+    if bundle and (others := [name for name in OF_A_MODEL if name in values and name != bundle]):
+        served = f"the bundle of {setting(bundle)}"
+        raise SettingsError(f"{setting(others[0])}: {served} is served as it is: expected one of the two")
     try:
         return ServeSettings.model_validate(values)
     except ValidationError as error:
         details = error.errors()[0]
         name = str(details["loc"][0])
-        where = {"file": f"{file}: {name}", "variables": PREFIX + name.upper(), "flags": flag(name)}
-        raise SettingsError(f"{where[origins[name]]}: {_reason(details, OPTIONS[name].exclude)}") from None
+        raise SettingsError(f"{setting(name)}: {_reason(details, OPTIONS[name].exclude)}") from None
+
+
+def _is_bundle(source: object) -> bool:
+    """Whether SOURCE is a bundle, and not a model."""
+    # A process of a service, which has no source, does not wait for this import.
+    from redraft.bundle.manifest import is_bundle
+
+    return is_bundle(Path(str(source)))
 
 
 def toml(settings: ServeSettings) -> str:
-    """Write settings as a file for `--config`, without secrets. What is not set is left out."""
-    values = settings.model_dump(mode="json", include=set(OPTIONS))
+    """Write settings as a file for `--config`, without secrets. What is not set is left out, and of what its bundle was
+    made."""
+    values = settings.model_dump(mode="json", include=set(OPTIONS).difference(OF_A_MODEL if settings.bundle else ()))
     return "".join(f"{name} = {_toml_value(value)}\n" for name, value in values.items() if value is not None)
 
 

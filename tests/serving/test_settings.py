@@ -32,6 +32,7 @@ def asked(monkeypatch) -> list[ServeSettings]:
         raise ServingError("enough")
 
     monkeypatch.setattr(launcher, "serve", serve)
+    monkeypatch.setattr(launcher, "check", lambda *_: None)
     return settings
 
 
@@ -56,6 +57,40 @@ def test_a_model_on_the_command_line_goes_before_a_bundle_in_the_file(tmp_path, 
     monkeypatch.setattr("redraft.cli.service.prepared", lambda settings: Path(settings.source, "built"))
     run_command(["serve", "owner/model", "--config", str(written(tmp_path, 'bundle = "b"'))])
     assert asked[0].bundle == Path("owner/model/built")
+
+
+@pytest.mark.parametrize("words", ["--allow-host a.example ./model", "./model --allow-host a.example"])
+def test_a_word_after_a_value_is_the_model(monkeypatch, asked, words):
+    monkeypatch.setattr("redraft.cli.service.prepared", lambda settings: Path(settings.source))
+    run_command(["serve", *words.split()])
+    assert (asked[0].source, asked[0].allow_host) == ("./model", ["a.example"])
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "refusal"),
+    [
+        ("owner/model --bundle b", "", "SOURCE: the bundle of --bundle is"),
+        ("--bundle b --precision int8", "", "--precision: the bundle of --bundle is"),
+        ("--tp 2", 'bundle = "b"', "--tp: the bundle of FILE: bundle is"),
+        ("", 'bundle = "b"\ndrafter = "d"', "FILE: drafter: the bundle of FILE: bundle is"),
+        ("BUNDLE --backend torch", "", "--backend: the bundle of SOURCE is"),
+        ("BUNDLE --bundle b", "", "SOURCE: the bundle of --bundle is"),
+        ("BUNDLE", 'precision = "int8"', ""),
+        ("--bundle b", 'source = "m"\ntp = 2', ""),
+        ("m --precision int8", 'bundle = "b"', ""),
+    ],
+)
+def test_a_bundle_is_not_served_against_what_is_asked_for(tmp_path, monkeypatch, asked, words, text, refusal):
+    monkeypatch.setattr("redraft.cli.service.prepared", lambda settings: Path(settings.source))
+    (tmp_path / "manifest.json").touch()
+    options = [str(tmp_path) if word == "BUNDLE" else word for word in words.split()]
+    done = run_command(["serve", *options, "--config", str(file := written(tmp_path, text))])
+    if refusal:
+        expected = f"redraft serve: {refusal.replace('FILE', str(file))} served as it is: expected one of the two\n"
+        assert (done.exit_code, done.output, asked) == (2, expected, [])
+    else:
+        assert asked[0].bundle in (tmp_path, Path("b"), Path("m"))
+        assert (asked[0].tp, asked[0].precision == "int8") == (1, words.startswith("m"))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +128,8 @@ def test_whose_value_is_refused(tmp_path, monkeypatch):
 def test_what_status_prints_serves_the_same_again(tmp_path, monkeypatch):
     settings = ServeSettings(
         bundle=Path('/a "bundle"\\ü\x7f'),
+        source="what/it/was/made/of",
+        precision="int8",
         api_key="hush",
         allow_host=["a.example", "*"],
         default_chat_template_kwargs={"enable_thinking": False, "none": None, "text": '"\n'},
@@ -107,7 +144,8 @@ def test_what_status_prints_serves_the_same_again(tmp_path, monkeypatch):
     printed = run_command(["status", "--config", "--run-dir", str(run_dir.path)]).stdout
     assert printed == toml(settings)
     assert "hush" not in printed + run_dir.state_file.read_text()
-    assert read({}, written(tmp_path, printed)) == settings.model_copy(update={"api_key": None})
+    again = settings.model_copy(update={"api_key": None, "source": "default", "precision": "bf16"})
+    assert read({}, written(tmp_path, printed)) == again
 
 
 def test_a_process_gets_all_settings_whole_whatever_the_variables_say(monkeypatch):
