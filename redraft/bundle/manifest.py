@@ -100,6 +100,11 @@ class Bundle:
         return cls(path, BundleConfig.read(path, rebuild), manifest)
 
 
+def is_bundle(folder: Path) -> bool:
+    """Whether a folder holds a bundle, whole or damaged."""
+    return (folder / MANIFEST).is_file()
+
+
 def verify_files(path: Path, files: dict[str, FileEntry], rebuild: str) -> None:
     """Compare files with their manifest entries. Raises BundleError for the first that differs."""
     for name, entry in files.items():

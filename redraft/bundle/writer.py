@@ -12,7 +12,7 @@ from pathlib import Path
 
 from redraft.bundle.config import CONFIG, BundleConfig
 from redraft.bundle.generation import GENERATION_CONFIG, GenerationConfig
-from redraft.bundle.manifest import MANIFEST, BuiltFrom, FileEntry, Manifest, file_sha256
+from redraft.bundle.manifest import MANIFEST, BuiltFrom, FileEntry, Manifest, file_sha256, is_bundle
 from redraft.chat import TEMPLATE_FILE, TEMPLATE_FOLDER
 from redraft.errors import BundleError
 
@@ -20,11 +20,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE_FILE)
 
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 """numpy reports a write that was cut short without a number."""
-
-
-def is_bundle(folder: Path) -> bool:
-    """Whether a folder holds a bundle, whole or damaged."""
-    return (folder / MANIFEST).is_file()
 
 
 def require_replaceable(path: Path, replaces: Callable[[Path], bool] = is_bundle) -> None:

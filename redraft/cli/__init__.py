@@ -92,7 +92,7 @@ def main(*arguments: str) -> NoReturn:
     name = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
     if name not in COMMANDS:
         run(f"redraft {name}".rstrip(), application())
-    if COMMANDS[name].is_done(sys.argv[2:]):
+    if sys.argv[1] == name and COMMANDS[name].is_done(sys.argv[2:]):
         sys.exit(0)
     try:
         run(f"redraft {name}", application(name))

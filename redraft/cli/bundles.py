@@ -8,12 +8,13 @@ and each `redraft build` can ask.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from redraft.bundle.backends import BACKENDS, OPENVINO
-from redraft.bundle.manifest import Manifest
-from redraft.bundle.writer import is_bundle, require_replaceable
+from redraft.bundle.manifest import Manifest, is_bundle
+from redraft.bundle.writer import require_replaceable
 from redraft.cli.options import model_folder
 from redraft.compiler.built_from import CODE, built_from, differences, options_of, why_unusable
 from redraft.console.output import err
@@ -21,6 +22,8 @@ from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL, HOME, calibration_of, drafter_of
 
+OF_DRAFTS = ("--construction", "--ngram", "--no-ngram")
+"""Options that say how to draft: they are not for n-grams from what was served."""
 NAMED_DIFFERENCES = 4
 """Differences that a message names."""
 
@@ -35,8 +38,10 @@ def complete(options: dict[str, str]) -> dict[str, str]:
     if result.get("--construction") == NGRAM_TRIE:
         result.setdefault("--no-drafter", "")
     if not result.keys() & {"--drafter", "--methods", "--no-drafter"}:
-        drafter = drafter_of(model.name)
-        result |= {"--drafter": str(drafter)} if drafter else {"--no-drafter": "", "--construction": NGRAM_TRIE}
+        if drafter := drafter_of(model.name):
+            result["--drafter"] = str(drafter)
+        elif not result.keys() & OF_DRAFTS:  # else `redraft build` asks what the drafts shall come from
+            result |= {"--no-drafter": "", "--construction": NGRAM_TRIE}
     if precision == "fp8" and "--calibration" not in result and (calibration := calibration_of(model.name)).is_file():
         result["--calibration"] = str(calibration)
     split = "" if backend == OPENVINO else f"-{backend}"
@@ -51,7 +56,7 @@ def _drafting(options: dict[str, str], model: str) -> str:
     if file := options.get("--methods"):
         return Path(file).stem
     if drafter := options.get("--drafter"):
-        name = Path(drafter).name
+        name = Path(os.path.abspath(drafter)).name
         return "redrafter" if name == model else name.removeprefix(f"{model}-")
     return "ngrams" if options.keys() & {"--construction", "--ngram"} else "ar"
 
@@ -69,6 +74,9 @@ def why_to_build(options: dict[str, str]) -> tuple[list[str], bool]:
         return ["it is not there"], True
     try:
         manifest = Manifest.read(output)
+    except BundleError as error:
+        return [str(error)], False  # it may be of a newer version
+    try:
         was = manifest.built_from
         if changes := differences(was, built_from(options, was.files if was else None)):
             return changes, changes == [CODE]
@@ -105,8 +113,8 @@ def say_built(options: dict[str, str]) -> None:
 def nothing_to_build(arguments: Sequence[str]) -> bool:
     """Whether `redraft build` with these arguments has nothing to do, and say so: known before torch is imported, which
     takes seconds. What this does not understand, the command refuses itself."""
-    options = complete(options_of(arguments))
-    if "--help" in options or why_to_build(options)[0]:
+    options = options_of(arguments)
+    if options is None or "--help" in options or why_to_build(options := complete(options))[0]:
         return False
     say_built(options)
     return True

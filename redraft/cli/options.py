@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -22,9 +23,12 @@ def backend_named(name: object) -> Backend:
 
 
 def model_folder(name: str) -> Path:
-    """The folder of a model that redraft fetch made: a path, or its name under REDRAFT_HOME."""
+    """The folder of a model that redraft fetch made: a path, or its name under REDRAFT_HOME.
+
+    It is absolute: bundles and drafters are named after it, and `.` is no name.
+    """
     folder = HOME / "models" / name
-    return folder if folder.is_dir() and not Path(name).is_dir() else Path(name)
+    return folder if folder.is_dir() and not Path(name).is_dir() else Path(os.path.abspath(name))
 
 
 def fetched_model(name: object) -> Path:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from redraft.bundle.manifest import MANIFEST
+from redraft.bundle.manifest import is_bundle
 from redraft.cli.steps import Steps
 from redraft.home import DEFAULT_MODEL, HOME
 from redraft.serving.settings import DEFAULT, ServeSettings
@@ -16,7 +17,7 @@ RECORD = "source.json"
 def prepared(settings: ServeSettings) -> Path:
     """The tuned bundle of a model, by way of the commands that make it; `settings.source` may be a bundle already.
     Ends the process where one fails."""
-    if (Path(settings.source) / MANIFEST).is_file():
+    if is_bundle(Path(settings.source)):
         return Path(settings.source)
     steps = Steps("redraft serve")
     model = fetched(settings.source, steps)
@@ -27,11 +28,13 @@ def prepared(settings: ServeSettings) -> Path:
 
 
 def fetched(source: str, steps: Steps) -> Path:
-    """The folder of a fetched model: one of these, or else where `redraft fetch` puts a source's."""
+    """The folder of a fetched model: one of these, or else where `redraft fetch` puts a source's. Fetch is left out for
+    the name of a fetched model only: it says itself whether what is there is of this source."""
     if (Path(source) / RECORD).is_file():
-        return Path(source)
+        return Path(os.path.abspath(source))
     name = DEFAULT_MODEL if source == DEFAULT else Path(source).resolve().name.removesuffix(".gguf")
     folder = HOME / "models" / name
-    if source not in (DEFAULT, name) or not (folder / RECORD).is_file():
+    is_name = source == DEFAULT or (source == name and not Path(source).exists())
+    if not is_name or not (folder / RECORD).is_file():
         steps.run("fetch", source, "--output", folder.parent, "--cache", HOME / "cache")
     return folder

@@ -59,17 +59,22 @@ def built_from(options: Mapping[str, str], known: Mapping[str, InputFile] | None
     return BuiltFrom(options=kept, files=files, sources=sources_digest())
 
 
-def options_of(arguments: Sequence[str]) -> dict[str, str]:
-    """The options of a command line by name; those without a value have ""."""
+def options_of(arguments: Sequence[str]) -> dict[str, str] | None:
+    """The options of `redraft build`'s command line by name; those without a value have "". None where a word belongs
+    to no option, and where one that `differences` does not compare lacks its value, or has one too many."""
     options: dict[str, str] = {}
     name = ""
     for argument in arguments:
         if argument.startswith("--"):
-            name, _, value = argument.partition("=")
+            name, assigned, value = argument.partition("=")
             options[name] = value
+            name = "" if assigned else name
         elif name:
-            options[name] = argument
-    return options
+            options[name], name = argument, ""
+        else:
+            return None
+    paths = [options[name] for name in (*PATHS, "--output") if name in options]
+    return options if all(paths) and not options.get("--replace") else None
 
 
 def files_of(option: str, path: Path) -> Iterator[tuple[str, Path]]:

@@ -17,6 +17,7 @@ from redraft import cli
 from redraft.bundle.manifest import Bundle, Manifest
 from redraft.cli import build
 from redraft.cli.bundles import as_arguments, complete, needs_build
+from redraft.cli.options import fetched_model
 from redraft.compiler import built_from
 from redraft.compiler.methods import MethodSettings
 from redraft.errors import BundleError
@@ -269,10 +270,13 @@ def test_the_code_counts_by_content(tmp_path, monkeypatch):
     assert built_from.sources_digest() == before
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"format_version": 2}'])
-def test_a_damaged_manifest_is_built_again(place, text):
+@pytest.mark.parametrize("text", ["", "{}", '{"format_version": 2}', '{"format_version": 99}'])
+def test_a_manifest_that_cannot_be_read_is_built_again_in_a_folder_of_ours_only(place, text):
+    """A newer version's bundle is as little another's to replace as one of other settings."""
     (place / "b" / "manifest.json").write_text(text)
     assert needs_build(command(drafter="drafter"))
+    with pytest.raises(BundleError, match="b is another bundle than the one asked for: b.*Add --replace"):
+        needs_build(command(drafter="drafter"), named=True)
 
 
 def test_a_bundle_that_is_not_there_is_built(place, capsys):
@@ -320,6 +324,26 @@ def test_the_command_says_what_is_there_and_refuses_another(place, monkeypatch, 
     assert capsys.readouterr().err == "redraft build: b is up to date\n"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["build", "ASKED", "b"],
+        ["build", "b", "ASKED"],
+        ["build", "ASKED", "--typo"],
+        ["build", "ASKED", "--replace", "b"],
+        ["build", "ASKED", "--calibration"],
+        ["--typo", "build", "ASKED"],
+    ],
+)
+def test_a_command_line_that_is_wrong_is_not_up_to_date(place, monkeypatch, words):
+    asked = ["--model", "model", "--drafter", "drafter", "--max-len", "64", "--slots", "3", "--output", "b"]
+    line = [word for name in words for word in (asked if name == "ASKED" else [name])]
+    monkeypatch.setattr(sys, "argv", ["redraft", *line])
+    with pytest.raises(SystemExit) as ending:
+        cli.main()
+    assert ending.value.code == 2
+
+
 def test_a_value_of_zero_is_a_value(place, monkeypatch):
     asked: list[dict[str, str]] = []
     monkeypatch.setattr(build, "complete", lambda options: complete(asked.append(options) or options))
@@ -349,11 +373,26 @@ def test_what_is_left_out_follows_from_the_rest(tmp_path, monkeypatch):
     assert folder(no_drafter="", precision="fp32") == f"{model.name}-ar-fp32"
     assert folder(construction="ngram_trie") == f"{model.name}-ngrams-bf16"
     assert folder(model="other") == "other-ngrams-bf16"
+    for drafts in ({"construction": "beam_search"}, {"ngram": ""}):  # of what, is for the user to say
+        options = {f"--{name}": value for name, value in {"model": "other", **drafts}.items()}
+        assert complete(options).items() >= options.items() - {("--model", "other")}
+        assert not complete(options).keys() & {"--drafter", "--no-drafter"}
     assert folder(methods="benchmarks/lossless.toml") == f"{model.name}-lossless-bf16"
     calibration = tmp_path / "calibration" / f"{model.name}.json"
     calibration.parent.mkdir()
     calibration.write_text("{}")
     assert complete({"--precision": "fp8"})["--calibration"] == str(calibration)
+
+
+def test_a_folder_is_named_however_it_is_written(tmp_path, monkeypatch):
+    for name in ("Mine", "Mine-eagle3"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "Mine")
+    for model in (".", "../Mine", str(tmp_path / "Mine")):
+        assert Path(complete({"--model": model})["--output"]).name == "Mine-ngrams-bf16"
+        assert fetched_model(model).name == "Mine"
+    monkeypatch.chdir(tmp_path / "Mine-eagle3")
+    assert Path(complete({"--model": "../Mine", "--drafter": "."})["--output"]).name == "Mine-eagle3-bf16"
 
 
 def test_it_asks_without_torch():

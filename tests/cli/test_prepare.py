@@ -117,6 +117,18 @@ def test_a_fetched_models_folder_is_a_model(commands, tmp_path):
     assert commands.names == ["build", "tune"]
 
 
+def test_a_folder_goes_before_a_fetched_model_of_its_name(commands, tmp_path, monkeypatch):
+    fetched(tmp_path, "Mine")
+    monkeypatch.chdir(tmp_path)
+    bundle_of("Mine", minutes=0)
+    assert commands.names == ["build"], "there is none of that name here"
+    (tmp_path / "Mine").mkdir()
+    bundle_of("Mine", minutes=0)
+    assert commands.ran[1][:2] == ["fetch", "Mine"], "fetch refuses another model of that name"
+    monkeypatch.chdir(tmp_path / "models" / "Mine")
+    assert bundle_of(".").name == "Mine-ngrams-bf16"
+
+
 def test_several_ranks_tune_together(commands):
     bundle = bundle_of(tp=2)
     assert bundle.name.endswith("-bf16-tp2")

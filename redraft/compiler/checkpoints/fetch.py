@@ -70,10 +70,23 @@ class Request:
     @property
     def origin(self) -> dict[str, str | None]:
         """Source, revision and adapter as `source.json` records them."""
-        local = self.source != "default" and Path(self.source).exists()
-        source = str(Path(self.source).resolve()) if local else self.source
+        source = str(Path(self.source).resolve()) if self.is_local else self.source
         adapter = str(self.adapter.resolve()) if self.adapter else None
         return {"source": source, "revision": self.revision, "adapter": adapter}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the source is a folder or a file of this machine."""
+        return self.source != "default" and Path(self.source).exists()
+
+    @property
+    def files(self) -> dict[str, list[int]]:
+        """Size and time of modification of each file of a local source and of the adapter: they may change under the
+        same name, as when training goes on."""
+        roots = [Path(self.source)] * self.is_local + [self.adapter] * (self.adapter is not None)
+        files = [file for root in roots if root for file in (root.iterdir() if root.is_dir() else [root])]
+        stats = {str(file.resolve()): file.stat() for file in sorted(files) if file.is_file()}
+        return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
 def fetch(request: Request, say: Say) -> Path:
@@ -93,10 +106,15 @@ def fetch(request: Request, say: Say) -> Path:
         if {key: recorded.get(key) for key in request.origin} != request.origin:
             raise FetchError(f"{folder} holds a model from {recorded['source']}; choose another --name, or use --force")
         template_file = folder / TEMPLATE
-        if not template or (template_file.is_file() and template_file.read_text() == template.read_text()):
+        if recorded.get("files", {}) != request.files:
+            say(f"{request.source} has changed since {folder} was fetched: it is fetched again")
+            template = template or (template_file if recorded.get("chat_template") else None)
+        elif not template or (template_file.is_file() and template_file.read_text() == template.read_text()):
             say(f"reusing {folder}: {describe(folder)}")
             return folder
-        say(f"{folder} has another chat template than {template}: it is fetched again")
+        else:
+            say(f"{folder} has another chat template than {template}: it is fetched again")
+    files = request.files  # before they are read: a change meanwhile counts as one
     with building(folder) as out:
         checkpoint = _open(request, out / "unpacked", say)
         if request.adapter:
@@ -104,7 +122,9 @@ def fetch(request: Request, say: Say) -> Path:
         store(checkpoint, out, template, say)
         shutil.rmtree(out / "unpacked", ignore_errors=True)
         origin = {key: value for key, value in request.origin.items() if value}
-        (out / RECORD).write_text(json.dumps(origin | {"precision": checkpoint.precision}, indent=2) + "\n")
+        record = origin | {"precision": checkpoint.precision} | ({"files": files} if files else {})
+        record |= {"chat_template": "of --chat-template"} if template else {}
+        (out / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     say(f"ready: {folder}: {describe(folder)}")
     return folder
 

@@ -81,6 +81,22 @@ def test_a_model_with_another_template_is_fetched_again(checkpoint, tmp_path, ca
     assert capsys.readouterr().out.count("reusing") == 2
 
 
+def test_a_source_that_has_changed_is_fetched_again(checkpoint, tmp_path, capsys):
+    source, own = tmp_path / "mine", tmp_path / "template.jinja"
+    shutil.copytree(checkpoint, source)
+    own.write_text("own {{ messages }}\n")
+    folder = fetch(source, tmp_path, template=own)
+    weights = load_file(source / "model.safetensors")
+    save_file({name: weight + 1 for name, weight in weights.items()}, source / "model.safetensors")
+    fetch(source, tmp_path)
+    assert f"{source} has changed since {folder} was fetched" in capsys.readouterr().out
+    (name, weight), *_ = weights.items()
+    assert torch.equal(load_file(folder / "model.safetensors")[name], (weight + 1).bfloat16())
+    assert (folder / "chat_template.jinja").read_text() == own.read_text(), "what was chosen for it stays"
+    fetch(source, tmp_path)
+    assert "reusing" in capsys.readouterr().out
+
+
 def test_a_sentencepiece_tokenizer_gets_its_fast_form(checkpoint, tmp_path):
     source = tmp_path / "old"
     shutil.copytree(checkpoint, source)
