@@ -275,7 +275,7 @@ def test_a_manifest_that_cannot_be_read_is_built_again_in_a_folder_of_ours_only(
     """A newer version's bundle is as little another's to replace as one of other settings."""
     (place / "b" / "manifest.json").write_text(text)
     assert needs_build(command(drafter="drafter"))
-    with pytest.raises(BundleError, match="b is another bundle than the one asked for: b.*Add --replace"):
+    with pytest.raises(BundleError, match=r"b is another bundle than the one asked for: b.*Add --replace"):
         needs_build(command(drafter="drafter"), named=True)
 
 
