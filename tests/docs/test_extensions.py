@@ -108,7 +108,7 @@ def test_a_request_field_is_an_entry_and_what_it_does(tmp_path):
     blocks = re.findall(r"```python\n# (\S+): .*\n((?:.*\n)+?)```", page)
     anchors = {
         "redraft/request.py": '    @field_validator("stop_words"',
-        "redraft/request_state.py": "        self._text = ",
+        "redraft/request_state.py": "        self._output = ",
     }
     assert [name for name, _ in blocks] == list(anchors)
     for name, code in blocks:
