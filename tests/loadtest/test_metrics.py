@@ -27,6 +27,7 @@ def timeline(sent=0.0, first=0.1, gaps=(0.05, 0.05), tokens=5, error=None, **fie
 
 
 def test_definitions_on_one_request():
+    """Of five tokens in three chunks."""
     request = timeline()
     assert request.ttft == pytest.approx(100)
     assert request.e2el == pytest.approx(200)
@@ -72,10 +73,6 @@ def test_answers_that_take_longer_than_the_ramp(pace, completed):
     steady = summarize(runs, None, steady_window(runs, 5.0))
     assert steady["requests_due_per_s"] == pytest.approx(1, rel=0.02)
     assert steady["request_throughput"] == pytest.approx(completed, rel=0.03)
-
-
-def test_tokens_not_chunks_count_for_tpot():
-    assert timeline(tokens=11).tpot == pytest.approx(10)
 
 
 def test_single_token_has_no_tpot():

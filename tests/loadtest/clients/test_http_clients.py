@@ -104,14 +104,8 @@ def test_chat_completions(monkeypatch):
 def test_the_text_of_a_chat_gets_no_special_tokens(protocol, event):
     server = StandIn([event, "[DONE]"][: 1 + (protocol == "openai")])
     server.talk(protocol, Generation("<s>hi", 9, add_special_tokens=False))
-    assert server.asked[0][1]["add_special_tokens"] is False
-
-
-def test_texts_go_to_completions():
-    server = StandIn([{"choices": [{"text": "a"}], "usage": None}, "[DONE]"])
-    assert [piece.text for piece in server.talk("openai", Generation("hi", 9, bad_words=("no",)), "mine")] == ["a"]
-    path, body, _ = server.asked[0]
-    assert (path, body["prompt"], body["model"], body["bad_words"]) == ("/v1/completions", "hi", "mine", ["no"])
+    body = server.asked[0][1]
+    assert body["add_special_tokens"] is False
     assert "drafting_method" not in body, "which other servers do not know"
 
 

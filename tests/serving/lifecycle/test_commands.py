@@ -88,8 +88,10 @@ def test_a_running_service_without_its_state(tmp_path, damage):
             assert isinstance(done.exception, SystemExit)
 
 
-@pytest.mark.parametrize("command", ["status", "stop", "serve", "generate"])
-@pytest.mark.parametrize("place", ["file", "file/below", "circle"])
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [("status", "file"), ("stop", "file/below"), ("serve", "circle"), ("generate", "file"), ("serve", "file/below")],
+)
 def test_a_run_directory_that_is_a_file(tmp_path, fake_bundle, command, place):
     (tmp_path / "file").touch()
     (tmp_path / "circle").symlink_to("circle")
