@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -74,10 +74,10 @@ def inputs(model: str, contract: Contract) -> str:
 def tables() -> dict[str, str]:
     """Each table as Markdown, by the name that pages use."""
     return {
-        "request_fields": _markdown(["`LLM`", "`/v1`", "`ensemble`", "`tensorrt_llm`", "tensor", "values", "default",
+        "request_fields": markdown(["`LLM`", "`/v1`", "`ensemble`", "`tensorrt_llm`", "tensor", "values", "default",
                                      "meaning"], _request_fields()),
-        "other_tensors": _markdown(["`ensemble`", "`tensorrt_llm`", "type", "rule", "meaning"], _other_tensors()),
-        "v1_fields": _markdown(["field", "values", "default", "meaning"], _v1_fields()),
+        "other_tensors": markdown(["`ensemble`", "`tensorrt_llm`", "type", "rule", "meaning"], _other_tensors()),
+        "v1_fields": markdown(["field", "values", "default", "meaning"], _v1_fields()),
     }  # fmt: skip
 
 
@@ -150,6 +150,7 @@ def _python(annotation: Any) -> str:
     return f"{text} | None" if type(None) in get_args(annotation) else text
 
 
-def _markdown(head: list[str], rows: Iterator[list[str]]) -> str:
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -18,8 +18,11 @@ import typer
 from typer.cli import get_docs_for_click
 
 from redraft.cli import COMMANDS, application
+from redraft.errors import Code
+from redraft.metrics import ENGINE, OPENAI, SERVICE, Metric
 from studies.figures import guide_tables, paper_plots, paper_tables, request_fields
 from studies.figures.contenders import Load
+from studies.figures.request_fields import markdown
 
 BLOCK = re.compile(r"(<!-- rendered: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 """A rendered part of a page, with its name."""
@@ -35,17 +38,31 @@ def reader(results: Path) -> Load:
 
 
 def render(load: Load) -> dict[str, str]:
-    """Each table as Markdown, and the list of commands as `cli`, by the names that pages use."""
+    """Each table as Markdown, by the names that pages use."""
     tables = {name: table(load) for name, table in paper_tables.TABLES.items()}
     tables |= {name: table(load(name)) for name, table in guide_tables.TABLES.items()}
     rendered = {name: table.markdown() for name, table in tables.items()}
-    return {"cli": commands()} | request_fields.tables() | rendered
+    return product_tables() | request_fields.tables() | rendered
 
 
-def commands() -> str:
-    """The commands of `redraft` by their groups of `--help`, a line each."""
-    rows = [f"| {command.group} | `{name}` | {command.summary()} |" for name, command in COMMANDS.items()]
-    return "\n".join(["| group | command | what it does |", "| --- | --- | --- |", *rows])
+def product_tables() -> dict[str, str]:
+    """The tables of commands, error codes and metrics as Markdown."""
+    command_rows = [(command.group, f"`{name}`", command.summary()) for name, command in COMMANDS.items()]
+    code_rows = [(f"`{code}`", _status(code), code.grpc, code.meaning) for code in Code]
+    metrics = {"engine_metrics": ENGINE, "service_metrics": SERVICE, "v1_metrics": OPENAI}
+    return {
+        "cli": markdown(["group", "command", "what it does"], command_rows),
+        "codes": markdown(["code", "HTTP", "gRPC", "when"], code_rows),
+    } | {name: markdown(["name", "kind", "meaning"], map(_metric, entries)) for name, entries in metrics.items()}
+
+
+def _status(code: Code) -> str:
+    return f"{code.http}, Retry-After {code.retry_after_s}" if code.retry_after_s else str(code.http)
+
+
+def _metric(metric: Metric) -> tuple[str, ...]:
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+    return f"`{metric.series}{labels}`", metric.kind.__name__.lower(), metric.help
 
 
 USAGE = re.compile(r"\*\*Usage\*\*:\n\n```console\n.*?```\n\n", re.DOTALL)
