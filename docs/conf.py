@@ -31,7 +31,7 @@ pygments_style = "friendly"
 def add_options(app: Sphinx, page: str, source: list[str]) -> None:
     """Append what `--help` says of each command to the page of the command line."""
     if page == "reference/cli":
-        source[0] += options()
+        source[0] += f"\n{options()}"
 
 
 def setup(app: Sphinx) -> None:

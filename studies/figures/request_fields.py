@@ -74,8 +74,8 @@ def inputs(model: str, contract: Contract) -> str:
 def tables() -> dict[str, str]:
     """Each table as Markdown, by the name that pages use."""
     return {
-        "request_fields": markdown(["`LLM`", "`/v1`", "`ensemble`", "`tensorrt_llm`", "tensor", "values", "default",
-                                     "meaning"], _request_fields()),
+        "request_fields": markdown(["field", "elsewhere", "tensor", "values", "default", "meaning"],
+                                   _request_fields()),
         "other_tensors": markdown(["`ensemble`", "`tensorrt_llm`", "type", "rule", "meaning"], _other_tensors()),
         "v1_fields": markdown(["field", "values", "default", "meaning"], _v1_fields()),
     }  # fmt: skip
@@ -83,11 +83,21 @@ def tables() -> dict[str, str]:
 
 def _request_fields() -> Iterator[list[str]]:
     for field in FIELDS:
-        here = [f"`{field.path.removeprefix('sampling.')}`"]
-        outside = [_names([field.v1]), _names(field.ensemble), _names(field.tensorrt_llm)]
         dtype, dims = field.tensor
         tensor = dtype + (f"[{dims}]" if dims != "1" else "") if field.ensemble or field.tensorrt_llm else ""
-        yield [*here, *outside, tensor, _values(field.bounds), _default(field.info), field.meaning]
+        name = f"`{field.path.removeprefix('sampling.')}`"
+        yield [name, _elsewhere(field), tensor, _values(field.bounds), _default(field.info), field.meaning]
+
+
+def _elsewhere(field: RequestField) -> str:
+    """The front ends that call a field otherwise than `LLM`, with their names, or do not have it."""
+    front_ends = {"`/v1`": (field.v1,) if field.v1 else ()}
+    if field.ensemble == field.tensorrt_llm:
+        front_ends["Triton"] = field.ensemble
+    else:
+        front_ends |= {"`ensemble`": field.ensemble, "`tensorrt_llm`": field.tensorrt_llm}
+    parts = [f"{end}: {_names(names) or 'no'}" for end, names in front_ends.items() if names != (field.name,)]
+    return "; ".join(parts)
 
 
 def _other_tensors() -> Iterator[list[str]]:

@@ -73,10 +73,11 @@ REPEATED = re.compile(
 
 
 def options() -> str:
-    """Every option of `redraft` and its commands, without the first heading, which is the page's own. Only the built
+    """Every option of the commands, whose headings follow the page's own. Only the built
     site has them (`docs/conf.py`): in the sources they would repeat `--help`."""
     command = typer.main.get_command(application(*COMMANDS))
-    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="redraft").split("\n", 1)[1]
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="redraft")
+    text = text[text.index("\n## ") :]
     text = REPEATED.sub("", USAGE.sub("", text)).replace(" range>", ">")
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
