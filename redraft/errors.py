@@ -106,9 +106,10 @@ class BundleError(RuntimeError):
 def how_to_rebuild(command: str = "") -> str:
     """The remedy for a bundle that cannot be used; `command` is the one of its manifest."""
     command = command or "redraft build"
-    if command.startswith("redraft "):  # as manifests have it, which go to other machines
-        command = f"{shlex.quote(program('redraft'))} {command.removeprefix('redraft ')}"
-    return f"rebuild it with: {command}"
+    if not command.startswith("redraft "):  # what built it is gone since
+        return f"rebuild it with `redraft build` and what these options asked for: {command}"
+    # Manifests go to other machines, where the program has another path.
+    return f"rebuild it with: {shlex.quote(program('redraft'))} {command.removeprefix('redraft ')}"
 
 
 def place(location: tuple[int | str, ...]) -> str:

@@ -103,8 +103,12 @@ class LLM:
         written raises InvalidRequest too.
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
-        sequences = [self._prepared(text, max_tokens, **options) for text in texts]
-        answers = self._run(sequences, self.runtime.limits.slots)
+        # All are checked before any starts, but of those that wait only their tokens are kept: a state has a bitmap of
+        # the vocabulary, where there is a guide.
+        states = (self._prepared(text, max_tokens, **options) for text in texts)
+        prepared = [(state.request, state.prompt) for state in states]
+        waiting = (self._sequence(request, prompt.tolist()) for request, prompt in prepared)
+        answers = self._run(waiting, self.runtime.limits.slots)
         return answers[0] if isinstance(prompts, str) else answers
 
     def chat(
@@ -213,9 +217,9 @@ class LLM:
             sequence.request = sequence.request.model_copy(update={"max_tokens": left})
         return sequence
 
-    def _sequence(self, request: GenerateRequest) -> RequestState:
+    def _sequence(self, request: GenerateRequest, prompt: list[int] | None = None) -> RequestState:
         self._require_open()
-        return self.runtime.sequence(next(self._keys), request)
+        return self.runtime.sequence(next(self._keys), request, prompt=prompt)
 
     def _run(self, sequences: Iterable[RequestState], concurrency: int) -> list[Answer]:
         """Answers in order, at most `concurrency` sequences in flight; the next is taken when another has ended."""

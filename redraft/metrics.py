@@ -7,18 +7,12 @@ unit, such as `_seconds` or `_tokens`. prometheus_client keeps the values and wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 M = TypeVar("M", Counter, Gauge, Histogram)
@@ -26,8 +20,6 @@ PREFIX = "redraft_"
 FINISH_REASONS = ("stop", "length", "cancelled", "timeout", "error")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _PER_TOKEN_SECONDS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)
-
-disable_created_metrics()  # each counter would have a second series with its time of birth
 
 
 @dataclass(frozen=True, eq=False)  # two entries are never the same, and the identity is a fast key
@@ -68,12 +60,24 @@ class Metrics:
 
     def total(self, entry: Metric[Any]) -> float:
         """The value of a counter or gauge, summed over its labels."""
-        (family,) = self._values[entry].collect()
+        (family,) = _families(self._values[entry].collect())
         return sum(sample.value for sample in family.samples)
 
     def page(self) -> bytes:
         """All values in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self)
+
+    def collect(self) -> Iterable[MetricFamily]:
+        """All values, as prometheus_client's writers ask for them."""
+        return _families(self.registry.collect())
+
+
+def _families(collected: Iterable[MetricFamily]) -> Iterator[MetricFamily]:
+    """Values without the second series of each counter and histogram, its time of birth. prometheus_client can leave
+    these out for the whole process only, which may have metrics of its own."""
+    for family in collected:
+        family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+        yield family
 
 
 def read(page: str) -> dict[str, float]:

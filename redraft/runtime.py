@@ -156,13 +156,15 @@ class Runtime:
         arrived: float | None = None,
         grammar: Grammar | None = None,
         compile_s: float | None = None,
+        prompt: list[int] | None = None,
     ) -> RequestState:
         """The sequence of a request. `arrived`: see `RequestState`. Raises InvalidRequest where it does not fit the
         bundle. Its guide is compiled where its `grammar` is not given, which may take seconds; in at most `compile_s`,
-        if given, as by `Grammars.compile`."""
-        self.check(request)
+        if given, as by `Grammars.compile`. `prompt` are its tokens, where it was encoded and checked before."""
         seed = secrets.randbits(63)
-        prompt = self._prompt(request)
+        if prompt is None:
+            self.check(request)
+            prompt = self._prompt(request)
         if request.guide is not None and grammar is None:
             grammar = self.grammars.compile(request.guide, compile_s)
         interval_s = self.stream_interval_s

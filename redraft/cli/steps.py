@@ -51,13 +51,14 @@ class Steps:
 
     def tuned_bundle(self, options: dict[str, str], minutes: float) -> dict[str, str]:
         """Build the bundle of these options of `redraft build`, and tune it in about `minutes`, each where that was not
-        done. Returns all its options."""
+        done. Returns all its options. A bundle of other files in the folder is replaced, unless the options name it."""
+        replace = [] if {"--output", "--replace"} & options.keys() else ["--replace"]
         options = complete(options)
         if options["--precision"] == "fp8" and "--calibration" not in options:
             self.run("calibrate", "--model", options["--model"])
             options = complete(options)
         if needs_build(options):
-            self.run("build", *as_arguments(options))
+            self.run("build", *as_arguments(options), *replace)
         bundle = Path(options["--output"])
         if minutes and (reason := why_untuned(bundle)):
             err.print(reason, markup=False)

@@ -18,7 +18,7 @@ from redraft.compiler.draft_model import is_model, load_draft_model
 from redraft.decoding.construction import Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
-from redraft.decoding.verification import VERIFIERS, check_pairing, draws_of
+from redraft.decoding.verification import VERIFIERS, draws_of
 from redraft.errors import BundleError
 from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.context_drafter import ChainDrafter
@@ -216,7 +216,7 @@ def check_method(name: str, method: MethodConfig, config: BundleConfig) -> None:
     """Refuse a method that cannot work in this bundle. Raises BundleError or ValueError."""
     if name == AUTO_REGRESSIVE:
         raise BundleError(f"a method cannot be called {name!r}: every bundle has that one")
-    check_pairing(method.construction or "chain", method.verification, method.merges)
+    method.check()
     if method.drafter and method.drafter not in DRAFTERS:
         raise BundleError(f"unknown drafter {method.drafter!r}; known are {', '.join(DRAFTERS)}")
     chains = [name for name, kind in DRAFTERS.items() if kind.has_raw_logits]

@@ -107,7 +107,7 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        engine = service.engine_metrics if await service.worker_ready(metrics=True) else None
+        engine = (await service.worker_ready(metrics=True) and service.engine_metrics) or None
         return Response(service.metrics.page(engine), media_type=CONTENT_TYPE)
 
     @app.exception_handler(ApiError)

@@ -28,8 +28,8 @@ _TOTALS: dict[str, Metric[Any]] = {
 }
 
 
-MOST_NOTED = 4096
-"""Notes that are kept before they are counted."""
+MOST_NOTED = 256
+"""Notes that are kept before they are counted. To count them takes about 2.4 microseconds each, in one step."""
 
 
 class Totals:

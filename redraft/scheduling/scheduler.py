@@ -7,7 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, islice, pairwise
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -76,9 +78,10 @@ class Scheduler:
         methods = methods or {}
         self.limits = limits
         self.metrics = EngineMetrics()
-        self.metrics[metrics.RUNNING].set_function(lambda: self.status().running)
-        self.metrics[metrics.WAITING].set_function(lambda: self.status().waiting)
-        self.metrics[metrics.CACHE_USE].set_function(lambda: self.status().kv_use)
+        # Weak: a scheduler that refers to itself would keep its engine until the garbage collector comes.
+        status = WeakMethod(self.status)
+        for entry, name in ((metrics.RUNNING, "running"), (metrics.WAITING, "waiting"), (metrics.CACHE_USE, "kv_use")):
+            self.metrics[entry].set_function(partial(_gauge, status, name))
         self.totals = Totals(self.metrics)
         self.clock = EngineClock()
         self._engine = TimedEngine(engine, self.clock)
@@ -353,6 +356,11 @@ class Scheduler:
         if request.return_log_probs:
             verdict.log_probs = LogProbs.of(logits[verdict.path], verdict.tokens, request.top_log_probs)
         return verdict
+
+
+def _gauge(status: WeakMethod[Callable[[], Status]], name: str) -> float:
+    """What a scheduler's status says now; 0 after its end."""
+    return getattr(call(), name) if (call := status()) else 0
 
 
 def _int32_arrays(**columns: list[int]) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redraft.bundle.method import MethodConfig
+from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.packing import pack_beams
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree
@@ -78,8 +79,9 @@ def test_the_walk_accepts_the_longest_matching_beam(data):
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 8}, {"repetition_penalty": 1.3}])
-def test_the_scheduler_takes_the_same_steps(sampling):
+def test_the_scheduler_takes_the_same_steps(sampling, monkeypatch):
     """Three sequences at a time over a cache in which every wrong row changes the text."""
+    monkeypatch.setitem(CONSTRUCTIONS, BEAM_UNPACKED, None)  # so that it is gone after the test
     register()
     found = {}
     for construction in ("beam", BEAM_UNPACKED):

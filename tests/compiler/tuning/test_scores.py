@@ -67,6 +67,13 @@ def test_the_odds_of_ngrams_are_found():
         assert fit_ngram_odds(found, False) == pytest.approx(factor, rel=0.13)
 
 
+def test_few_records_fit_nothing():
+    nodes = nodes_of(1.0, 0.8, 9, 20)
+    assert fit_slope(nodes, BEFORE, TEMPERATURE) is None
+    assert fit_sharpness([node for node, _ in nodes], BEFORE.sharpness, SUPPORT) is None
+    assert fit_ngram_odds([Guess(0.5, None, True)] * 9, True) is None
+
+
 DRAFTED = Drafted(
     np.array([[[4, 7], [0, 0]], [[5, 6], [9, 8]]], np.int32),
     np.log(np.array([[[0.5, 0.25], [1, 1]], [[0.125, 0.05], [0.2, 0.1]]], np.float32)),

@@ -1,10 +1,40 @@
-"""Memory of both TensorRT backends: what would fit where there is too little, and what shares it."""
+"""Memory of both TensorRT backends: what would fit where there is too little, and what shares it.
+
+The slow case would catch a step that runs out of memory and does not say what would fit.
+"""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from redraft.engines import load_engine
+from redraft.engines.tensorrt.library import Messages
+from redraft.errors import BundleError
+from redraft.model_defs.drafters.token_info import InfoForm
+from tests.engines.draws import draft_batch
+from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tensorrt.bundles import bundle_of, recorded_steps
-from tests.engines.tiny import chain, make_batch, tiny_drafter_of, tiny_target
+from tests.engines.tiny import LIMITS, METHOD, chain, make_batch, tiny_drafter_of, tiny_target
+
+
+@pytest.mark.slow
+def test_too_little_memory_in_a_step_says_so_too(monkeypatch, tmp_path):
+    """The target's steps, and those of both engines of a drafter."""
+    options = {"trained": tiny_drafter_of(tiny_target(), "hidden_state"), "resample_above": 0}
+    options |= {"token_info": InfoForm.bf16, "limits": LIMITS, "beam_length": 4}  # as in test_drafter: one export
+    engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, **options))
+    drafter, batch = engine.drafters[METHOD], draft_batch(3)
+    calls = {
+        "target": lambda: engine.execute(make_batch([chain(0, [], [1] * 8)])),
+        "drafter": lambda: drafter.draft(batch),
+        "resampler": lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)),
+    }
+    monkeypatch.setattr(Messages, "text", "Requested size was 5 bytes: OutOfMemory")
+    monkeypatch.setattr(stand_in_tensorrt.Context, "execute_async_v3", lambda *_: False)
+    for call in calls.values():
+        with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed .* would fit"):
+            call()
 
 
 def test_outputs_of_all_extents_are_in_the_largest_ones(monkeypatch, tmp_path):

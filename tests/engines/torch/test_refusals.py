@@ -1,4 +1,7 @@
-"""What the torch backend refuses, and what its messages name."""
+"""What the torch backend refuses, and what its messages name.
+
+The slow case would catch a step that runs out of memory and does not say what would fit.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from redraft.engines.cuda.graphs import CudaGraphCache
 from redraft.engines.memory import cache_bytes, output_bytes
 from redraft.errors import BundleError
 from redraft.plugins.cuda.compile import nvcc
-from tests.engines.tiny import LIMITS, chain, make_batch
+from tests.engines.draws import draft_batch
+from tests.engines.tiny import LIMITS, METHOD, chain, make_batch, tiny_bundle, tiny_drafter_of
 
 
 def test_a_bundle_of_another_torch_names_the_command(bundle, monkeypatch):
@@ -67,6 +71,31 @@ def test_too_little_memory_of_a_gpu_says_what_would_fit(bundle, monkeypatch):
         ):
             load_engine(bundle)
     assert len(loads) == 1, "what cannot fit is refused before anything is loaded"
+
+
+@pytest.mark.slow
+def test_too_little_memory_of_a_gpu_in_a_step_says_so_too(target, monkeypatch, tmp_path):
+    """In the target's, in both of a drafter's, and where tokens are chosen."""
+    options = {"trained": tiny_drafter_of(target, "hidden_state"), "resample_above": 0}
+    engine = load_engine(tiny_bundle(tmp_path, target, "torch", **options))
+    drafter, tree = engine.drafters[METHOD], make_batch([chain(0, [], [5, 6, 7])])
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def refused(call):
+        with pytest.raises(BundleError, match=r"does not fit this GPU: about .* GB are needed"):
+            call()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("redraft.engines.torch.sample", full)
+        refused(lambda: engine.execute(tree))
+    monkeypatch.setattr(CudaGraphCache, "eager", full)
+    fits_no_bucket = make_batch([chain(slot, [], [5] * 45) for slot in range(LIMITS.slots)])
+    refused(lambda: engine.execute(fits_no_bucket))
+    monkeypatch.setattr(CudaGraphCache, "__call__", full)
+    refused(lambda: drafter.draft(draft_batch(3)))
+    refused(lambda: drafter.resample([np.zeros((1, 50), np.float32)], np.zeros(1, np.int32)))
 
 
 def test_batches_outside_of_the_limits_are_refused_before_the_kernels_see_them(bundle, monkeypatch):
