@@ -1,20 +1,21 @@
-"""Requests of all samplings through the real scheduler on an engine."""
+"""Requests of all samplings through the real scheduler on an engine. Ranks import it, so it does without torch, whose
+import would take longer than what they do."""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from redraft.bundle.budget_table import BudgetEntry, BudgetTable
 from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Engine
-from redraft.model_defs.target.model import Target
 from redraft.request import GenerateRequest
 from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from tests.engines.tiny import METHOD, VOCAB, chain, expected
 from tests.toy_engine import toy_codec
 
+VOCAB = 111
+METHOD = "tiny"
+"""What the tiny bundle's only method is called."""
 CODEC = toy_codec(VOCAB)
 SAMPLINGS = [
     {},
@@ -59,12 +60,6 @@ def scores(engine: Engine) -> tuple[list[int], list[float]]:
         outputs += [output for output in scheduler.step() if output.key == "scored"]
     (output,) = outputs
     return [*prompt, *output.token_ids], [*output.prompt_log_probs[1:], *output.log_probs]
-
-
-def scores_of(target: Target, text: list[int]) -> list[float]:
-    """The module's own log-probabilities of all tokens of a text but the first."""
-    logits, _ = expected(target, [chain(0, [], text[:-1])])
-    return torch.from_numpy(logits).log_softmax(1)[range(len(text) - 1), text[1:]].tolist()
 
 
 def generate(

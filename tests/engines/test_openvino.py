@@ -14,7 +14,7 @@ from redraft.engines import load_engine
 from redraft.engines.openvino import OpenVINOEngine
 from redraft.errors import BundleError
 from redraft.model_defs.loops.beam_search import BeamSearch
-from tests.engines.scheduling import scores, scores_of
+from tests.engines.scheduling import scores
 from tests.engines.tiny import (
     METHOD,
     VOCAB,
@@ -23,6 +23,7 @@ from tests.engines.tiny import (
     expected,
     make_batch,
     random_tree,
+    scores_of,
     tiny_bundle,
     tiny_drafter,
 )
@@ -104,7 +105,7 @@ def test_a_tree_row_has_the_bits_of_the_token_decoded_alone(target, tmp_path, pr
 def test_the_drafter_agrees_with_its_module(engine, target):
     hidden, roots = draft_inputs(target)
     drafted = engine.drafters[METHOD].draft(DraftBatch.of_roots(hidden, roots))
-    module = BeamSearch(tiny_drafter_as_stored(target), 3, 4, 5)
+    module = BeamSearch(tiny_drafter_as_stored(target), 3, 3, 5)
     candidates, log_probs, parents = (x.numpy() for x in module([torch.from_numpy(hidden), torch.from_numpy(roots)]))
     np.testing.assert_array_equal(drafted.parents, parents, strict=True)
     np.testing.assert_array_equal(drafted.candidates, candidates, strict=True)

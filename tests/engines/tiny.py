@@ -33,21 +33,20 @@ from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.families.base import Attention, Experts
 from redraft.model_defs.target.model import Target
 from redraft.model_defs.target.rope import RopeConfig
+from tests.engines.scheduling import METHOD, VOCAB
 
-VOCAB = 111
 LIMITS = LimitsInfo(slots=9, max_len=80, max_tree=40, prefill_chunk=16)
-METHOD = "tiny"
-"""What the tiny bundle's only method is called."""
 DRAFTING = MethodConfig(
     drafter="recurrent",
     construction="beam",
     beam_width=3,
-    beam_length=4,
+    beam_length=3,
     candidates=5,
     tree_budget=8,
     ngram=False,
     verification="sampled_walk",
 )
+"""The third level is the first below one that chose its parents; to export one more takes 2 s."""
 
 
 def tiny_target() -> Target:
@@ -401,3 +400,9 @@ def expected(target: Target, sequences: list[Rows]) -> tuple[np.ndarray, np.ndar
             hidden.append(target(path, causal_attend(target.config, path.shape[1])).hidden[0, -1])
     stacked = torch.stack(hidden)
     return target.lm_head(stacked).numpy(), stacked.numpy()
+
+
+def scores_of(target: Target, text: list[int]) -> list[float]:
+    """The module's own log-probabilities of all tokens of a text but the first."""
+    logits, _ = expected(target, [chain(0, [], text[:-1])])
+    return torch.from_numpy(logits).log_softmax(1)[range(len(text) - 1), text[1:]].tolist()

@@ -1,17 +1,16 @@
-"""What every rank of the all-reduce's test runs; rank 0 prints what it found."""
+"""What every rank of the all-reduce's test runs; each prints that it is right. Without torch, whose import would take
+longer than all sums."""
 
 from __future__ import annotations
 
 import sys
 
 import numpy as np
-import torch
 from mpi4py import MPI
 
 from redraft.engines.ranks.process import unlink_shared_memory
 from redraft.plugins import kernels
 from redraft.plugins.operators.all_reduce import mpi
-from redraft.plugins.operators.all_reduce.reference import all_reduce
 
 
 def main() -> None:
@@ -25,7 +24,9 @@ def main() -> None:
     for shape in ((1, 1), (1, 111), (3, 576), (128, 577)):
         parts = rng.standard_normal((comm.size, *shape)).astype(np.float32) * rng.choice([1e-4, 1, 1e4], shape)
         parts = parts.astype(np.float32)
-        expected = all_reduce(torch.from_numpy(parts)).numpy()
+        expected = parts[0].copy()
+        for part in parts[1:]:
+            expected += part
         for _ in range(3):
             found = kernels.all_reduce(parts[comm.rank])
             np.testing.assert_array_equal(found, expected)

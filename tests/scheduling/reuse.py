@@ -12,12 +12,14 @@ import pytest
 from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Engine
 from redraft.output import Output
-from redraft.request import AUTO_REGRESSIVE
+from redraft.request import AUTO_REGRESSIVE, GenerateRequest
+from redraft.request_state import RequestState
 from redraft.scheduling import slots
 from redraft.scheduling.scheduler import Limits, Scheduler
-from tests.scheduling.test_scheduler import make
+from tests.toy_engine import toy_codec
 
 VOCAB = 111
+CODEC = toy_codec()
 FEW_ROWS = 4
 """`slots.COPY_ROWS` and `slots.SKIPPED_PAIRS` for small prompts."""
 ANSWER = 18
@@ -48,16 +50,21 @@ class Conversations:
         return text[: min(cut, self._longest)] + (new if kind > 0.4 else [])
 
     def next(self) -> dict[str, Any]:
-        """Fields of the next request, for `make`."""
+        """Fields of the next request."""
         draw = self._random.random
-        options: dict[str, Any] = {"prompt": self._prompt(), "method": str(self._random.choice(self._methods))}
+        options: dict[str, Any] = {"input_ids": self._prompt(), "method": str(self._random.choice(self._methods))}
         options |= {"max_tokens": int(self._random.integers(1, ANSWER)), "stop_words": ["a", "T", "m"]}
         options |= {"sampling": {"temperature": 1.0, "seed": 5}} if draw() < 0.4 else {}
-        options |= {"return_log_probs": False} if draw() < 0.4 else {}
+        options |= {"return_log_probs": draw() >= 0.4}
         options |= {"prompt_log_probs": True} if draw() < 0.1 else {}
         options |= {"cache_prompt": False} if draw() < 0.1 else {}
         options |= {"cache_salt": "other"} if draw() < 0.1 else {}
         return options
+
+
+def state_of(key: int, options: dict[str, Any]) -> RequestState:
+    request = GenerateRequest(id=str(key), **options)
+    return RequestState(key, request, options["input_ids"], CODEC, frozenset({0}))
 
 
 def converse(
@@ -77,15 +84,15 @@ def converse(
         while len(asked) < count or not scheduler.idle:
             if len(asked) < count and random.random() < 0.3:
                 asked.append(conversations.next())
-                scheduler.submit(make(len(asked) - 1, **asked[-1]))
+                scheduler.submit(state_of(len(asked) - 1, asked[-1]))
             if asked and random.random() < 0.05:
                 scheduler.cancel(len(asked) - 1)
             for output in scheduler.step():
                 answers[output.key] = output  # type: ignore[index]
-                conversations.texts.append(asked[output.key]["prompt"] + output.token_ids)  # type: ignore[index,operator]
+                conversations.texts.append(asked[output.key]["input_ids"] + output.token_ids)  # type: ignore[index,operator]
     anew = Scheduler(engine, limits, plans, prefix_reuse=False)
     for key, options in enumerate(asked):
-        anew.submit(make(key, **options))
+        anew.submit(state_of(key, options))
         while not (outputs := anew.step()):
             pass
         assert_same(answers[key], outputs[0], tolerance)

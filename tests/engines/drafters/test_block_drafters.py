@@ -78,7 +78,7 @@ def test_settings_that_do_not_fit_are_refused(target):
     with pytest.raises(ValueError, match="--max-len 80: the drafter 'block' reads contexts of 70 positions"):
         drafting_loop(windowed, DRAFTING, config)
     method, _ = drafting_loop(block, DRAFTING, config)
-    assert (method.context.draft_rows, method.context.layers, method.chain_levels) == (12, 2, 3)
+    assert (method.context.draft_rows, method.context.layers, method.chain_levels) == (12, 2, 2)
     limits = LIMITS.model_copy(update={"max_tree": 4})
     native = config.model_copy(update={"backend": BACKENDS["tensorrt_rtx"], "limits": limits})
     assert drafting_loop(block, DRAFTING, native)[0].context.draft_rows == 7

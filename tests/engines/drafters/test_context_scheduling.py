@@ -17,9 +17,9 @@ from redraft.engines import load_engine
 from redraft.request import GenerateRequest
 from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
-from tests.conftest import slow, slow_but
+from tests.conftest import slow
 from tests.engines.scheduling import CODEC, TABLE, generate, requests
-from tests.engines.tiny import CONTEXT_DRAFTERS, LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
+from tests.engines.tiny import LIMITS, METHOD, VOCAB, tiny_bundle, tiny_drafter_of
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def expected(target, tmp_path_factory) -> dict[int, list[int]]:
     return generate(engine, None)[0]
 
 
-@pytest.mark.parametrize("variant", slow_but(["hidden_state", "eagle", "draft_lm"], CONTEXT_DRAFTERS))
+@pytest.mark.parametrize("variant", ["hidden_state", "eagle", "draft_lm", slow("eagle3")])
 def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant):
     engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, variant)))
     plans = {
@@ -45,7 +45,8 @@ def test_the_text_is_the_autoregressive_one(target, tmp_path, expected, variant)
 
 @pytest.mark.parametrize("backend", ["openvino", slow("torch")])
 def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected, backend):
-    engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=tiny_drafter_of(target, "hidden_state")))
+    trained = tiny_drafter_of(target, "hidden_state")
+    engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=trained, beam_length=4))
     drafted, draft = Counter[int | None](), engine.drafters[METHOD].draft
 
     def counting(batch, noise):
@@ -66,7 +67,8 @@ def test_drafting_again_from_chains_changes_no_text(target, tmp_path, expected, 
 @pytest.mark.parametrize("skip_above", [None, 0])
 def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip_above):
     """A chain that knows the text, beside drafts that never do, or in place of one."""
-    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state", hot=None)))
+    trained = tiny_drafter_of(target, "hidden_state", hot=None)
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=trained, beam_length=4))
 
     def run(plan: MethodConfig | None) -> RequestState:
         request = GenerateRequest(id="a", input_ids=[5, 6], max_tokens=20)
@@ -99,7 +101,8 @@ def test_reused_tokens_are_those_that_only_the_chain_held(target, tmp_path, skip
 
 def test_fused_nodes_displace_no_new_draft(target, tmp_path):
     """With n-grams off all draft nodes of a first draft come from the drafter, as many as its budget allows."""
-    engine = load_engine(tiny_bundle(tmp_path, target, trained=tiny_drafter_of(target, "hidden_state", hot=None)))
+    trained = tiny_drafter_of(target, "hidden_state", hot=None)
+    engine = load_engine(tiny_bundle(tmp_path, target, trained=trained, beam_length=4))
     sizes, plain = Counter[int](), Counter[int]()
     for found, above in ((sizes, 0), (plain, None)):
         plan = MethodConfig(construction="best_first", tree_budget=6, resample_above=above, resample_budget=3)

@@ -71,13 +71,15 @@ def check_scores(plain: DraftCandidates, drafted: DraftCandidates, noise: Shared
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("backend", "kind"),
-    [("openvino", kind) for kind in ("medusa", "hidden_state", "eagle", "draft_lm")] + [("torch", "hidden_state")],
+    [("openvino", kind) for kind in ("medusa", "hidden_state", "eagle")] + [("torch", "hidden_state")],
 )
 def test_candidates_are_chosen_by_the_noise(target, tmp_path, rng, backend, kind):
     """The first level by the operator; greedy sequences take the most likely, in any company; positions move it."""
     drafter = tiny_drafter_of(target, kind)
     wide, shared = (
-        load_engine(tiny_bundle(tmp_path / name, target, backend, trained=drafter, **plan)).drafters[METHOD]
+        load_engine(tiny_bundle(tmp_path / name, target, backend, trained=drafter, beam_length=2, **plan)).drafters[
+            METHOD
+        ]
         for name, plan in (("wide", {"candidates": SUPPORT}), ("shared", {"support": SUPPORT}))
     )
     batch = roots_of(batch_of(rng), shared.reads_context)
@@ -101,7 +103,7 @@ def test_the_loop_agrees_with_its_module(target, tmp_path, rng, backend):
     drafted = engine.drafters[METHOD].draft(batch, NOISE)
     inputs = NoiseBuffers(9).fill(NOISE, 3).values()
     given = [batch.features, batch.tokens, *inputs]
-    candidates, scores, parents = BeamSearch(drafter, 3, 4, 5, SUPPORT)([torch.from_numpy(x) for x in given])
+    candidates, scores, parents = BeamSearch(drafter, 3, 3, 5, SUPPORT)([torch.from_numpy(x) for x in given])
     np.testing.assert_array_equal(drafted.parents, parents.numpy())
     np.testing.assert_allclose(drafted.log_probs, scores.numpy(), rtol=1e-3, atol=1e-3)
     there = np.isfinite(drafted.log_probs)
@@ -113,7 +115,7 @@ def test_the_loop_agrees_with_its_module(target, tmp_path, rng, backend):
 def test_a_chain_is_drafted_again_by_the_noise_of_its_new_positions(target, tmp_path, rng, backend):
     """What is left of a draft, below the root that it predicted, is drafted as before: two positions later."""
     drafter = tiny_drafter_of(target, "hidden_state, plain")
-    plan = {"support": SUPPORT, "beam_width": 1, "construction": "chain"}
+    plan = {"support": SUPPORT, "beam_width": 1, "beam_length": 4, "construction": "chain"}
     engine = load_engine(tiny_bundle(tmp_path, target, backend, trained=drafter, **plan)).drafters[METHOD]
     drafted = engine.draft(batch_of(rng), NOISE)
     ids, scores = drafted.candidates.copy(), drafted.log_probs.copy()

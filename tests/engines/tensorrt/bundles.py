@@ -14,8 +14,6 @@ from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import tiny_bundle, tiny_lm, tiny_target
 
 LIMITS = LimitsInfo(slots=5, max_len=80, max_tree=8, prefill_chunk=16)
-BEAM_LENGTH = 3
-"""The third level is the first below one that chose its parents; exporting one more takes 3 s."""
 BACKENDS = {
     "tensorrt": (tiny_lm, "bf16", 0.1),
     "tensorrt, native": (tiny_lm, "bf16", 0.15),
@@ -44,5 +42,5 @@ def bundle_of(backend: str, monkeypatch, folder, **options) -> Bundle:
     backend, _, form = backend.partition(", ")
     stand_in_tensorrt.install(monkeypatch, backend)
     given = {"target": target(), "precision": precision, "limits": LIMITS, "form": form or None}
-    given |= {"beam_length": BEAM_LENGTH} | options
+    given |= options
     return tiny_bundle(folder, backend=backend, **given)

@@ -21,7 +21,7 @@ from tests.engines import tiny
 from tests.engines.drafters.drafting import Drafting, check, draft, following
 from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
 from tests.engines.scheduling import generate
-from tests.engines.tensorrt.bundles import BEAM_LENGTH, LIMITS, bundle_of
+from tests.engines.tensorrt.bundles import LIMITS, bundle_of
 from tests.engines.tiny import (
     BLOCK_DRAFTERS,
     METHOD,
@@ -34,7 +34,7 @@ from tests.engines.tiny import (
 
 @pytest.mark.parametrize(
     "variant",
-    slow_but(["eagle"], ["eagle", "hidden_state", "eagle3", "draft_lm, model", "block", "parallel_eagle3", "medusa"]),
+    slow_but(["eagle"], ["eagle", "eagle3", "draft_lm, model", "block", "medusa"]),
 )
 @torch.no_grad()
 def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
@@ -67,7 +67,7 @@ def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
 def test_draws_are_the_torch_backends(monkeypatch, tmp_path):
     plan = {"construction": "stochastic_beam", "levels": LEVELS["stochastic_beam"], "support": SUPPORT}
     drafter = tiny_drafter_of(tiny_target(), "eagle")
-    options = {"trained": drafter, "limits": LIMITS, "beam_length": BEAM_LENGTH, **plan}
+    options = {"trained": drafter, "limits": LIMITS, **plan}
     ours = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path / "rtx", **options))
     torchs = load_engine(tiny_bundle(tmp_path / "torch", tiny_target(), "torch", **options))
     batch = draft_batch(3)

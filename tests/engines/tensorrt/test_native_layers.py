@@ -20,7 +20,7 @@ from tests.engines.tiny import VOCAB, bundle_config, chain, expected, random_tre
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("layers", [None, "gemma3", "mixtral", "opt", "phi4", "smollm3"])
+@pytest.mark.parametrize("layers", [None, "gemma3", "mixtral", "opt", "smollm3"])
 def test_the_native_form_agrees_with_the_module(tmp_path, layers):
     """Also of other families' layers, which the library builds."""
     target, cache = tiny_of(layers) if layers else tiny_target(), CacheShape(3, 40, 12)

@@ -42,7 +42,6 @@ from redraft.model_defs.target.model import Target
 from tests.cli.commands import invoke
 from tests.engines.drafters.drafting import check, following
 from tests.engines.draws import LEVELS, SUPPORT, assert_same_draws, sampling_of
-from tests.engines.tensorrt.bundles import BEAM_LENGTH
 from tests.engines.tensorrt.native_runner import NativeRunner
 from tests.engines.tiny import (
     DRAFTING,
@@ -273,7 +272,7 @@ def test_what_does_not_ship_is_built_from_a_verified_file(variant, construction,
     file, over several calls beside a sequence of padding, are the module's."""
     target = tiny_target()
     drafter, draws = tiny_drafter_of(target, variant), construction in RANDOM_CONSTRUCTIONS
-    shape = {"levels": LEVELS[construction], "support": SUPPORT} if draws else {"beam_length": BEAM_LENGTH}
+    shape = {"levels": LEVELS[construction], "support": SUPPORT} if draws else {}
     plan = DRAFTING.model_copy(update={"drafter": drafter.name, "construction": construction, **shape})
     config = bundle_config(target, {METHOD: plan}, OTHER_LIMITS, backend="tensorrt_rtx")
     method, loop = drafting_loop(drafter, plan, config)
@@ -307,7 +306,7 @@ def test_what_does_not_ship_is_built_from_a_verified_file(variant, construction,
         else:
             assert_same_drafts(found, expected)
         if raw_logits:
-            np.testing.assert_allclose(found[3].reshape(3 * BEAM_LENGTH, 50), expected[3], atol=2e-4, rtol=1e-4)
+            np.testing.assert_allclose(found[3].reshape(3 * plan.beam_length, 50), expected[3], atol=2e-4, rtol=1e-4)
         lengths[:3] += ours
 
 
@@ -320,7 +319,7 @@ def test_what_drafts_again_from_chains_is_built_from_a_verified_file(variant, fo
     """The network of a method that asks for it; ONNX Runtime's drafts from the file are the module's."""
     target = tiny_target()
     drafter = tiny_drafter_of(target, variant)
-    plan = DRAFTING.model_copy(update={"drafter": drafter.name, "resample_above": 0})
+    plan = DRAFTING.model_copy(update={"drafter": drafter.name, "resample_above": 0, "beam_length": 4})
     config = bundle_config(target, {METHOD: plan}, OTHER_LIMITS, backend="tensorrt_rtx")
     assert drafting_loop(drafter, DRAFTING, config)[0].chain_levels == 0
     method, loop = drafting_loop(drafter, plan, config, form)

@@ -8,7 +8,7 @@ from tests.conftest import slow_but
 from tests.engines.cuda.graphs import FakeGraphs
 from tests.engines.tiny import tiny_bundle, tiny_drafter_of, tiny_target
 
-KINDS = ["recurrent", "hidden_state", "eagle", "eagle3", "draft_lm, model"]
+KINDS = ["recurrent", "hidden_state", "eagle3", "draft_lm, model"]
 
 
 @pytest.fixture(scope="session")

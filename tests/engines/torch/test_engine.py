@@ -15,7 +15,7 @@ import torch
 
 from redraft.batch import DraftBatch
 from redraft.engines import load_engine
-from tests.engines.scheduling import scores, scores_of
+from tests.engines.scheduling import scores
 from tests.engines.tiny import (
     LIMITS,
     METHOD,
@@ -24,6 +24,7 @@ from tests.engines.tiny import (
     expected,
     make_batch,
     random_tree,
+    scores_of,
     tiny_bundle,
     tiny_drafter_of,
     tiny_target,

@@ -45,11 +45,10 @@ def test_the_kernel_sums_in_the_order_of_ranks(isa, rng, shape):
         assert (summed(parts[::-1].copy()) != summed(parts)).any(), "another order would be seen"
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_every_rank_gets_the_sum(count):
-    done = run_ranks(count, RANKS_SCRIPT)
+def test_every_rank_gets_the_sum():
+    done = run_ranks(3, RANKS_SCRIPT)
     assert done.returncode == 0, done.stderr
-    assert [done.stdout.count(f"rank {rank} of {count} is right") for rank in range(count)] == [1] * count
+    assert [done.stdout.count(f"rank {rank} of 3 is right") for rank in range(3)] == [1] * 3
 
 
 @pytest.mark.slow
