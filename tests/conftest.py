@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -91,6 +92,15 @@ def run_script(*arguments: str | Path) -> None:
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+def exit_code_of(work: Callable[[], object]) -> int | None:
+    """Run `work` in a forked process, which may end itself. A process that is started anew would first import torch for
+    seconds."""
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(600)
+    return child.exitcode
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -55,18 +55,18 @@ def test_a_target_that_drafts_for_itself_is_always_right(model, tmp_path, monkey
         drafter = "{model}"
         construction = "chain"
         beam_width = 1
-        beam_length = 4
+        beam_length = 3
         candidates = 1
-        tree_budget = 4
+        tree_budget = 3
         ngram = false
         [tree]
         drafter = "{model}"
-        beam_length = 3
+        beam_length = 2
         ngram = false
         [sps]
         drafter = "{model}"
         construction = "random_chain"
-        levels = "1,1,1,1"
+        levels = "1,1,1"
         support = {VOCAB}
         """
     )
@@ -89,7 +89,7 @@ def test_a_target_that_drafts_for_itself_is_always_right(model, tmp_path, monkey
     for method, sampling in (("chain", {}), ("sps", {"temperature": 1.0, "seed": 3}), ("sps", {})):
         stats = generate(runtime, method, sampling)[1].stats
         assert stats.accepted_by_depth == stats.offered_by_depth, (method, sampling)
-        assert stats.accepted >= 16
+        assert stats.accepted >= 14
 
 
 @pytest.mark.slow
@@ -103,9 +103,9 @@ def test_an_opt_pair_drafts_as_in_the_rsd_paper(tmp_path):
         AutoModelForCausalLM.from_config(OPTConfig(**shape, **sizes)).save_pretrained(tmp_path / name)
         write_tokenizer(tmp_path / name, TOKENS)
     plans = {
-        "sps": ("opt", "random_chain", "1,1,1,1"),
-        "rsd_s": ("opt", "stochastic_beam", "3,3,2"),
-        "pair": ("small", "stochastic_beam", "3,3,2"),
+        "sps": ("opt", "random_chain", "1,1,1"),
+        "rsd_s": ("opt", "stochastic_beam", "3,2"),
+        "pair": ("small", "stochastic_beam", "3,2"),
     }
     tables = (
         f'[{name}]\ndrafter = "{tmp_path / folder}"\nconstruction = "{construction}"\nlevels = "{levels}"\n'

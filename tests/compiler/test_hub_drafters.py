@@ -78,7 +78,7 @@ def generate(runtime: Runtime, method: str, sampling: dict) -> list[int]:
 def test_what_a_drafter_has_not_seen_and_what_is_no_number_is_said(target, model, tmp_path):
     """Its config.json says 64 positions; weights that are not finite are named as the folder calls them."""
     form = specforge()
-    options = ("--model", model, "--drafter", form.write(tmp_path / "drafter"), "--beam-width", 2, "--beam-length", 3)
+    options = ("--model", model, "--drafter", form.write(tmp_path / "drafter"), "--beam-width", 2, "--beam-length", 2)
     limits = ("--precision", "fp32", "--slots", 2, "--max-tree", 20, "--candidates", 4)
     for length in (64, 100):
         done = run(*options, *limits, "--output", tmp_path / f"b{length}", "--max-len", length)

@@ -26,7 +26,7 @@ from tests.training.teacher import END, LETTERS, begun_with, generate, write_tea
 def test_an_engine_gives_what_the_module_gives(tmp_path, backend):
     """Wherever it keeps hidden states: in arrays, or in tensors."""
     module = tiny_target()
-    bundle = tiny_bundle(tmp_path, module, backend, limits=LIMITS.model_copy(update={"slots": 3}))
+    bundle = tiny_bundle(tmp_path, module, backend, limits=LIMITS.model_copy(update={"slots": 3}), beam_length=2)
     engine, through_module = EngineForward(bundle.path, 1), TorchForward(module, 3, LIMITS.max_len)
     for tokens, lengths, wanted in (([[7, 8, 9]] * 3, [0, 0, 0], []), ([[4], [5], [6]], [3, 2, 3], [0, 2])):
         (hidden, logits), (states, expected) = (

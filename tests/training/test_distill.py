@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import deque
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from redraft.cli import distill
 from redraft.model_defs.target.attention import causal_attend
-from redraft.training import parts
+from redraft.training import conversations, parts, writing
 from redraft.training.shards import Document, Shards, write_shard
-from tests.conftest import ROOT
+from tests.conftest import exit_code_of
 from tests.engines.tiny import write_model
 from tests.training.teacher import UNRESERVED, begun_with, prompts_of, texts_of, write_lines, write_teacher
 
@@ -43,33 +44,22 @@ def test_what_enters_layers_stands_after_the_hidden_states(target, tmp_path):
         write_teacher(tmp_path, lines, 600)
 
 
-def test_a_killed_run_goes_on_with_what_was_under_way(target, tmp_path):
+def test_a_killed_run_goes_on_with_what_was_under_way(target, tmp_path, monkeypatch):
     """`kill -9` before a document has ended: the same command keeps the answers as far as they were."""
     write_model(target, tmp_path)
     lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:40]])
-    script = f"""
-import itertools, os, signal, sys
-sys.path[:0] = {[str(ROOT), str(ROOT / "build")]!r}
-from pathlib import Path
-from types import SimpleNamespace
-from redraft.cli import distill
-from redraft.model_defs.target.attention import causal_attend
-from redraft.training import conversations, writing
-from tests.training.teacher import LETTERS, write_teacher
+    step, steps = conversations.Generator._step, itertools.count()
 
-step, steps = conversations.Generator._step, itertools.count()
+    def killed(*arguments):
+        if next(steps) == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(*arguments)
 
-def killed(*arguments):
-    if next(steps) == 20:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(*arguments)
-
-conversations.Generator._step = killed
-distill.load_tokenizer = lambda _: LETTERS
-writing.SHARD_S = 0.0
-write_teacher(Path({str(tmp_path)!r}), Path({str(lines)!r}), 4000, max_new_tokens=60)
-"""
-    assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL).returncode == -signal.SIGKILL
+    with monkeypatch.context() as patch:
+        patch.setattr(conversations.Generator, "_step", killed)
+        patch.setattr(writing, "SHARD_S", 0.0)
+        run = partial(write_teacher, tmp_path, lines, 4000, max_new_tokens=60)
+        assert exit_code_of(run) == -signal.SIGKILL
     (kept,) = (tmp_path / "held").glob("running-*")
     before = texts_of(kept)
     assert len(before) >= 4

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import weakref
 from collections import namedtuple
 from functools import partial
@@ -34,7 +33,7 @@ from tests.compiler.checkpoints.tiny_llama import (
     index,
     pickle,
 )
-from tests.conftest import ROOT
+from tests.conftest import exit_code_of
 from tests.model_defs.drafters.hub.forms import eagle, speculators
 
 Usage = namedtuple("Usage", "total used free")
@@ -306,23 +305,15 @@ def test_few_numbers_are_held_at_once(checkpoint, gguf_file, tmp_path, monkeypat
     assert 200 < most <= 400
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from redraft.compiler.checkpoints import fetch
+def test_a_killed_fetch_leaves_the_model_that_was_there(checkpoint, reference, tmp_path, monkeypatch):
+    folder, write = fetch(checkpoint, tmp_path), fetching.write_weights
 
-def kill(out, shapes, blocks, written):
-    write(out, shapes, blocks, lambda count: os.kill(os.getpid(), signal.SIGKILL))
+    def kill(_: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-write, fetch.write_weights = fetch.write_weights, kill
-fetch.fetch(fetch.Request(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[2]), force=True), print)
-"""
-
-
-def test_a_killed_fetch_leaves_the_model_that_was_there(checkpoint, reference, tmp_path):
-    folder = fetch(checkpoint, tmp_path)
-    command = [sys.executable, "-c", KILLED, str(checkpoint), str(folder.parent)]
-    assert subprocess.run(command, cwd=ROOT).returncode == -signal.SIGKILL
+    with monkeypatch.context() as patch:
+        patch.setattr(fetching, "write_weights", lambda out, shapes, blocks, _: write(out, shapes, blocks, kill))
+        assert exit_code_of(lambda: fetch(checkpoint, tmp_path, force=True)) == -signal.SIGKILL
     assert len(list(folder.parent.iterdir())) == 2, "the temporary folder is still there"
     assert_same_model(folder, reference)
     fetch(checkpoint, tmp_path, force=True)

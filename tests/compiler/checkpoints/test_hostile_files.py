@@ -117,14 +117,14 @@ def places_of(path) -> list[tuple[int, int]]:
 def test_a_gguf_with_any_number_of_its_header_changed(gguf_file, tmp_path):
     whole, path, rng, read = gguf_file.read_bytes(), tmp_path / "a.gguf", random.Random(1), 0
     changes = [(place, number) for place in places_of(gguf_file) for number in NUMBERS]
-    for (at, width), number in rng.sample(changes, 200):
+    for (at, width), number in rng.sample(changes, 80):
         value = (number % (1 << 8 * width)).to_bytes(width, "little")
         path.write_bytes(whole[:at] + value + whole[at + width :])
         read += message(read_gguf, path) is None
-    for at in rng.sample(range(len(whole)), 20):
+    for at in rng.sample(range(len(whole)), 10):
         path.write_bytes(whole[:at])
         assert message(read_gguf, path)
-    assert 0 < read < 150
+    assert 0 < read < 60
 
 
 def test_a_name_does_not_control_the_terminal(gguf_file, tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -19,6 +19,7 @@ def cut(weights):
     return lambda name: (weights[name][rows] for rows in row_blocks(tuple(weights[name].shape)))
 
 
+@settings(max_examples=40)
 @given(shapes=SHAPES, block=st.integers(1, 40), shard_bytes=st.integers(1, 400), seed=st.integers(0, 99))
 def test_any_division_holds_the_same_weights(tmp_path_factory, shapes, block, shard_bytes, seed):
     folder = tmp_path_factory.mktemp("weights")

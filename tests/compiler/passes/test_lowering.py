@@ -28,15 +28,15 @@ LEVELS = 3
 CACHE = CacheShape(4, 40, 8)
 
 
-def lowered_drafter(initial_state: str = "embedding") -> ir.Model:
+def lowered_drafter(initial_state: str = "embedding", levels: int = LEVELS) -> ir.Model:
     drafter = tiny_drafter(tiny_target(), initial_state=initial_state)
     with torch.no_grad():
-        return lower(export_drafter_plugin(BeamSearch(drafter, 3, LEVELS, 4)), "int8")
+        return lower(export_drafter_plugin(BeamSearch(drafter, 3, levels, 4)), "int8")
 
 
-@pytest.mark.parametrize("initial_state", ["embedding", "zero"])
-def test_a_drafter_is_one_program(initial_state):
-    assert [node.op_type for node in fuse(lowered_drafter(initial_state)).graph] == ["Program"]
+@pytest.mark.parametrize(("initial_state", "levels"), [("embedding", LEVELS), ("zero", 2)])
+def test_a_drafter_is_one_program(initial_state, levels):
+    assert [node.op_type for node in fuse(lowered_drafter(initial_state, levels)).graph] == ["Program"]
 
 
 @pytest.mark.parametrize("construction", ["stochastic_beam", slow("independent")])
@@ -54,9 +54,9 @@ def test_a_drafter_that_draws_is_one_program(construction):
 )
 def test_a_drafter_of_any_other_kind_is_one_program(variant):
     drafter = tiny_drafter_of(tiny_target(), variant)
-    drafter.prepare(90, LEVELS)
+    drafter.prepare(90, 2)
     with torch.no_grad():
-        network = lower(export_drafter_plugin(BeamSearch(drafter, 3, LEVELS, 4)), "w8a8")
+        network = lower(export_drafter_plugin(BeamSearch(drafter, 3, 2, 4)), "w8a8")
     assert [node.op_type for node in fuse(network).graph] == ["Program"]
 
 
