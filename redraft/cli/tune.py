@@ -57,7 +57,7 @@ def main(
         known = load_prompts(prompts, column)
         write(console, f"redraft tune: loading {bundle}")
         forget_unusable(bundle, console)
-        with heartbeat(lambda: "redraft tune: still loading (the first load compiles the CPU operators)", console):
+        with heartbeat(lambda: "redraft tune: still loading (a clone first compiles the CPU operators)", console):
             runtime = Runtime.load(bundle, threads, prefix_reuse=False)
     except (ValueError, OSError, RuntimeError) as error:
         write(console, f"redraft tune: {error}")

@@ -1,22 +1,32 @@
-"""The wheel: what is in it, and that it runs with its own dependencies only; and what extras and pins say."""
+"""The wheel: what is in it, and that a user does everything from it, in an empty folder and an empty REDRAFT_HOME."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
+import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
 import openvino
 import pytest
-from packaging.requirements import Requirement
 
+from redraft import LLM
+from redraft.bundle.config import BundleConfig
+from redraft.model_defs.target.model import Target
 from redraft.plugins.cuda import compile
 from tests.conftest import ROOT, run_script
+from tests.engines.tiny import random_model, tiny_target, write_model
+from tests.serving.client_side import free_ports
+from tests.toy_engine import toy_tokenizer
 
 OTHER_EXTRAS = ("torch", "transformers", "onnx", "zmq", "msgpack", "mpi4py")
 PROGRAM = """
@@ -31,8 +41,7 @@ from redraft.cli import main
 main()
 """
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = {"runtime": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
-FILES = sorted((ROOT / "requirements").glob("*.txt"))
+NAME = "nobodys-model"
 
 
 @pytest.fixture(scope="module")
@@ -90,55 +99,138 @@ def test_it_runs_without_a_clone_a_compiler_or_other_extras(wheel, smollm2_bundl
     assert done.stdout.count("8 tokens in ") == 2
 
 
-@pytest.mark.slow
-def test_serving_from_it_says_what_is_missing(wheel, tmp_path):
-    """It would catch a traceback instead of the package to install."""
-    ZipFile(wheel).extractall(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    arguments = ["serve", "--bundle", ".", "--run-dir", "run"]
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory) -> Path:
+    """A virtual environment with the wheel, which finds what the wheel needs in the one that runs the tests: of its
+    site-packages, a folder that a .pth file names, the editable install of the clone is not followed."""
+    folder = tmp_path_factory.mktemp("wheel") / "environment"
+    run_script("-m", "venv", "--without-pip", folder)
+    run_script("-m", "pip", "--python", folder / "bin" / "python", "install", "-q", "--no-deps", "--no-index", wheel)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "openvino").symlink_to(Path(openvino.__file__).parent)  # beside it, as pip puts it
+    return folder
 
-    def serve(start: str) -> str:
-        program = f"import sys; {start}; sys.argv = {['redraft', *arguments]}; from redraft.cli import main; main()"
+
+@pytest.fixture
+def redraft(environment, tmp_path) -> Iterator[Callable[..., str]]:
+    """Runs a command of the wheel's in an empty folder and home; `without` are packages that cannot be imported."""
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "REDRAFT_PLUGIN_CACHE")
+    }
+    variables = inherited | {"HOME": str(tmp_path), "REDRAFT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    variables |= {"REDRAFT_TRITON_ENV": str(Path(sys.prefix) / "triton"), "CXX": "/no/compiler"}
+
+    def run(*words: object, without: tuple[str, ...] = ()) -> str:
+        for name in without:
+            file = tmp_path / "without" / f"{name}.py"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')")
+        python_path = {"PYTHONPATH": str(tmp_path / "without")} if without else {}
         done = subprocess.run(
-            [sys.executable, "-c", program],
+            [environment / "bin" / "redraft", *map(str, words)],
             cwd=tmp_path,
-            env={"PYTHONPATH": str(tmp_path)},
             capture_output=True,
             text=True,
+            env=variables | python_path,
+            timeout=800,
         )
-        assert done.returncode == 1
-        return done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
 
-    assert "pip install 'redraft[serve]'" in serve("sys.modules['zmq'] = None")
-    message = serve(f"sys.prefix = {str(tmp_path)!r}")
-    assert f"{tmp_path}/triton/bin/pip install -r {tmp_path}/redraft/serving/requirements-triton.txt" in message
-    assert "nvidia-pytriton==" in message
+    yield run
+    run("stop")
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_extras_and_pins_agree(file):
-    lines = file.read_text().splitlines()
-    pins = [Requirement(line) for line in lines if not line.startswith("-r ")]
-    wanted = [Requirement(text) for text in EXTRAS[file.stem]]
-    included = {f"-r {extra}.txt" for one in wanted if one.name == "redraft" for extra in one.extras}
-    assert included == {line for line in lines if line.startswith("-r ")}
-    by_name = {one.name: one for one in wanted if one.name != "redraft"}
-    assert by_name.keys() == {pin.name for pin in pins}
-    for pin in pins:
-        (version,) = pin.specifier
-        assert version.operator == "=="
-        assert by_name[pin.name].specifier.contains(version.version)
-        assert by_name[pin.name].extras == pin.extras
+def ports() -> list[object]:
+    """Options of `redraft serve` that choose free ports."""
+    names = ("--http-port", "--grpc-port", "--metrics-port", "--openai-port")
+    return [word for pair in zip(names, free_ports(4), strict=True) for word in pair]
 
 
-def test_requirements_are_all_of_them_each_with_one_version():
-    text = (ROOT / "requirements.txt").read_text()
-    assert sorted(re.findall(r"^-r (.+)$", text, re.MULTILINE)) == [f"requirements/{file.name}" for file in FILES]
-    pins = [line for file in FILES for line in file.read_text().splitlines() if not line.startswith("-r ")]
-    assert len(set(pins)) == len({pin.split("==")[0] for pin in pins})
+@pytest.mark.slow
+def test_the_environment_has_the_wheels_package(environment):
+    """Where the clone's was found, the tests below would say nothing of the wheel."""
+    program = (
+        "import redraft, redraft.plugins.library as l, torch; print(redraft.__file__, l.extension_path(), sep='\\n')"
+    )
+    done = subprocess.run([environment / "bin" / "python", "-I", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(path.startswith(str(environment)) for path in done.stdout.split())
 
 
-def test_triton_server_has_one_version():
-    from redraft.serving.tritonserver import PYTRITON
+@pytest.mark.slow
+def test_the_default_model_is_served_without_torch(redraft, smollm2, smollm2_bundle, tmp_path):
+    """It would catch a service that imports torch or a file of the clone, and a bundle that the wheel takes for another
+    one than the clone built: neither is built again."""
+    for kind, folder in (("models", smollm2), ("engines", smollm2_bundle)):
+        (tmp_path / "home" / kind).mkdir(parents=True)
+        (tmp_path / "home" / kind / folder.name).symlink_to(folder)
+    without = ("torch", "transformers")
+    said = redraft("serve", "--tune-minutes", 0, *ports(), without=without)
+    assert f"serving {smollm2_bundle.name}" in said
+    assert "redraft build" not in said
+    question = "Why is the sky blue?"
+    answer = redraft("generate", question, "--max-tokens", 16, without=without)
+    with LLM(smollm2_bundle) as llm:
+        assert answer.startswith(llm.chat(question, max_tokens=16).text + "\n")
+    assert "ready" in redraft("status", without=without)
+    assert "stopped" in redraft("stop", without=without)
 
-    assert PYTRITON in (ROOT / "Makefile").read_text()
+
+@pytest.mark.slow
+def test_serving_from_it_says_how_to_add_triton(wheel, tmp_path):
+    """It would catch a remedy that names a file of the clone, or comes after a build."""
+    ZipFile(wheel).extractall(tmp_path)
+    arguments = ["redraft", "serve", "nobodys/model", "--run-dir", "run"]
+    program = (
+        f"import sys; sys.prefix = {str(tmp_path)!r}; sys.argv = {arguments}; from redraft.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    pip = f"{tmp_path}/triton/bin/pip install"
+    assert (
+        f"{pip} -r {tmp_path}/redraft/serving/requirements-triton.txt && {pip} --no-deps nvidia-pytriton=="
+        in done.stderr
+    )
+
+
+def odd_target() -> Target:
+    """A Llama of odd sizes with a short context."""
+    shape = {"hidden_size": 60, "intermediate_size": 88, "num_layers": 1, "max_position": 333}
+    return random_model(dataclasses.replace(tiny_target().config, **shape, tie_embeddings=True, qkv_bias=False))
+
+
+@pytest.mark.slow
+def test_a_users_model_is_served_and_given_a_drafter(redraft, tmp_path):
+    """It would catch a command that no longer hands the next one what it needs: fetched, served without a drafter,
+    stopped, and given a drafter."""
+    source = tmp_path / "source" / NAME
+    write_model(odd_target(), source)
+    toy_tokenizer().save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"})
+    )
+    (source / "chat_template.jinja").write_text("Q{{ messages[0]['content'] }}A")
+    rows = (json.dumps({"prompt": f"say {n} times {7 * n}"}) + "\n" for n in range(70))
+    (tmp_path / "prompts.jsonl").write_text("".join(rows))
+    plain = ("--precision", "fp32", "--tune-minutes", 0)
+    said = redraft("serve", tmp_path / "source" / NAME, *plain, *ports())
+    ngrams = tmp_path / "home" / "engines" / f"{NAME}-ngrams-fp32"
+    assert f"redraft build --model {tmp_path / 'home' / 'models' / NAME}" in said.replace("\n", "")
+    (method,) = BundleConfig.read(ngrams).methods.values()
+    assert (method.drafter, method.construction, method.ngram) == (None, "ngram_trie", True)
+    assert "stopped" in redraft("stop")
+    asked = ("drafter", "--model", NAME, "--prompts", "prompts.jsonl", "--hours", 0.004, *plain)
+    said = redraft(*asked)
+    assert "tokens of teacher data" in said
+    assert "n-grams only" in said
+    (method,) = BundleConfig.read(tmp_path / "home" / "engines" / f"{NAME}-redrafter-fp32").methods.values()
+    assert method.drafter == "recurrent"
+    drafter = tmp_path / "home" / "drafters" / NAME
+    gains = json.loads((drafter / "gains.json").read_text())
+    assert gains["speed"].keys() == {"n-grams", "drafter"}
+    assert "redraft train --model" in (drafter / "drafter.log").read_text()
+    assert "going on with" in redraft(*asked), "what was made is kept"

@@ -1,5 +1,5 @@
 """What an installation has to bring: the packages that each command imports are those of its extra, one that is missing
-is named with its extra, and the run time imports no torch."""
+is named with its extra, and the run time imports no torch. Extras and pins agree."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from redraft.cli import COMMANDS
+from redraft.serving.tritonserver import PYTRITON
 from tests.conftest import ROOT
 from tests.test_layout import modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {"runtime": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+FILES = sorted((ROOT / "requirements").glob("*.txt"))
 OWN = {"redraft", "benchmarks", "studies", "build", "deploy"}
 GIVEN = {"pydantic_core", "annotated_types", "starlette", "triton_python_backend_utils", "tensorrt"}
 """Modules that no extra declares: parts of pydantic and FastAPI, Triton's in its processes, and TensorRT, gigabytes
@@ -191,3 +194,30 @@ def test_the_paths_of_the_models_under_triton_need_its_requirements_only():
             for name in third_party(module)
         }
         assert {name for name in wanted if not brought[name] & names} == set(), file
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_extras_and_pins_agree(file):
+    lines = file.read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("-r ")]
+    wanted = [Requirement(text) for text in EXTRAS[file.stem]]
+    included = {f"-r {extra}.txt" for one in wanted if one.name == "redraft" for extra in one.extras}
+    assert included == {line for line in lines if line.startswith("-r ")}
+    by_name = {one.name: one for one in wanted if one.name != "redraft"}
+    assert by_name.keys() == {pin.name for pin in pins}
+    for pin in pins:
+        (version,) = pin.specifier
+        assert version.operator == "=="
+        assert by_name[pin.name].specifier.contains(version.version)
+        assert by_name[pin.name].extras == pin.extras
+
+
+def test_requirements_are_all_of_them_each_with_one_version():
+    text = (ROOT / "requirements.txt").read_text()
+    assert sorted(re.findall(r"^-r (.+)$", text, re.MULTILINE)) == [f"requirements/{file.name}" for file in FILES]
+    pins = [line for file in FILES for line in file.read_text().splitlines() if not line.startswith("-r ")]
+    assert len(set(pins)) == len({pin.split("==")[0] for pin in pins})
+
+
+def test_triton_server_has_one_version():
+    assert PYTRITON in (ROOT / "Makefile").read_text()

@@ -33,5 +33,5 @@ async def connect(protocol: str, url: str | None, model: str | None, metrics_url
         raise
     if not live:
         await client.close()
-        raise GenerationError(f"no server at {where} ({protocol}): `make serve` or `redraft serve` starts one")
+        raise GenerationError(f"no server at {where} ({protocol}): `redraft serve` starts one")
     return client

@@ -201,7 +201,7 @@ def test_a_step_that_the_library_refuses_says_why(monkeypatch, tmp_path):
         (None, False, None, "driver is not loaded: .* install release 580 or later .*; .* --backend tensorrt_rtx"),
         ("580.95.05", False, None, "no GPU is visible: start the container with --gpus all; .* openvino's run on the"),
         ("575.57.08", True, None, r"the driver is 575\.57\.08: CUDA 13 needs release 580 or later"),
-        ("580.95.05", True, None, "this torch was built for the CPU; .*pip install -r requirements-gpu.txt"),
+        ("580.95.05", True, None, "torch was built for the CPU, .*uninstall -y torch .*pip install 'redraft.train"),
         ("580.95.05", True, "13.0", "none of this machine's GPUs, and CUDA_VISIBLE_DEVICES is 7: .* name one"),
     ],
 )
