@@ -21,7 +21,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 FLAGS = ["-std=c++17", "-O3"]
 PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
 REMEDY = (
-    "it compiles the CUDA kernels and needs no GPU. Install it with pip install -r requirements.txt "
+    "it compiles the CUDA kernels and needs no GPU. Install it with pip install 'redraft[build]' "
     f"({', '.join(PACKAGES)}), or set NVCC"
 )
 

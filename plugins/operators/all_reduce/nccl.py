@@ -97,8 +97,8 @@ def _failure(count: int) -> str | None:
     """Reason why a machine cannot have `count` ranks."""
     if not distributed.is_nccl_available():
         return (
-            f"NCCL, by which ranks on GPUs exchange their sums, is not in torch {torch.__version__}: install torch's "
-            "CUDA build with pip install -r requirements-gpu.txt, or build the bundle with --tp 1"
+            f"NCCL, by which ranks on GPUs exchange their sums, is not in torch {torch.__version__}: install PyPI's, "
+            "pip uninstall -y torch && pip install 'redraft[train]', or build the bundle with --tp 1"
         )
     if count > torch.cuda.device_count():
         return (

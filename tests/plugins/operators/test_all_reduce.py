@@ -146,7 +146,7 @@ class Alone:
         (
             False,
             2,
-            r"NCCL, by .*, is not in torch .*: install torch's CUDA build .*requirements-gpu.txt, or build .* 1",
+            r"NCCL, by .*, is not in torch .*: install PyPI's, .* 'redraft\[train\]', or build .* 1",
         ),
         (
             True,
