@@ -215,7 +215,8 @@ FOREIGN = re.compile(
     "--(allow-[cg]pu-metrics|backend-(config|directory)|disable-auto-complete-config|exit-timeout-secs|grpc-address"
     "|grpc-infer-allocation-pool-size|http-address|load-model|metrics-address|model-control-mode|model-repository"
     "|detach|env|init|mount|restart|rm|shm-size|stop-timeout|ulimit"
-    "|dest|local-dir|merge|no-deps|only-binary|qformat|return-context-logits|workers|help|version|worker-niceness|other)"
+    "|dest|extra-index-url|local-dir|merge|no-deps|only-binary|qformat|return-context-logits|workers|help|version"
+    "|worker-niceness|other)"
 )
 """Options of other programs that messages and pages name: Triton's, Docker's, and others'"""
 
