@@ -9,7 +9,6 @@ from benchmarks.load.comparison import AR
 from redraft.loadtest.tables import Table
 from studies.figures import lyanna_tables, redrafter_tables
 from studies.figures.contenders import Load, contenders, gain, methods_table, more_than_first, served, speedup
-from studies.rsd import report as rsd_report
 
 CONSTRUCTIONS = {
     "shared": "best-first, shared noise (default)",
@@ -84,11 +83,6 @@ def constructions(load: Load) -> Table:
     return table
 
 
-def rsd_draft_lm(load: Load) -> Table:
-    """Block efficiency of each algorithm's best tree in every cell of RSD's experiment 1, drafted by a draft LM."""
-    return rsd_report.best_shapes(rsd_report.parts_of(load("rsd_draft_lm/experiments"), "exp1"))
-
-
 def drafters(load: Load) -> Table:
     """The shipped drafters on held-out conversations: greedy chains of five tokens."""
     table = Table(
@@ -127,7 +121,6 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "lyanna_batches": lyanna_tables.batches,
     "lyanna_fusion": lyanna_tables.fusion,
     "constructions": constructions,
-    "rsd_draft_lm": rsd_draft_lm,
     "drafters": drafters,
     "lossless": lossless,
 }
