@@ -14,6 +14,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from redraft.console.interrupt import interruptible
 from redraft.console.output import err, out
 from redraft.console.program import Rows, run
 from redraft.errors import install
@@ -95,7 +96,9 @@ def main(*arguments: str) -> NoReturn:
     if sys.argv[1] == name and COMMANDS[name].is_done(sys.argv[2:]):
         sys.exit(0)
     try:
-        run(f"redraft {name}", application(name))
+        with interruptible(f"redraft {name}", "before it began"):  # the import takes seconds
+            app = application(name)
+        run(f"redraft {name}", app)
     except ModuleNotFoundError as error:  # on import, or what is only imported while a command runs
         package = error.name or ""
         if package.partition(".")[0] == "redraft":  # a fault of this package, which no extra mends

@@ -36,7 +36,7 @@ def fetched_model(name: object) -> Path:
     folder = model_folder(str(name))
     if not folder.is_dir():
         source = "default" if name == DEFAULT_MODEL else name
-        raise typer.BadParameter(f"no model at {folder}: `redraft fetch {source}` fetches one")
+        raise typer.BadParameter(f"no model at {name}: `redraft fetch {source}` fetches one")
     return folder
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from redraft import cli
 from tests.conftest import ROOT, wait_until
 
 STEP = """
@@ -73,3 +74,11 @@ def test_a_step_does_not_outlive_its_command(running):
     command, step = running
     command.kill()
     wait_until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_an_interrupt_while_a_command_is_imported_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "application", lambda _: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as ending:
+        cli.main("train")
+    assert ending.value.code == 130
+    assert capsys.readouterr().err == "\nredraft train: interrupted, before it began\n"
