@@ -269,8 +269,8 @@ def read(flags: Mapping[str, Any], file: Path | None = None) -> ServeSettings:
         origins |= dict.fromkeys(layer, kind)
     bundle = "bundle" if "bundle" in values else "source" if "source" in values and _is_bundle(values["source"]) else ""
     if bundle and (others := [name for name in OF_A_MODEL if name in values and name != bundle]):
-        served = f"the bundle of {setting(bundle)}"
-        raise SettingsError(f"{setting(others[0])}: {served} is served as it is: expected one of the two")
+        both = f"{setting(others[0])} and {setting(bundle)}"
+        raise SettingsError(f"{both}: a bundle is served as it is, expected one of the two")
     try:
         return ServeSettings.model_validate(values)
     except ValidationError as error:

@@ -72,6 +72,7 @@ def test_the_default_model_is_fetched_built_with_its_drafter_and_tuned(commands,
     assert fetch[:2] == ["fetch", "default"]
     assert options(fetch)["--output"] == str(tmp_path / "models")
     built = options(build)
+    assert "--replace" in build, "what was built there from another model or by other settings gives way"
     assert (built["--model"], built["--output"]) == (str(tmp_path / "models" / bundle.name[:21]), str(bundle))
     assert built["--drafter"] == str(SHIPPED / "drafters" / "SmolLM2-135M-Instruct")
     assert options(tune) == {"--bundle": str(bundle), "--minutes": "4.0"}

@@ -69,12 +69,12 @@ def test_a_word_after_a_value_is_the_model(monkeypatch, asked, words):
 @pytest.mark.parametrize(
     ("words", "text", "refusal"),
     [
-        ("owner/model --bundle b", "", "SOURCE: the bundle of --bundle is"),
-        ("--bundle b --precision int8", "", "--precision: the bundle of --bundle is"),
-        ("--tp 2", 'bundle = "b"', "--tp: the bundle of FILE: bundle is"),
-        ("", 'bundle = "b"\ndrafter = "d"', "FILE: drafter: the bundle of FILE: bundle is"),
-        ("BUNDLE --backend torch", "", "--backend: the bundle of SOURCE is"),
-        ("BUNDLE --bundle b", "", "SOURCE: the bundle of --bundle is"),
+        ("owner/model --bundle b", "", "SOURCE and --bundle"),
+        ("--bundle b --precision int8", "", "--precision and --bundle"),
+        ("--tp 2", 'bundle = "b"', "--tp and FILE: bundle"),
+        ("", 'bundle = "b"\ndrafter = "d"', "FILE: drafter and FILE: bundle"),
+        ("BUNDLE --backend torch", "", "--backend and SOURCE"),
+        ("BUNDLE --bundle b", "", "SOURCE and --bundle"),
         ("BUNDLE", 'precision = "int8"', ""),
         ("--bundle b", 'source = "m"\ntp = 2', ""),
         ("m --precision int8", 'bundle = "b"', ""),
@@ -86,7 +86,8 @@ def test_a_bundle_is_not_served_against_what_is_asked_for(tmp_path, monkeypatch,
     options = [str(tmp_path) if word == "BUNDLE" else word for word in words.split()]
     done = run_command(["serve", *options, "--config", str(file := written(tmp_path, text))])
     if refusal:
-        expected = f"redraft serve: {refusal.replace('FILE', str(file))} served as it is: expected one of the two\n"
+        both = refusal.replace("FILE", str(file))
+        expected = f"redraft serve: {both}: a bundle is served as it is, expected one of the two\n"
         assert (done.exit_code, done.output, asked) == (2, expected, [])
     else:
         assert asked[0].bundle in (tmp_path, Path("b"), Path("m"))
