@@ -16,15 +16,34 @@ from redraft.console.program import Rows
 PROMPTS_FILE = Path(__file__).with_name("prompts.jsonl")
 console = Console(highlight=False)
 
-BundleFolder = Annotated[Path, typer.Option("--bundle", help="Folder of an engine bundle.")]
-ModelFolder = Annotated[Path, typer.Option("--model", help="Folder of the target, written by redraft fetch.")]
+BundleFolder = Annotated[Path, typer.Option("--bundle", metavar="FOLDER", help="Engine bundle.")]
+BundleFolders = Annotated[
+    list[Path], typer.Option("--bundle", metavar="FOLDER", help="Engine bundles that draft, named by their folders.")
+]
+PlainBundle = Annotated[
+    Path | None,
+    typer.Option(
+        "--auto-regressive",
+        metavar="FOLDER",
+        help="Engine bundle without a drafter, of the same precision; default: the same bundle, without drafts.",
+    ),
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--method", metavar="NAME", help="Methods of the bundle, or `all` of them.", show_default=False),
+]
+ModelFolder = Annotated[
+    Path, typer.Option("--model", metavar="FOLDER", help="The target: a folder made by redraft fetch.")
+]
 PromptsFile = Annotated[
-    Path, typer.Option("--prompts", help="Prompts: JSON, text lines, CSV or Parquet.", show_default=False)
+    Path,
+    typer.Option("--prompts", metavar="FILE", help="Prompts: JSON, text lines, CSV or Parquet.", show_default=False),
 ]
 NumPrompts = Annotated[
     int | None,
     typer.Option("--num-prompts", min=1, help="Prompts, spread evenly over the file; default: all."),
 ]
+Concurrency = Annotated[list[int], typer.Option("--concurrency", help="Requests at a time, one run for each.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of an answer at most.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of an engine; default: all cores.")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each kind.")]

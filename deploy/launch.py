@@ -241,20 +241,25 @@ def docker_command(bundle: BundleFacts, options: argparse.Namespace) -> list[str
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Serve a bundle in a container, on this machine's GPUs.")
-    parser.add_argument("--bundle", type=Path, required=True, help="folder of an engine bundle")
-    parser.add_argument("--image", default=IMAGE, help=f"made by `{BUILD.format(image='IMAGE')}`; default: %(default)s")
-    parser.add_argument("--name", default="redraft", help="the container's name; default: %(default)s")
-    parser.add_argument("--address", default="127.0.0.1", help="where the ports are published; default: %(default)s")
+    parser.add_argument("--bundle", type=Path, required=True, help="Folder of an engine bundle")
+    parser.add_argument("--image", default=IMAGE, help=f"Made by `{BUILD.format(image='IMAGE')}`; default: %(default)s")
+    parser.add_argument("--name", default="redraft", help="The container's name; default: %(default)s")
+    parser.add_argument("--address", default="127.0.0.1", help="Where the ports are published; default: %(default)s")
     for name, port in PORTS.items():
-        parser.add_argument(f"--{name}-port", type=int, default=port, help="default: %(default)s")
+        parser.add_argument(
+            f"--{name}-port",
+            type=int,
+            default=port,
+            help=f"Port of {name} outside of the container; default: %(default)s",
+        )
     parser.add_argument(
         "--allow-host",
         action="append",
         default=os.environ.get(ALLOW_HOST, "").split(),
-        help="another name by which clients may reach /v1; '*': any. Repeatable",
+        help="Another name by which clients may reach /v1; '*': any. Repeatable",
     )
-    parser.add_argument("--gpus", help="as Docker takes it, such as '\"device=2,3\"'; default: one for each rank")
-    parser.add_argument("--dry-run", action="store_true", help="print the command and what would stop it here")
+    parser.add_argument("--gpus", help="As Docker takes it, such as '\"device=2,3\"'; default: one for each rank")
+    parser.add_argument("--dry-run", action="store_true", help="Print the command and what would stop it here")
     return parser.parse_args(arguments)
 
 

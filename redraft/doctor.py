@@ -168,7 +168,7 @@ def templates(path: Path, config: BundleConfig) -> Iterator[Finding]:
             yield Finding(
                 "chat template",
                 f"{name} was trained on answers under another template than the bundle's",
-                "redraft fetch SOURCE --force --chat-template the one it was trained with, or distill and train again",
+                "redraft fetch SOURCE --replace --chat-template FILE, that of the training, or distill and train again",
             )
         elif method.chat_template:
             yield Finding("chat template", f"{name} was trained with the bundle's")

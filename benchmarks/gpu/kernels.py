@@ -83,14 +83,14 @@ def main(
     no_times: Annotated[bool, typer.Option("--no-times", help="Leave out times and bandwidth.")] = False,
     tools: Annotated[list[str], typer.Option(help="Of compute-sanitizer.")] = list(TOOLS),
     shapes: Annotated[list[str], typer.Option(help="Heads.")] = list(SHAPES),
-    kinds: Annotated[list[str], typer.Option(help="Of batches.")] = list(CASES),
+    cases: Annotated[list[str], typer.Option(help="Kinds of batches to check.")] = list(CASES),
     launched: Annotated[
         tuple[int, int, int] | None, typer.Option("--launch", metavar="SEQUENCES LENGTH ROWS", help="Nothing else.")
     ] = None,
     output: Output = None,
 ) -> int:
     """Returns 1 where a tool of compute-sanitizer complains, or where it is missing."""
-    for name, values, known in (("tools", tools, TOOLS), ("shapes", shapes, SHAPES), ("kinds", kinds, CASES)):
+    for name, values, known in (("tools", tools, TOOLS), ("shapes", shapes, SHAPES), ("cases", cases, CASES)):
         if unknown := {*values} - {*known}:
             raise typer.BadParameter(f"--{name} {' '.join(unknown)}: expected some of {', '.join(known)}")
     if launched:
@@ -100,10 +100,10 @@ def main(
     on_gpu = device == "cuda"
     report: dict[str, Any] = {}
     if not no_checks:
-        report["attention"] = check_attention(device, small or not on_gpu, shapes, kinds)
+        report["attention"] = check_attention(device, small or not on_gpu, shapes, cases)
     if on_gpu and not no_sanitizer:
-        cases = ["--shapes", *shapes, "--kinds", *kinds]
-        report["compute_sanitizer"] = sanitize(tool("compute-sanitizer"), tools, cases)
+        chosen = ["--shapes", *shapes, "--cases", *cases]
+        report["compute_sanitizer"] = sanitize(tool("compute-sanitizer"), tools, chosen)
     if on_gpu and not no_times:
         bandwidth = add_bandwidth()
         peak = next((rate for part, rate in PEAK.items() if part in describe(on_device)["name"]), None)

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 
-from benchmarks.command import console, run
+from benchmarks.command import Concurrency, console, run
 from benchmarks.gpu.llama_7b import SHAPES, Shape, random_drafter, random_target
 from benchmarks.gpu.machine import PACKAGES, Device, Output, device_of, write_report
 from redraft.loadtest.tables import Table
@@ -182,10 +182,10 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 def main(
     device: Device = "cuda",
     shape: Shape = "llama-3.1-8b",
-    streams: Annotated[list[int], typer.Option(help="Requests at a time.")] = [1, 8, 32],
-    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
-    tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
-    nodes: Annotated[int, typer.Option(help="Drafted nodes of a tree.")] = 15,
+    streams: Concurrency = [1, 8, 32],
+    prompt: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of each prompt.")] = 128,
+    tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of each answer.")] = 128,
+    nodes: Annotated[int, typer.Option("--tree-budget", help="Drafted nodes of a tree.")] = 15,
     eager_prompts: Annotated[
         bool, typer.Option("--eager-prompts", help="No CUDA graphs for steps with a long prompt.")
     ] = False,

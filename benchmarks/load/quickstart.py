@@ -20,6 +20,7 @@ from rich.console import Console
 
 from benchmarks.command import PROMPTS_FILE, PromptsFile
 from benchmarks.command import run as run_script
+from redraft.cli.options import ColumnOption
 from redraft.cli.prepare import fetched
 from redraft.cli.steps import Steps
 from redraft.console.interrupt import interruptible
@@ -27,7 +28,6 @@ from redraft.home import HOME
 from redraft.serving.settings import DEFAULT
 
 FOLDER = HOME / "quickstart"
-PORTS = (8000, 8001, 8002, 8003)
 BASELINE_OFFSET = 10
 """Between the ports of the two servers."""
 console = Console()
@@ -63,38 +63,45 @@ def served(bundle: Path, ports: Sequence[int]) -> Iterator[None]:
 
 @interruptible("quickstart", "the servers are stopped")
 def main(
-    bundle: Annotated[Path | None, typer.Option(help="Bundle with a drafter; default: the default model's.")] = None,
-    baseline: Annotated[Path | None, typer.Option(help="Bundle without; default: the default model's.")] = None,
-    request_rate: Annotated[list[str], typer.Option(help="Requests per second.")] = ["0.5", "1", "2"],
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Engine bundle with a drafter; default: the default model's.")
+    ] = None,
+    auto_regressive: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Engine bundle without a drafter; default: the default model's."),
+    ] = None,
+    request_rate: Annotated[list[float], typer.Option(help="Requests per second.")] = [0.5, 1, 2],
     prompts: PromptsFile = PROMPTS_FILE,
-    column: Annotated[str | None, typer.Option(help="Field or column of --prompts that holds them.")] = None,
-    num_prompts: Annotated[int, typer.Option(help="Requests per rate.")] = 16,
-    ports: Annotated[
-        tuple[int, int, int, int],
+    column: ColumnOption = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Requests per rate.")] = 16,
+    port: Annotated[
+        int,
         typer.Option(
-            help=f"HTTP, gRPC, metrics and /v1 of the server with drafter; the other's are higher by {BASELINE_OFFSET}."
+            help="The first of four ports of the server with drafter: HTTP, gRPC, metrics and /v1. The other server's "
+            f"are higher by {BASELINE_OFFSET}."
         ),
-    ] = PORTS,
+    ] = 8000,
 ) -> None:
-    if bundle is None or baseline is None:
+    if bundle is None or auto_regressive is None:
         steps = Steps("quickstart")
         options = {"--model": str(fetched(DEFAULT, steps))}
         bundle = bundle or Path(steps.tuned_bundle(options, 4)["--output"])
-        baseline = baseline or Path(steps.tuned_bundle(options | {"--no-drafter": ""}, 0)["--output"])
-    baseline_ports = [port + BASELINE_OFFSET for port in ports]
-    auto_regressive, speculative = FOLDER / "auto-regressive", FOLDER / "speculative"
-    with served(baseline, baseline_ports), served(bundle, ports):
-        console.rule(f"load test at {', '.join(request_rate)} requests/s, the servers in turn")
+        auto_regressive = auto_regressive or Path(steps.tuned_bundle(options | {"--no-drafter": ""}, 0)["--output"])
+    ports = [port + number for number in range(4)]
+    baseline_ports = [number + BASELINE_OFFSET for number in ports]
+    baseline, speculative = FOLDER / "auto-regressive", FOLDER / "speculative"
+    with served(auto_regressive, baseline_ports), served(bundle, ports):
+        console.rule(f"load test at {', '.join(map(str, request_rate))} requests/s, the servers in turn")
         run(
-            "redraft.cli", "loadtest", "--tokenizer", bundle, "--label", "speculative",
+            "redraft.cli", "loadtest", "--bundle", bundle, "--label", "speculative",
             "--url", f"127.0.0.1:{ports[1]}", "--metrics-url", f"http://127.0.0.1:{ports[2]}/metrics",
-            "--baseline-url", f"127.0.0.1:{baseline_ports[1]}", "--baseline", auto_regressive,
-            "--result-dir", speculative, "--num-prompts", num_prompts, "--max-tokens", 64,
+            "--baseline-url", f"127.0.0.1:{baseline_ports[1]}", "--baseline", baseline,
+            "--output", speculative, "--num-prompts", num_prompts, "--max-tokens", 64,
             "--seconds", 0, "--ramp", 2, "--runs", 1, "--request-rate", *request_rate, "--prompts", prompts,
             *(("--column", column) if column else ()),
         )  # fmt: skip
     console.rule("report")
-    run("benchmarks.load.report", "--load", auto_regressive, speculative, "--output", FOLDER / "report.html")
+    run("benchmarks.load.report", "--load", baseline, speculative, "--output", FOLDER / "report.html")
 
 
 if __name__ == "__main__":

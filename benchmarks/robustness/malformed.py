@@ -272,7 +272,7 @@ def main(
     requests: Annotated[int, typer.Option(help="How many.")] = 20_000,
     first: Annotated[int, typer.Option(help="Number of the first request.")] = 0,
     seed: Annotated[int, typer.Option(help="From which, with its number, a request follows.")] = 0,
-    clients: Annotated[int, typer.Option(help="Requests at a time.")] = 8,
+    clients: Annotated[int, typer.Option("--concurrency", help="Requests at a time.")] = 8,
     stream_tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 64,
     output: Report = Path("artifacts/reports/malformed.json"),
 ) -> int:

@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 import typer
 
-from benchmarks.command import Report, console, run
+from benchmarks.command import MaxTokens, Report, console, run
 from benchmarks.robustness import service
 from redraft.bundle.config import BundleConfig
 from redraft.console.progress import progress
@@ -194,7 +194,7 @@ def main(
     share: Annotated[float, typer.Option(help="Of the capacity.")] = 0.8,
     cancel: Annotated[float, typer.Option(help="Share of the requests that are cancelled.")] = 0.2,
     num_prompts: Annotated[int, typer.Option(help="Different requests.")] = 24,
-    tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
+    tokens: MaxTokens = 64,
     output: Report = Path("artifacts/reports/soak.json"),
 ) -> int:
     """Returns 1 where something is wrong."""

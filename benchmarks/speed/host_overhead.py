@@ -1,7 +1,7 @@
 """What the host adds to a step: the scheduler with an engine that answers at once.
 
     python -m benchmarks.speed.host_overhead
-    python -m benchmarks.speed.host_overhead --streams 1 32 --nodes 31 --logits
+    python -m benchmarks.speed.host_overhead --concurrency 1 32 --tree-budget 31 --logits
 
 Scheduling, drafting, tree construction and verification are the product's own; only the networks are not there. So no
 model is needed, and what is measured is the part of a step that no faster engine makes shorter. Every stream is greedy
@@ -25,7 +25,7 @@ import numpy as np
 import typer
 from tokenizers import Tokenizer, decoders, models
 
-from benchmarks.command import Report, run
+from benchmarks.command import Concurrency, Report, run
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
 from redraft.bundle.method import MethodConfig
 from redraft.engines.api import Samplers
@@ -195,16 +195,16 @@ def table(figures: Sequence[Overhead], nodes: int) -> Table:
 
 
 def main(
-    streams: Annotated[list[int], typer.Option(min=1, help="Sequences that decode at once.")] = [1, 8, 32, 64],
-    methods: Annotated[list[str], typer.Option(help="Some of the methods.")] = list(METHODS),
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of a draft tree, root excluded.")] = 15,
+    streams: Concurrency = [1, 8, 32, 64],
+    methods: Annotated[list[str], typer.Option("--method", metavar="NAME", help="Methods to measure.")] = list(METHODS),
+    nodes: Annotated[int, typer.Option("--tree-budget", min=1, help="Nodes of a draft tree, root excluded.")] = 15,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each figure.")] = 200,
     vocabulary: Annotated[int, typer.Option(min=WORDS, help="Tokens of the vocabulary.")] = 49152,
     logits: Annotated[bool, typer.Option("--logits", help="The host chooses from logits, as on a CPU.")] = False,
     output: Report = Path("artifacts/reports/host_overhead.json"),
 ) -> None:
     if unknown := {*methods} - {*METHODS}:
-        raise typer.BadParameter(f"--methods {', '.join(unknown)}: expected some of {', '.join(METHODS)}")
+        raise typer.BadParameter(f"--method {', '.join(unknown)}: expected some of {', '.join(METHODS)}")
     figures = [measure(method, count, nodes, vocabulary, logits, steps) for count in streams for method in methods]
     setting = {"nodes": nodes, "vocabulary": vocabulary, "logits": logits, "steps": steps}
     finish(output, setting | {"figures": [asdict(figure) for figure in figures]}, table(figures, nodes))

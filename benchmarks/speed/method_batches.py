@@ -1,10 +1,10 @@
 """Throughput of a bundle's methods by batch size (ReDrafter, table 5; Lyanna, figures 8 to 11).
 
-    python -m benchmarks.speed.method_batches --bundle BUNDLE --batches 1 2 4 8 16
-    python -m benchmarks.speed.method_batches --bundle BUNDLE --methods width_1 width_4 tuned --best-of tuned
+    python -m benchmarks.speed.method_batches --bundle BUNDLE --concurrency 1 2 4 8 16
+    python -m benchmarks.speed.method_batches --bundle BUNDLE --method width_1 width_4 tuned --best-of tuned
 
-Each method answers the same prompts, so many at a time, beside auto-regressive decoding in the same engine or, with
---auto-regressive, in that of a bundle of its own, which has no features to output. Methods take turns, and each
+Each method answers the same prompts, --concurrency at a time, beside auto-regressive decoding in the same engine or,
+with --auto-regressive, in that of a bundle of its own, which has no features to output. Methods take turns, and each
 cell is its best round. Before every round the method answers as many other prompts of the file (--warm-up at most), so
 that engines warm up, and one that drafts from what was served all of them: it has served only those. A bundle with one
 method per beam width gives table 5; with --best-of, the table ends with how far that method falls short of the best of
@@ -20,7 +20,18 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, console, run
+from benchmarks.command import (
+    PROMPTS_FILE,
+    BundleFolder,
+    Concurrency,
+    MaxTokens,
+    Methods,
+    PlainBundle,
+    PromptsFile,
+    Report,
+    console,
+    run,
+)
 from benchmarks.speed.inprocess import Clock, load_llm, methods_of, require_fit, timed
 from redraft.console.progress import tracked
 from redraft.llm import LLM, Answer
@@ -30,7 +41,6 @@ from redraft.loadtest.workload import ChatTokenizer
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 
-Batches = Annotated[list[int], typer.Option(help="Requests at a time.")]
 FewPrompts = Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts, spread evenly over the file.")]
 WarmUp = Annotated[int, typer.Option(help="Other prompts, which a method has served that drafts from those.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Turns of each method, of which the best counts.")]
@@ -50,7 +60,7 @@ class Workload:
     ) -> Workload:  # fmt: skip
         """Read chats that every LLM can answer. Raises typer.BadParameter."""
         if max(batches) > (slots := min(llm.runtime.limits.slots for llm in llms)):
-            raise typer.BadParameter(f"--batches {max(batches)}: the bundle has {slots} slots")
+            raise typer.BadParameter(f"--concurrency {max(batches)}: the bundle has {slots} slots")
         tokenizer, everything = ChatTokenizer(bundle), load_prompts(prompts)
         chosen = spread(everything, count)
         others = spread([prompt for prompt in everything if prompt not in chosen], warm_up)
@@ -128,13 +138,11 @@ def table(results: Sequence[Mapping[str, Any]], best_of: str | None) -> Table:
 
 def main(
     bundle: BundleFolder,
-    methods: Annotated[list[str] | None, typer.Option(help="Some of the bundle's; default: all.")] = None,
-    auto_regressive: Annotated[
-        Path | None, typer.Option(help="Bundle without drafter, of the same precision; default: the same engine.")
-    ] = None,
+    methods: Methods = None,
+    auto_regressive: PlainBundle = None,
     best_of: Annotated[str | None, typer.Option(help="Compare this method with the best at each batch size.")] = None,
     temperature: Annotated[float, typer.Option(help="Of the requests.")] = 0.0,
-    batches: Batches = [1, 2, 4, 8, 16],
+    batches: Concurrency = [1, 2, 4, 8, 16],
     prompts: PromptsFile = PROMPTS_FILE,
     num_prompts: FewPrompts = 48,
     max_tokens: MaxTokens = 64,

@@ -136,7 +136,9 @@ def main(
     prompts: PromptsFile,
     calibration: Annotated[Path | None, typer.Option(help="What redraft calibrate wrote; without it no fp8.")] = None,
     num_prompts: NumPrompts = None,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Longer prompts are cut to so many tokens.")] = 512,
+    max_prompt_tokens: Annotated[
+        int, typer.Option(min=2, help="Tokens of a prompt at most; longer ones are cut.")
+    ] = 512,
     output: Report = Path("artifacts/reports/precision.json"),
 ) -> None:
     try:
@@ -147,7 +149,7 @@ def main(
             ranges.check(target, target_fingerprint(target), calibration)
         tokenizer = ChatTokenizer(model)
         chosen = spread(load_prompts(prompts), num_prompts)
-        texts = [tokenizer.encode(tokenizer.chat(prompt.turns[0]))[:max_tokens] for prompt in chosen]
+        texts = [tokenizer.encode(tokenizer.chat(prompt.turns[0]))[:max_prompt_tokens] for prompt in chosen]
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
     results = compare(target, texts, ranges)

@@ -1,7 +1,7 @@
 """Speculative against auto-regressive decoding without a server: one stream, then several at once.
 
-    python -m benchmarks.speed.single_stream --auto-regressive AR_BUNDLE --speculative BUNDLE [BUNDLE ...]
-    python -m benchmarks.speed.single_stream --speculative BUNDLE --methods all
+    python -m benchmarks.speed.single_stream --auto-regressive AR_BUNDLE --bundle BUNDLE [BUNDLE ...]
+    python -m benchmarks.speed.single_stream --bundle BUNDLE --method all
 
 Compares bundles by their first method, or methods of one bundle, some or all. Without a bundle of its own,
 auto-regressive decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so
@@ -21,15 +21,18 @@ import typer
 
 from benchmarks.command import (
     PROMPTS_FILE,
+    BundleFolders,
     MaxTokens,
+    Methods,
     NumPrompts,
+    PlainBundle,
     PromptsFile,
     Repeats,
     Report,
     Threads,
     console,
     run,
-)  # fmt: skip
+)
 from benchmarks.load.comparison import AR, WARM_UP, LLMDecoder, compare, compare_concurrent, report_single
 from benchmarks.speed.acceptance import conditional_acceptance
 from benchmarks.speed.inprocess import load_llm, methods_of, require_fit
@@ -166,18 +169,18 @@ def _pair(entry: dict[str, Any]) -> str:
 
 
 def load_decoders(
-    speculative: list[Path], methods: list[str] | None, auto_regressive: Path | None, threads: int | None
+    folders: list[Path], methods: list[str] | None, auto_regressive: Path | None, threads: int | None
 ) -> dict[str, LLMDecoder]:
     """Load what is compared, by name, auto-regressive decoding first. Raises typer.BadParameter."""
-    bundles = {bundle.name: bundle for bundle in speculative}
-    if len(bundles) < len(speculative) or AR in bundles:
-        raise typer.BadParameter(f"--speculative: the folders' names must differ, and be other than {AR!r}")
+    bundles = {bundle.name: bundle for bundle in folders}
+    if len(bundles) < len(folders) or AR in bundles:
+        raise typer.BadParameter(f"--bundle: the folders' names must differ, and be other than {AR!r}")
     if methods and len(bundles) > 1:
-        raise typer.BadParameter("--methods: expected one bundle")
+        raise typer.BadParameter("--method: expected one bundle")
     llms = {name: load_llm(bundle, threads) for name, bundle in bundles.items()}
     first = next(iter(llms.values()))
     if methods and not first.runtime.methods:
-        raise typer.BadParameter(f"--methods: {speculative[0]} has no drafter: nothing to compare")
+        raise typer.BadParameter(f"--method: {folders[0]} has no drafter: nothing to compare")
     base = load_llm(auto_regressive, threads) if auto_regressive else first
     if methods:
         drafting = {name: LLMDecoder(first, name) for name in methods_of(first, methods)}
@@ -187,27 +190,27 @@ def load_decoders(
 
 
 def main(
-    speculative: Annotated[list[Path], typer.Option(help="Bundles that draft, named by their folders.")],
-    auto_regressive: Annotated[Path | None, typer.Option(help="Bundle without drafter.")] = None,
-    methods: Annotated[
-        list[str] | None, typer.Option(help="Compare these methods of the one bundle, or `all` of it.")
-    ] = None,
+    bundles: BundleFolders,
+    auto_regressive: PlainBundle = None,
+    methods: Methods = None,
     prompts: PromptsFile = PROMPTS_FILE,
     num_prompts: NumPrompts = None,
     max_tokens: MaxTokens = 128,
     temperature: Annotated[list[float], typer.Option(help="Of the requests.")] = [0.0, 1.0],
     top_p: Annotated[float | None, typer.Option(help="Of requests above temperature 0.")] = None,
-    streams: Annotated[list[int], typer.Option(help="Numbers of streams at once; 0: only one stream.")] = [2, 4, 8, 16],
+    streams: Annotated[
+        list[int], typer.Option("--concurrency", help="Requests at a time, after one at a time; 0: only that.")
+    ] = [2, 4, 8, 16],
     warm_up: Annotated[int, typer.Option(help="Other prompts of the file to warm up with.")] = 32,
     repeats: Repeats = 3,
     threads: Threads = None,
     output: Report = Path("artifacts/reports/single_stream.json"),
 ) -> None:
-    decoders = load_decoders(speculative, methods, auto_regressive, threads)
+    decoders = load_decoders(bundles, methods, auto_regressive, threads)
     levels = [level for level in streams if level]
     race = Race(prompts, num_prompts, max_tokens, temperature, top_p, levels, warm_up, repeats)
-    report = race.run(decoders, ChatTokenizer(speculative[0]))
-    finish(output, report | {"auto_regressive": (auto_regressive or speculative[0]).name}, *tables(report))
+    report = race.run(decoders, ChatTokenizer(bundles[0]))
+    finish(output, report | {"auto_regressive": (auto_regressive or bundles[0]).name}, *tables(report))
 
 
 if __name__ == "__main__":

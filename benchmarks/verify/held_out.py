@@ -43,7 +43,9 @@ def main(
     drafters: Annotated[list[Path], typer.Argument(help="Folders of drafters.")],
     model: ModelFolder,
     data: Annotated[list[Path], typer.Option(help="Teacher data written by redraft distill.")],
-    held_out: Annotated[int, typer.Option(help="Shards that were kept from training.")] = 2,
+    held_out: Annotated[
+        int, typer.Option("--held-out-shards", min=1, help="Shards to judge by, which were kept from training.")
+    ] = 2,
     unroll: Annotated[int, typer.Option(help="Tokens that a chain drafts.")] = 5,
     output: Report = Path("artifacts/reports/held_out.json"),
 ) -> None:

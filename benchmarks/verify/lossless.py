@@ -1,15 +1,15 @@
 """Checks that speculation changes nothing: speculative against auto-regressive output of the same prompts.
 
-    python -m benchmarks.verify.lossless --speculative SPEC_FP32
+    python -m benchmarks.verify.lossless --bundle SPEC_FP32
 
-Every method of the bundle (or some, --methods), against auto-regressive decoding by the same engine or by a bundle of
+Every method of the bundle (or some, --method), against auto-regressive decoding by the same engine or by a bundle of
 its own. Greedy and seeded sampling, with penalties, minimum length and bad words, one at a time and in a batch. Where
 two texts part, the target's own margin between the two tokens is computed by teacher forcing: below --near-tie it is
 listed as a near-tie, otherwise it is a failure. With --rate (for bf16 and int8 bundles) every greedy token of both is
 also forced through the reference (a bundle in fp32), and the rates of tokens whose logit lies more than --margin below
 the best are compared.
 
-    mpiexec -n 2 python -m benchmarks.verify.lossless --speculative TWO_RANKS_FP32 --one-rank ONE_RANK_FP32
+    mpiexec -n 2 python -m benchmarks.verify.lossless --bundle TWO_RANKS_FP32 --one-rank ONE_RANK_FP32
 
 With --one-rank, a bundle of the same methods, every method of a tensor-parallel bundle (auto-regressive decoding among
 them) is compared with itself on one rank, whatever its verifier. The margin of one that rejects drafts is how near a
@@ -29,7 +29,19 @@ from unittest.mock import patch
 import numpy as np
 import typer
 
-from benchmarks.command import PROMPTS_FILE, MaxTokens, NumPrompts, PromptsFile, Report, console, run
+from benchmarks.command import (
+    PROMPTS_FILE,
+    BundleFolder,
+    Concurrency,
+    MaxTokens,
+    Methods,
+    NumPrompts,
+    PlainBundle,
+    PromptsFile,
+    Report,
+    console,
+    run,
+)
 from benchmarks.speed.inprocess import fix_budget, load_llm, methods_of, teacher_force
 from redraft.bundle.manifest import MANIFEST, file_sha256
 from redraft.console.progress import progress
@@ -334,22 +346,28 @@ def tables(report: dict[str, Any]) -> list[Table]:
 
 
 def main(
-    speculative: Annotated[Path, typer.Option(help="Bundle that drafts.")],
-    methods: Annotated[list[str] | None, typer.Option(help="Some of its methods; default: all.")] = None,
-    settings: Annotated[list[str], typer.Option(metavar="SETTING", help="Some of them.")] = list(SETTINGS),
-    auto_regressive: Annotated[
-        Path | None, typer.Option(help="Bundle without drafter, of the same precision; default: the same engine.")
+    bundle: BundleFolder,
+    methods: Methods = None,
+    settings: Annotated[list[str], typer.Option(metavar="SETTING", help="Sampling settings to check, by name.")] = list(
+        SETTINGS
+    ),
+    auto_regressive: PlainBundle = None,
+    one_rank: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Engine bundle of the same methods for one rank.")
     ] = None,
-    one_rank: Annotated[Path | None, typer.Option(help="Bundle of the same methods for one rank.")] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="fp32 bundle for margins; default: the one that decodes auto-regressively.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Engine bundle of fp32 for margins; default: the one that decodes auto-regressively.",
+        ),
     ] = None,
     prompts: PromptsFile = PROMPTS_FILE,
     num_prompts: NumPrompts = None,
     max_tokens: MaxTokens = 128,
-    concurrency: Annotated[list[int], typer.Option(help="Speculative sequences at once.")] = [1, 8],
+    concurrency: Concurrency = [1, 8],
     tree_budget: Annotated[
-        int | None, typer.Option(help="Draft this much whatever runs; default: as the bundle is tuned.")
+        int | None, typer.Option(help="Drafted nodes of each tree; default: as the bundle is tuned.")
     ] = None,
     near_tie: Annotated[float, typer.Option(help="Margin below which two tokens are a tie.")] = 1e-3,
     rate: Annotated[bool, typer.Option("--rate", help="Compare rates of tokens beyond --margin.")] = False,
@@ -359,16 +377,16 @@ def main(
     """Returns 1 if a divergence is no near-tie."""
     if unknown := {*settings} - {*SETTINGS}:
         raise typer.BadParameter(f"--settings {', '.join(unknown)}: expected some of {'; '.join(SETTINGS)}")
-    drafting = load_llm(speculative)
+    drafting = load_llm(bundle)
     if not drafting.runtime.methods:
-        raise typer.BadParameter(f"--speculative: {speculative} has no method")
+        raise typer.BadParameter(f"--bundle: {bundle} has no method")
     chosen = methods_of(drafting, methods) if methods else None
     if tree_budget is not None:
         fix_budget(drafting, tree_budget)
     other = one_rank or auto_regressive
     plain = load_llm(other) if other else drafting
     margins = load_llm(reference) if reference and reference != other else plain
-    bundles = [bundle for bundle in (speculative, auto_regressive, one_rank, reference) if bundle]
+    bundles = [folder for folder in (bundle, auto_regressive, one_rank, reference) if folder]
     plan = Plan(
         bundles, prompts, num_prompts, max_tokens, settings, concurrency, near_tie, margin if rate else None, output,
         chosen, tree_budget,

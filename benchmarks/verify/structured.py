@@ -2,11 +2,11 @@
 
     python -m benchmarks.verify.structured --bundle BUNDLE
     python -m benchmarks.verify.structured --bundle BUNDLE --schemas schemas.jsonl --num-schemas 200 --num-prompts 80
-    python -m benchmarks.verify.structured --bundle BUNDLE --methods all --num-schemas 20 --num-prompts 8
+    python -m benchmarks.verify.structured --bundle BUNDLE --method all --num-schemas 20 --num-prompts 8
     python -m benchmarks.verify.structured --bundle BUNDLE --speed --num-schemas 0 --num-prompts 20
 
 The default method of a bundle against auto-regressive decoding with the same masks, greedy and seeded: each schema with
-its own prompt, then --num-prompts prompts of a data set with the schema --prompts-schema. --methods all is
+its own prompt, then --num-prompts prompts of a data set with the schema --prompts-schema. --method all is
 every method that verifies by a walk.
 Where two texts part, the target's margin between the two tokens is computed by teacher forcing: below --near-tie it is
 listed, otherwise it is a failure. Answers are made --concurrency at a time, each step with drafts, and the answers to
@@ -35,7 +35,16 @@ from unittest.mock import patch
 import typer
 from jsonschema import Draft202012Validator
 
-from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, Threads, console, run
+from benchmarks.command import (
+    PROMPTS_FILE,
+    BundleFolder,
+    MaxTokens,
+    PromptsFile,
+    Report,
+    Threads,
+    console,
+    run,
+)
 from benchmarks.speed.inprocess import fix_budget, load_llm, methods_of
 from benchmarks.verify.lossless import first_difference, margin_at
 from redraft.bundle.manifest import MANIFEST, file_sha256
@@ -325,18 +334,22 @@ def main(
     bundle: BundleFolder,
     methods: Annotated[
         list[str] | None,
-        typer.Option(help="Methods of the bundle; `all`: all that walk. Default: its first."),
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="Methods of the bundle, or `all` whose drafts a sampled walk verifies. Default: its first.",
+        ),
     ] = None,
     schemas: Annotated[Path, typer.Option(help="Schemas: lines, or a folder.", show_default=False)] = SCHEMAS,
-    num_schemas: Annotated[int | None, typer.Option(help="So many that can be answered; default: all.")] = None,
+    num_schemas: Annotated[int | None, typer.Option(help="Schemas that can be answered; default: all.")] = None,
     prompts: PromptsFile = PROMPTS_FILE,
-    num_prompts: Annotated[int, typer.Option(help="So many prompts too, all with --prompts-schema.")] = 0,
+    num_prompts: Annotated[int, typer.Option(help="Prompts that are answered too, each with --prompts-schema.")] = 0,
     prompts_schema: Annotated[str, typer.Option(help="Name of a shipped schema.")] = "tool_search",
     max_tokens: MaxTokens = 512,
     near_tie: Annotated[float, typer.Option(help="Margin below which two tokens are a tie.")] = 1e-3,
-    concurrency: Annotated[int, typer.Option(help="Answers at a time.")] = 8,
+    concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 8,
     tree_budget: Annotated[
-        int, typer.Option(help="Draft so much whatever runs; with --speed as the bundle is tuned.")
+        int, typer.Option(help="Drafted nodes of each tree; with --speed as the bundle is tuned.")
     ] = 15,
     speed: Annotated[bool, typer.Option("--speed", help="One answer at a time, timed, and plain text too.")] = False,
     threads: Threads = None,

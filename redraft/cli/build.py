@@ -89,7 +89,8 @@ def method_flag(name: str) -> inspect.Parameter:
     kind, text = field.annotation, field.description or ""
     usual = "" if field.default is None or "efault" in text else f" [default: {field.default}]"
     names = [f"--{name}/--no-{name}"] if kind is bool else []
-    option = typer.Option(*names, help=f"{text}{usual}", show_default=False)
+    metavar = "FOLDER" if kind == Path | None else None
+    option = typer.Option(*names, metavar=metavar, help=f"{text}{usual}", show_default=False)
     value: Any = str if name == "levels" else kind
     annotation: Any = Annotated[value | None, option]  # type: ignore[operator]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -116,7 +117,10 @@ def main(
     ] = False,
     methods: Annotated[
         Path | None,
-        typer.Option(help="TOML file with a table for each of several methods, of the settings from --drafter on."),
+        typer.Option(
+            metavar="FILE",
+            help="TOML file with a table for each of several methods: the settings that are options from --drafter on.",
+        ),
     ] = None,
     method_name: Annotated[
         str | None,

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from redraft.chat import encode_user_turn
-from redraft.cli.options import ModelOption
+from redraft.cli.options import ColumnOption, ModelOption, OwnPromptsOption
 from redraft.compiler.calibration import calibrate
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress
@@ -33,17 +33,14 @@ def main(
         Path | None,
         typer.Option(help="The JSON file to write; default: the one under REDRAFT_HOME that redraft build takes."),
     ] = None,
-    prompts: Annotated[
-        Path,
-        typer.Option(
-            help="Prompts of the kind that will be served: JSON, plain text lines, CSV or Parquet; default: some that "
-            "come with redraft.",
-            show_default=False,
-        ),
-    ] = PROMPTS,
-    column: Annotated[str | None, typer.Option(help="Field or column of --prompts that holds them.")] = None,
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="How many of them; default: all.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longer prompts are cut to so many tokens.")] = 1024,
+    prompts: OwnPromptsOption = PROMPTS,
+    column: ColumnOption = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Prompts to run, spread evenly over the file; default: all.")
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of a prompt at most; longer ones are cut.")
+    ] = 1024,
 ) -> None:
     """Find what a target's linear layers take, for redraft build --precision fp8."""
     try:
@@ -54,7 +51,7 @@ def main(
         if not (model / "tokenizer.json").is_file():
             raise FileNotFoundError(f"{model} has no tokenizer.json")
         codec = TextCodec.load(model / "tokenizer.json")
-        longest = min(max_tokens, target.config.max_position)
+        longest = min(max_prompt_tokens, target.config.max_position)
         texts = [encode_user_turn(model, codec, turn)[:longest] for turn in turns]
         with progress("calibrate", len(texts), "texts", console=out) as shown:
             fingerprint = target_fingerprint(target)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from redraft.bundle.budget import untuned_warning
 from redraft.chat import ChatMessage
+from redraft.cli.options import MethodOption, ThreadsOption
 from redraft.console.interrupt import noted_interrupts
 from redraft.console.output import err, fail, out
 from redraft.console.template_options import TemplateOptions
@@ -35,16 +36,22 @@ def main(
     bundle: Annotated[Path, typer.Argument(help="Engine bundle, such as artifacts/engines/NAME.")],
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, max=INT32_MAX, help="Most tokens of an answer; default: all that fit the context."),
+        typer.Option(min=1, max=INT32_MAX, help="Tokens of an answer at most; default: all that fit the context."),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Absent: greedy decoding.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Applies with a temperature only.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
-    method: Annotated[str | None, typer.Option(help="A drafting method of the bundle, or auto_regressive.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy decoding.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Probability that the sampled tokens add up to; only with --temperature.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of sampling; default: a drawn one.")
+    ] = None,
+    method: MethodOption = None,
     system: Annotated[str, typer.Option(help="System message; default: the chat template's own.")] = "",
     chat_template_kwargs: TemplateOptions = None,
-    schema: Annotated[Path | None, typer.Option(help="File of a JSON schema that every answer meets.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File of a JSON schema that every answer meets.")
+    ] = None,
+    threads: ThreadsOption = None,
 ) -> None:
     """Talk to a bundle in this process. No service is needed."""
     options: Options = {"temperature": temperature, "top_p": top_p, "seed": seed, "method": method}

@@ -29,7 +29,7 @@ import typer
 from redraft.bundle.backends import OPENVINO, Backend
 from redraft.bundle.manifest import MANIFEST
 from redraft.chat import template_digest
-from redraft.cli.options import ColumnOption, ModelOption, PromptsOption
+from redraft.cli.options import ColumnOption, ModelOption, PromptsOption, ThreadsOption
 from redraft.cli.steps import Steps
 from redraft.compiler.checkpoints.source import load_tokenizer
 from redraft.console.interrupt import interruptible
@@ -68,7 +68,7 @@ from redraft.training.writing import (
 )
 
 FEWEST_TO_TRAIN_ON = 1_000
-MAX_NEW_TOKENS = 256
+MAX_TOKENS = 256
 
 
 class Source(StrEnum):
@@ -87,12 +87,12 @@ def teacher_engine(
     layers: str | None,
     steps: Steps,
     backend: Backend = OPENVINO,
-    max_new_tokens: int = MAX_NEW_TOKENS,
+    max_tokens: int = MAX_TOKENS,
 ) -> Path:
     """The engine bundle that writes teacher data into a folder, built where it is missing: many short sequences side by
     side. Raises ValueError for a damaged model."""
     template = Template.of(load_tokenizer(model))
-    length = Lengths.within(TargetConfig.load(model).max_position, template, max_new_tokens).whole
+    length = Lengths.within(TargetConfig.load(model).max_position, template, max_tokens).whole
     options = {"--model": str(model), "--no-drafter": "", "--features": "", "--slots": "64", "--max-tree": "1"}
     options |= {"--max-len": str(length), "--prefill-chunk": "64", "--replace": "", "--output": str(engine_of(data))}
     options |= {"--target-layers": layers} if layers else {}
@@ -123,8 +123,9 @@ def main(
     bundle: Annotated[
         Path | None,
         typer.Option(
+            metavar="FOLDER",
             help="Generate with this engine bundle, built with --features. Default: one that is built beside --output; "
-            "torch on a GPU."
+            "torch on a GPU.",
         ),
     ] = None,
     engine: Annotated[
@@ -151,7 +152,7 @@ def main(
         typer.Option(min=0, max=1, help="Share of conversations whose prompt the target writes itself."),
     ] = 0.5,
     slots: Annotated[int, typer.Option(min=1, help="Sequences side by side (with a bundle: its slots).")] = 64,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = MAX_NEW_TOKENS,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = MAX_TOKENS,
     target_layers: Annotated[
         str | None,
         typer.Option(
@@ -164,7 +165,7 @@ def main(
         int, typer.Option(min=1, help=f"Documents per shard; one is closed after {SHARD_S:.0f} s too.")
     ] = 128,
     seed: Annotated[int, typer.Option(help="Seed; a run that finds k shards begins with seed + k.")] = 0,
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
+    threads: ThreadsOption = None,
 ) -> None:
     """Write teacher data (tokens and hidden states) for training drafters."""
     torch.set_grad_enabled(False)
@@ -197,7 +198,7 @@ def main(
         meta |= {LAYERS: "+".join(map(str, layers))} if layers else {}
         tokenizer = load_tokenizer(model)
         template = Template.of(tokenizer)
-        lengths = Lengths.within(config.max_position, template, max_new_tokens)
+        lengths = Lengths.within(config.max_position, template, max_tokens)
         user = lengths.user
         if source is Source.prefill:
             user = lengths.whole - len(template) - LEAST_RESPONSE - 1
@@ -236,7 +237,7 @@ def main(
     if of_others:
         say(f"{names} hold conversations of other prompts, which are kept: remove or rename them to begin anew")
     if engine:
-        bundle = teacher_engine(model, output, target_layers, Steps("redraft distill"), max_new_tokens=max_new_tokens)
+        bundle = teacher_engine(model, output, target_layers, Steps("redraft distill"), max_tokens=max_tokens)
     with progress("distill", sum(part.wanted for part in parts), "tokens", "loading the target") as shown:
         try:
             written_by = EngineForward(bundle, threads) if bundle and not reads else None

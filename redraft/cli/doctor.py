@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from redraft.cli.options import ThreadsOption
 from redraft.console.output import err, fail, out
 from redraft.doctor import examine
 from redraft.engines.ranks.process import is_first
@@ -16,9 +17,9 @@ from redraft.errors import BundleError
 def main(
     bundle: Annotated[Path, typer.Argument(help="Engine bundle to examine.")],
     prompts: Annotated[
-        Path | None, typer.Option(help="Prompts of your own, to measure acceptance on them too.")
+        Path | None, typer.Option(metavar="FILE", help="Prompts of your own, to measure acceptance on them too.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
+    threads: ThreadsOption = None,
 ) -> None:
     """Say why a bundle is slow. Or why its drafts are rejected; the exit status is 1 where something is wrong."""
     wrong = False

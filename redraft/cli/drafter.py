@@ -13,7 +13,7 @@ from redraft.bundle.backends import OPENVINO, Backend, Precision, check_precisio
 from redraft.cli.distill import teacher_engine
 from redraft.cli.options import BACKEND_NAMES, ColumnOption, ModelOption, PromptsOption, backend_named
 from redraft.cli.steps import Steps
-from redraft.cli.train import KINDS, layers_of
+from redraft.cli.train import KINDS, KindOption, layers_of
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import write
 from redraft.decoding.retrieval import NGRAM_TRIE
@@ -32,10 +32,12 @@ console = Console(stderr=True)
 @interruptible("redraft drafter", "the same command goes on")
 def main(
     model: ModelOption = Path(DEFAULT_MODEL),
-    kind: Annotated[str, typer.Option(help=f"Kind of drafter: {', '.join(KINDS)}.")] = RECURRENT,
+    kind: KindOption = RECURRENT,
     prompts: PromptsOption = None,
     column: ColumnOption = None,
-    hours: Annotated[float, typer.Option(min=0, max=10_000, help="Time for teacher data and training together.")] = 1.0,
+    hours: Annotated[
+        float, typer.Option(min=0, max=10_000, help="Hours for teacher data and training together.")
+    ] = 1.0,
     output: Annotated[
         Path | None, typer.Option(help="The drafter's folder; default: the one that redraft serve and build look in.")
     ] = None,
@@ -47,7 +49,10 @@ def main(
     ] = OPENVINO,
     precision: Annotated[Precision, typer.Option(help="Stored weights of the bundles.")] = Precision.bf16,
     tune_minutes: Annotated[
-        float, typer.Option(min=0, max=100_000, help="Time to tune each of two bundles in, about.")
+        float,
+        typer.Option(
+            min=0, max=100_000, help="Minutes to tune each of the two bundles in, about; 0: they are not tuned."
+        ),
     ] = 4.0,
 ) -> None:
     """Make a drafter for a model within a time, and say what it gains.

@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.markup import escape
 
+from redraft.cli.options import FetchedModelOption
 from redraft.compiler.checkpoints.eagle3 import Form, export_eagle3
 from redraft.compiler.methods import MethodSettings
 from redraft.compiler.trtllm.checkpoint import (
@@ -32,16 +33,21 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 @app.command()
 def eagle3(
-    model: Annotated[Path, typer.Option(help="Its target: a folder made by redraft fetch.")],
-    drafter: Annotated[Path, typer.Option(help="Drafter eagle3: of redraft train, or of the hub.")],
+    model: FetchedModelOption,
+    drafter: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Drafter of kind eagle3: of redraft train, or of the hub.")
+    ],
     output: Annotated[Path, typer.Option(help="The checkpoint's folder; replaced when the export succeeds.")],
     form: Annotated[
-        Form, typer.Option(help="speculators for vLLM; specforge for SGLang and TensorRT-LLM.")
+        Form,
+        typer.Option(
+            "--format", help="The checkpoint's format: speculators for vLLM; specforge for SGLang and TensorRT-LLM."
+        ),
     ] = Form.speculators,
     verifier: Annotated[
         str | None, typer.Option(help="The target's name on the hub; default: the model's folder.", show_default=False)
     ] = None,
-    depth: Annotated[int, typer.Option(min=1, help="Tokens that they draft at a time.")] = 5,
+    depth: Annotated[int, typer.Option(min=1, help="Tokens that the server drafts at a time.")] = 5,
     read_as: Annotated[
         str | None, typer.Option(help=MethodSettings.model_fields["read_as"].description, show_default=False)
     ] = None,
@@ -61,16 +67,18 @@ def eagle3(
 @app.command("trtllm")
 @interruptible("redraft export", "nothing was written")
 def trtllm(
-    model: Annotated[Path, typer.Option(help="Target: a folder made by redraft fetch.")],
-    drafter: Annotated[Path, typer.Option(help="Recurrent drafter: Apple's format, or ours.")],
+    model: FetchedModelOption,
+    drafter: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Drafter of kind recurrent: of redraft train, or Apple's.")
+    ],
     output: Annotated[Path, typer.Option(help="The checkpoint's folder; replaced when the export succeeds.")],
     tp: Annotated[int, typer.Option(min=1, help="GPUs that share the target (tensor parallelism).")] = 1,
-    dtype: Annotated[Dtype, typer.Option(help="Of all weights.")] = Dtype.bfloat16,
+    dtype: Annotated[Dtype, typer.Option(help="Type of all weights.")] = Dtype.bfloat16,
     parallel_embedding: Annotated[
         bool, typer.Option("--parallel-embedding", help="Divide the embedding over the GPUs too, by tokens.")
     ] = False,
     beam_width: Annotated[
-        int, typer.Option(min=1, max=50, help="Beams; TensorRT-LLM drafts from a path's 50 likeliest tokens.")
+        int, typer.Option(min=1, max=50, help="Beams; TensorRT-LLM drafts from the 50 most likely tokens of a path.")
     ] = 4,
     beam_length: Annotated[int, typer.Option(min=1, help="Drafted tokens of a beam.")] = 5,
     greedy: Annotated[
@@ -123,6 +131,7 @@ def from_trtllm(
     model: Annotated[
         Path | None,
         typer.Option(
+            metavar="FOLDER",
             help="Folder with the target's config.json and tokenizer, which TensorRT-LLM's files lack; "
             "default: what the export put beside them.",
             show_default=False,

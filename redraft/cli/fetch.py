@@ -21,18 +21,28 @@ def say(text: object, err: bool = False) -> None:
 @interruptible("redraft fetch", "no model was written")
 def main(
     source: Annotated[
-        str, typer.Argument(help="'default', a Hugging Face folder, a .gguf file, or a hub id (owner/name)")
+        str, typer.Argument(help="'default', a Hugging Face folder, a .gguf file, or a hub id (owner/name).")
     ] = "default",
-    name: Annotated[str | None, typer.Option(help="name of the result (default: the source's own)")] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name here; default: the source's own.")] = None,
     output: Annotated[
-        Path, typer.Option(help="folder that holds the models", show_default="REDRAFT_HOME/models")
+        Path,
+        typer.Option(metavar="FOLDER", help="Folder that holds the models.", show_default="REDRAFT_HOME/models"),
     ] = HOME / "models",
-    cache: Annotated[Path, typer.Option(help="folder that keeps downloads", show_default="REDRAFT_HOME/cache")] = HOME
-    / "cache",
-    revision: Annotated[str | None, typer.Option(help="branch, tag or commit, of a hub id")] = None,
-    chat_template: Annotated[Path | None, typer.Option(help="Jinja file to use as the chat template")] = None,
-    adapter: Annotated[Path | None, typer.Option(help="folder of a LoRA adapter (PEFT) to merge into it")] = None,
-    force: Annotated[bool, typer.Option(help="replace a model of the same name")] = False,
+    cache: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder that keeps downloads.", show_default="REDRAFT_HOME/cache")
+    ] = HOME / "cache",
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a hub id; default: its main branch.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Jinja file to use as the chat template.")
+    ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="LoRA adapter (PEFT) to merge into the model.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Fetch again where a model of this name is there.")
+    ] = False,
 ) -> None:
     """Fetch a target model into OUTPUT/NAME: bf16 safetensors, tokenizer, chat template, config.json.
 
@@ -40,7 +50,7 @@ def main(
     is reused. Unsupported architectures and features are refused with the list of supported ones.
     """
     try:
-        folder = fetch(Request(source, output, cache, name, revision, chat_template, force, adapter), say)
+        folder = fetch(Request(source, output, cache, name, revision, chat_template, replace, adapter), say)
     except (ValueError, OSError) as error:
         say(error, err=True)
         raise typer.Exit(1) from None

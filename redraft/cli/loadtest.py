@@ -17,14 +17,14 @@ def main(options: Options, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> int:
     --of-saturation and --baseline, auto-regressive decoding by the same service takes turns with the bundle's method.
     """
     elsewhere = options.url is not None or options.worker is not None
-    if elsewhere and options.tokenizer == SERVED:
+    if elsewhere and options.bundle == SERVED:
         raise typer.BadParameter(
-            "--url and --worker need --tokenizer: the folder of the bundle that is served there, or of its model"
+            "--url and --worker need --bundle: the folder of the bundle that is served there, or of its model"
         )
     if not elsewhere:
         settings = running_service(run_dir, "redraft loadtest")
         ports = {"grpc": settings.grpc_port, "http": settings.http_port, "openai": settings.openai_port}
-        options.tokenizer = settings.bundle if options.tokenizer == SERVED else options.tokenizer
+        options.bundle = settings.bundle if options.bundle == SERVED else options.bundle
         if options.protocol in ports:
             options.url = f"127.0.0.1:{ports[options.protocol]}"
             page = f"http://127.0.0.1:{settings.metrics_port}/metrics"

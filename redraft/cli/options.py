@@ -49,15 +49,36 @@ ModelOption = Annotated[
         help="The target: a folder made by redraft fetch, or its name under REDRAFT_HOME/models.",
     ),
 ]
+FetchedModelOption = Annotated[
+    Path, typer.Option("--model", metavar="FOLDER", help="The target: a folder made by redraft fetch.")
+]
+BundleOption = Annotated[Path, typer.Option("--bundle", metavar="FOLDER", help="Engine bundle.")]
+MethodOption = Annotated[
+    str | None,
+    typer.Option("--method", metavar="NAME", help="A method of the bundle, or auto_regressive; default: its first."),
+]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default: one for each core.")]
+OwnPromptsOption = Annotated[
+    Path,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="Prompts of the kind that will be served: JSON, plain text lines, CSV or Parquet; default: some that come "
+        "with redraft.",
+        show_default=False,
+    ),
+]
 PromptsOption = Annotated[
     Path | None,
     typer.Option(
         "--prompts",
+        metavar="FILE",
         help="JSON lines or arrays (`prompt`, `turns`, `messages`, `conversations`; also `source`, `response`), plain "
         "text lines, CSV or Parquet. Default: the target writes all prompts itself.",
         show_default=False,
     ),
 ]
 ColumnOption = Annotated[
-    str | None, typer.Option("--column", help="Field or column of --prompts that holds them.", show_default=False)
+    str | None,
+    typer.Option("--column", metavar="NAME", help="Field or column of --prompts that holds them.", show_default=False),
 ]

@@ -14,6 +14,7 @@ from rich.markup import escape
 from redraft.bundle.budget import BudgetFile, doubtful_warning, untuned_warning
 from redraft.chat import Writing, render_chat
 from redraft.cli.flags import with_settings
+from redraft.cli.options import MethodOption
 from redraft.cli.prepare import prepared
 from redraft.console.interrupt import interruptible
 from redraft.console.output import err, fail, out
@@ -82,7 +83,9 @@ def serve(
 
 @interruptible("redraft swap", "the swap goes on: `redraft status` says how it is")
 def swap(
-    bundle: Annotated[Path, typer.Option(help="Engine bundle to serve from now on, with the same tokenizer.")],
+    bundle: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Engine bundle to serve from now on, with the same tokenizer.")
+    ],
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Serve another bundle without losing a request. Returns when the old one's last request has ended.
@@ -150,11 +153,15 @@ def status(
 
 def generate(
     text: Annotated[str, typer.Argument(help="What to say to the model.")],
-    max_tokens: Annotated[int, typer.Option(min=1, max=INT32_MAX)] = 128,
-    temperature: Annotated[float | None, typer.Option(help="Absent: greedy decoding.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Applies with a temperature only.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**64 - 1)] = None,
-    method: Annotated[str | None, typer.Option(help="A drafting method of the bundle, or auto_regressive.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, max=INT32_MAX, help="Tokens of the answer at most.")] = 128,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy decoding.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Probability that the sampled tokens add up to; only with --temperature.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of sampling; default: a drawn one.")
+    ] = None,
+    method: MethodOption = None,
     chat: Annotated[bool, typer.Option(help="Apply the model's chat template, or continue the text as it is.")] = True,
     chat_template_kwargs: TemplateOptions = None,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,

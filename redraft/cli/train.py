@@ -18,7 +18,7 @@ import torch
 import typer
 
 from redraft.chat import template_digest
-from redraft.cli.options import ModelOption
+from redraft.cli.options import ModelOption, ThreadsOption
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress, size
 from redraft.console.resources import free_disk, require_memory
@@ -56,6 +56,9 @@ SETTINGS = "; ".join(
 )
 
 
+KindOption = Annotated[str, typer.Option(metavar=f"[{'|'.join(KINDS)}]", help="Kind of drafter.")]
+
+
 def layers_of(kind: str) -> str | None:
     """The --target-layers of the teacher data that a kind of drafter is trained on."""
     return USUAL if kind in LAYERED else None
@@ -88,7 +91,7 @@ def main(
             "NAME-KIND where that is not recurrent."
         ),
     ] = None,
-    kind: Annotated[str, typer.Option(help=f"Kind of drafter: {', '.join(KINDS)}.")] = "recurrent",
+    kind: KindOption = "recurrent",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help=f"A setting of the drafter, name=value; may be given several times. {SETTINGS}."),
@@ -97,17 +100,19 @@ def main(
     positions: Annotated[
         int, typer.Option(min=1, help="Positions to train on; the learning rate decays over them.")
     ] = 5_000_000,
-    labels: Annotated[Labels, typer.Option(help="Teacher distributions, or the text itself.")] = Labels.soft,
+    labels: Annotated[
+        Labels, typer.Option(help="What is learned: the teacher's distributions (soft), or the text itself (hard).")
+    ] = Labels.soft,
     hidden_weight: Annotated[
         float | None,
         typer.Option(min=0, max=1e6, help="Weight of the hidden states' squared error; default: the drafter's."),
     ] = None,
-    hot_vocabulary: Annotated[
+    hot_tokens: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Head rows: the K most frequent tokens; 0 is all. Default: 12288; on a GPU 32768, or all of "
-            "up to 40,000. There these are info_vocabulary's default too, whatever the head has.",
+            help="Most frequent tokens, the only ones that the drafter proposes; 0: every token. Default: 12,288; on "
+            "a GPU 32,768, or all of up to 40,000. On a GPU, info_vocabulary has the same default.",
             show_default=False,
         ),
     ] = None,
@@ -119,7 +124,7 @@ def main(
     peak_rate: Annotated[
         float | None, typer.Option(min=0, max=1, help="Peak learning rate (Adam); default: the drafter's.")
     ] = None,
-    decay: Annotated[Decay | None, typer.Option(help="Of the learning rate; default: the drafter's.")] = None,
+    decay: Annotated[Decay | None, typer.Option(help="How the learning rate falls; default: the drafter's.")] = None,
     held_out_shards: Annotated[
         int | None,
         typer.Option(
@@ -133,7 +138,7 @@ def main(
         int, typer.Option(min=1, help=f"Steps between evaluations; a checkpoint comes every {CHECKPOINT_S:.0f} s too.")
     ] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the data order and the weights.")] = 0,
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 is torch's default.")] = 0,
+    threads: ThreadsOption = None,
 ) -> None:
     """Train a drafter by distillation; resumes when the output folder has a checkpoint."""
     if threads:
@@ -166,7 +171,7 @@ def main(
             require_memory(4 * count_numbers(model), "training beside the target")
             target = Target.from_folder(model).to(device)
             vocab_size = target.config.vocab_size
-            chosen = usual_rows(vocab_size, device.type) if hot_vocabulary is None else hot_vocabulary or vocab_size
+            chosen = usual_rows(vocab_size, device.type) if hot_tokens is None else hot_tokens or vocab_size
             given = settings_of(drafter_type, settings or [], vocab_size, device.type)
             rows = min(chosen, vocab_size)
             module = prepare_drafter(drafter_type, target, teacher, rows, given, start_from, resumed).to(device)

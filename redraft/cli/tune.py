@@ -14,13 +14,13 @@ fewer minutes than all measurements take, the most valuable are made, and what i
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from redraft.bundle.budget import BudgetFile
+from redraft.cli.options import BundleOption, ColumnOption, OwnPromptsOption, ThreadsOption
 from redraft.compiler.tuning.bundle import forget_unusable, tune_bundle
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import heartbeat, write
@@ -33,23 +33,21 @@ from redraft.runtime import Runtime
 
 @interruptible("redraft tune", "tables that were written are kept: the same command goes on with the other methods")
 def main(
-    bundle: Annotated[Path, typer.Option(help="Folder of the engine bundle to tune.")],
-    prompts: Annotated[
-        Path,
-        typer.Option(
-            help="Prompts: JSON, plain text lines, CSV or Parquet; default: some that come with redraft.",
-            show_default=False,
-        ),
-    ] = PROMPTS,
+    bundle: BundleOption,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="A method to tune; may be given several times. Default: those without a table, else all."),
+        typer.Option(
+            metavar="NAME",
+            help="Methods of the bundle to tune. Default: those that were not tuned yet, or else all.",
+            show_default=False,
+        ),
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0, max=100_000, help="Time for each method, about.")] = 4.0,
+    prompts: OwnPromptsOption = PROMPTS,
+    column: ColumnOption = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure acceptance on.")] = 16,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt.")] = 64,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the engine; default: all cores.")] = None,
-    column: Annotated[str | None, typer.Option(help="Field or column of --prompts that holds them.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 64,
+    minutes: Annotated[float, typer.Option(min=0, max=100_000, help="Minutes for each method, about.")] = 4.0,
+    threads: ThreadsOption = None,
 ) -> None:
     """Write a bundle's budget tables: how many nodes to draft for each number of running sequences."""
     console = Console(stderr=True)
@@ -74,7 +72,7 @@ def main(
     tuned = BudgetFile.load(bundle).methods
     names = method or [name for name in runtime.methods if name not in tuned] or list(runtime.methods)
     try:
-        tune_bundle(bundle, runtime, names, known, num_prompts, tokens, minutes, console)
+        tune_bundle(bundle, runtime, names, known, num_prompts, max_tokens, minutes, console)
     except InvalidRequest as error:
         write(console, f"redraft tune: {prompts}: {error}")
         raise typer.Exit(2) from None

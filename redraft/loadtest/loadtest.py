@@ -1,6 +1,6 @@
 """Load test: streaming requests at fixed rates against a service or a bare engine worker.
 
-    redraft loadtest --request-rate 0.5 1 2 --result-dir out/spec
+    redraft loadtest --request-rate 0.5 1 2 --output out/spec
 
 Writes one JSON file per rate and run and plots into the result folder and prints tables. With --baseline, compares with
 the results in that folder: an earlier test's, or, with --baseline-url, those of a second server that takes turns with
@@ -75,12 +75,12 @@ class LoadTest:
 
     def __init__(self, args: Options, slo: dict[str, float]):
         self.args, self.slo = args, slo
-        self.tokenizer = ChatTokenizer(args.tokenizer)
+        self.tokenizer = ChatTokenizer(args.bundle)
         self.prompts: list[Prompt] = load_prompts(args.prompts, args.column, args.multi_turn)
         self.workload = (args.multi_turn, args.shared_prefix, args.prompt_tokens)
         self._sent: list[str] = []
         """The prompts of all loads so far, in the order of the seed: the next load takes those after them."""
-        self.warm_ups, _ = self.others(max(args.warmup, 1))
+        self.warm_ups, _ = self.others(max(args.warm_up, 1))
         self.loads = self.loads_of(args.request_rate)
         self.saturated: Saturation | None = None
         """Where the baseline saturates, once it was searched for"""
@@ -138,7 +138,7 @@ class LoadTest:
         sampling = {name: value for name, value in sampling.items() if value is not None}
 
         def request(conversation: Conversation, messages: Sequence[ChatMessage]) -> Generation:
-            plain = contender.no_chat_template
+            plain = not contender.chat
             return Generation(
                 messages[-1]["content"] if plain else self.tokenizer.write(messages),
                 contender.max_tokens,
@@ -211,7 +211,7 @@ class LoadTest:
             **found.to_json(),
             "setting": setting | {"dataset": contender.prompts.name},
         }
-        write_json(contender.result_dir / PROBED, content)
+        write_json(contender.output / PROBED, content)
         write(
             console,
             f"{contender.label}: saturation: {found.throughput:.3g} requests/s are completed at most; "
@@ -225,9 +225,9 @@ class LoadTest:
         Raises GenerationError when a warm-up request fails, OSError for a result folder that cannot be written.
         """
         args, compared = self.args, contenders(self.args)
-        warmup = max(args.warmup, 1)
+        warmup = max(args.warm_up, 1)
         for contender in compared:
-            contender.result_dir.mkdir(parents=True, exist_ok=True)
+            contender.output.mkdir(parents=True, exist_ok=True)
         runs: list[Run] = []
         async with AsyncExitStack() as stack:
             servers = []
@@ -240,7 +240,7 @@ class LoadTest:
                 for contender, client in servers:  # which may be one service
                     await self.warm_up(contender, client, warmup, lambda: shown.update(shown.done + 1, ""))
             for contender, _ in servers:
-                clear_runs(contender.result_dir)
+                clear_runs(contender.output)
             if args.find_saturation:
                 for server in servers:
                     await self.saturation(*server)
@@ -256,7 +256,7 @@ class LoadTest:
                     for contender, client in servers if number % 2 else reversed(servers):
                         name = f"{contender.label} at {rate_name(rate)} requests/s, run {number} of {args.runs}"
                         run, timelines = await self.run(contender, client, rate, number, load, name)
-                        save_run(contender.result_dir, run, timelines)
+                        save_run(contender.output, run, timelines)
                         if contender is args:
                             runs.append(run)
                         if run.interrupted:
@@ -285,11 +285,11 @@ def _count(counters: dict[str, float], metric: Metric[Any]) -> float:
 
 def contenders(args: Options) -> list[Options]:
     """The servers to measure, each as the flags of a run of its own: the one asked for last."""
-    args.plan = bundle_plan(args.tokenizer, args.method)
+    args.plan = bundle_plan(args.bundle, args.method)
     if not args.baseline_url:
         return [args]
     server: dict[str, Any] = {"url": args.baseline_url, "metrics_url": args.baseline_metrics_url, "worker": None}
-    server |= {"method": AUTO_REGRESSIVE, "label": BASELINE, "result_dir": args.baseline}
+    server |= {"method": AUTO_REGRESSIVE, "label": BASELINE, "output": args.baseline}
     baseline = replace(args, **server)
     baseline.plan = {}
     return [baseline, args]
@@ -299,15 +299,15 @@ def show(args: Options, runs: list[Run], saturated: Saturation | None) -> None:
     """Print the tables and draw the plots. Raises ValueError for a baseline that sent something else."""
     for one in run_tables(runs, args.metrics):
         one.show(console)
-    plots.load_test([runs], args.result_dir)
+    plots.load_test([runs], args.output)
     if args.baseline:
         baseline = load_runs(args.baseline)
         speedup_table(baseline, [runs]).show(console)
         if saturated:
             report = comparison(baseline, runs, saturated)
-            write_json(args.result_dir / COMPARISON, report)
+            write_json(args.output / COMPARISON, report)
             table(report).show(console)
-        plots.load_test([baseline, runs], args.result_dir)
+        plots.load_test([baseline, runs], args.output)
 
 
 def run_load_test(args: Options) -> int:
@@ -318,7 +318,7 @@ def run_load_test(args: Options) -> int:
         test = LoadTest(args, slo)
         runs = asyncio.run(test.measure())
         if args.find_saturation:
-            console.print(f"written to {args.result_dir}")
+            console.print(f"written to {args.output}")
             return 0
         if not runs:
             return 130
@@ -332,7 +332,7 @@ def run_load_test(args: Options) -> int:
     for run in runs:
         for message, count in run.summary["error_messages"].items():
             console.print(f"[red]{rate_name(run.request_rate)} requests/s: {count} failed: {message}")
-    console.print(f"written to {args.result_dir}")
+    console.print(f"written to {args.output}")
     if runs[-1].interrupted:
         return 130
     return int(any(run.summary["errors"] for run in runs) and not args.of_saturation)

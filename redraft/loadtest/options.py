@@ -27,19 +27,20 @@ AT_LEAST |= {"shared_prefix": 0, "prompt_tokens": 0}
 
 
 SERVED = Path()
-"""The tokenizer of the service that runs."""
+"""The bundle of the service that runs."""
 BY_NAME = Path()
-"""The folder of results that is named after the tokenizer's."""
+"""The folder of results that is named after the bundle's."""
 
 
 @dataclass
 class Options:
     """What is asked of a load test; the annotations are its command line."""
 
-    tokenizer: Annotated[
+    bundle: Annotated[
         Path,
         typer.Option(
-            help="Engine bundle or model folder: tokenizer and chat template; default: the served bundle.",
+            metavar="FOLDER",
+            help="Engine bundle, or a model's folder, for tokenizer and chat template; default: the served bundle.",
             show_default=False,
         ),
     ] = SERVED
@@ -47,14 +48,17 @@ class Options:
     url: Annotated[str | None, typer.Option(help="Address of the server; default: the running service.")] = None
     metrics_url: Annotated[
         str | None,
-        typer.Option(help="Its metrics page, for acceptance; '' for none. Default: that of the running service."),
+        typer.Option(help="Metrics page of the server, for acceptance; '': none. Default: the running service's."),
     ] = None
     model_name: Annotated[
-        str | None, typer.Option(help=f"Name of its model; default: {MODEL}; with openai the first.")
+        str | None, typer.Option(help=f"Name of the model at --url; default: {MODEL}, over openai the first one.")
     ] = None
-    worker: Annotated[str | None, typer.Option(help="Talk to the engine worker at this socket instead.")] = None
+    worker: Annotated[
+        str | None, typer.Option(metavar="SOCKET", help="Measure the engine worker at this socket, without a server.")
+    ] = None
     method: Annotated[
-        str | None, typer.Option(help="A method of the bundle, or auto_regressive; default: its first.")
+        str | None,
+        typer.Option(metavar="NAME", help="A method of the bundle, or auto_regressive; default: its first."),
     ] = None
 
     request_rate: Annotated[
@@ -73,28 +77,41 @@ class Options:
     ] = field(default_factory=list)
     arrival: Annotated[str, typer.Option(help=f"How requests arrive: {', '.join(ARRIVALS)}.")] = "poisson"
     burstiness: Annotated[float, typer.Option(help="Shape of the gaps' gamma distribution; 1 is Poisson.")] = 1.0
-    max_concurrency: Annotated[int | None, typer.Option(help="Most conversations in flight.")] = None
-    warmup: Annotated[int, typer.Option(help="Requests before the first rate that do not count.")] = 3
+    max_concurrency: Annotated[int | None, typer.Option(help="Conversations in flight at most; default: no limit.")] = (
+        None
+    )
+    warm_up: Annotated[int, typer.Option(help="Requests before the first rate, which are not counted.")] = 3
 
     prompts: Annotated[
         Path,
         typer.Option(
+            metavar="FILE",
             help="Prompts: JSON, text lines, CSV or Parquet; default: some that come with redraft.",
             show_default=False,
         ),
     ] = PROMPTS
-    column: Annotated[str | None, typer.Option(help="Field or column of --prompts that holds them.")] = None
-    no_chat_template: Annotated[bool, typer.Option("--no-chat-template", help="Send prompts as they are.")] = False
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field or column of --prompts that holds them.")
+    ] = None
+    chat: Annotated[bool, typer.Option(help="Apply the model's chat template, or send prompts as they are.")] = True
     multi_turn: Annotated[
         bool, typer.Option("--multi-turn", help="Send all turns of each prompt, each after the answer before it.")
     ] = False
-    shared_prefix: Annotated[int, typer.Option(help="Begin all with one system prompt of so many tokens.")] = 0
-    prompt_tokens: Annotated[int, typer.Option(help="Lengthen each first prompt to so many tokens.")] = 0
+    shared_prefix: Annotated[
+        int, typer.Option(help="Tokens of a system prompt that all requests begin with; 0: none.")
+    ] = 0
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Tokens that each first prompt is lengthened to; 0: as they are.")
+    ] = 0
     max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 128
-    temperature: Annotated[float, typer.Option(help="0: greedy decoding.")] = 0.0
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: Annotated[int, typer.Option(help="Of arrivals, prompt order and, with a request's number, sampling.")] = 0
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0: greedy decoding.")] = 0.0
+    top_p: Annotated[
+        float | None, typer.Option(help="Probability that the sampled tokens add up to; only with --temperature.")
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option(help="Tokens to sample from, the most likely ones; only with --temperature.")
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals, the prompts' order and the sampling.")] = 0
     table2: Annotated[
         bool, typer.Option("--table2", help="ReDrafter's Table 2: rates 0.1 0.5 1, temperature 1, draft 6 x 5.")
     ] = False
@@ -103,12 +120,13 @@ class Options:
         "ttft,tpot,itl,e2el"
     )
     goodput: Annotated[
-        list[str], typer.Option("--goodput", "--slo", metavar="METRIC:MS", help="Limits on ttft, tpot, e2el.")
+        list[str], typer.Option(metavar="METRIC:MS", help="Limits on ttft, tpot, e2el, in ms, for goodput.")
     ] = field(default_factory=list)
     label: Annotated[str, typer.Option(help="Name of this run in tables and plots.")] = "run"
-    result_dir: Annotated[
+    output: Annotated[
         Path,
         typer.Option(
+            metavar="FOLDER",
             help="Folder of the results; earlier ones in it are removed.",
             show_default="REDRAFT_HOME/loadtest/NAME, of the bundle or model",
         ),
@@ -118,7 +136,7 @@ class Options:
         str | None,
         typer.Option(help="Address of a server, or the same: measure auto-regressive decoding there, into --baseline."),
     ] = None
-    baseline_metrics_url: Annotated[str, typer.Option(help="Its metrics page.")] = ""
+    baseline_metrics_url: Annotated[str, typer.Option(help="Metrics page of --baseline-url.")] = ""
 
     plan: Any = field(default=None, init=False)
     """The method's plan, where --bundle is one."""
@@ -160,11 +178,11 @@ def command(run: Callable[..., int]) -> Callable[..., None]:
 
 def check(args: Options) -> dict[str, float]:
     """Settle presets and check the others; the service level objective. Raises ValueError."""
-    if args.result_dir == BY_NAME:
-        args.result_dir = HOME / "loadtest" / args.tokenizer.resolve().name
+    if args.output == BY_NAME:
+        args.output = HOME / "loadtest" / args.bundle.resolve().name
     if args.table2:
         args.request_rate, args.temperature = TABLE2_RATES, TABLE2_TEMPERATURE
-        plan = bundle_plan(args.tokenizer, args.method).get("plan")
+        plan = bundle_plan(args.bundle, args.method).get("plan")
         if plan and not any(wanted.items() <= plan.items() for wanted in TABLE2_PLANS):
             either = " or ".join(map(str, TABLE2_PLANS))
             raise ValueError(f"--table2 needs a method with {either}, or none, got {plan}")
@@ -194,9 +212,9 @@ def check(args: Options) -> dict[str, float]:
         raise ValueError("--find-saturation: expected a finite first --request-rate to begin with, got inf")
     for rate in args.request_rate:
         arrival_times(rate, 1, args.arrival, args.burstiness)
-    if args.no_chat_template and (args.multi_turn or args.shared_prefix or args.prompt_tokens):
+    if not args.chat and (args.multi_turn or args.shared_prefix or args.prompt_tokens):
         raise ValueError(
-            "--multi-turn, --shared-prefix and --prompt-tokens need the chat template: no --no-chat-template"
+            "--multi-turn, --shared-prefix and --prompt-tokens need the chat template: leave --no-chat out"
         )
     if unknown := set(args.metrics) - set(METRICS):
         raise ValueError(f"--percentile-metrics: expected some of {', '.join(METRICS)}, got {', '.join(unknown)}")
@@ -210,13 +228,13 @@ def _check_lengths(args: Options) -> None:
         raise ValueError(
             f"--shared-prefix: expected less than --prompt-tokens {args.prompt_tokens}, got {args.shared_prefix}"
         )
-    context = _config(args.tokenizer).get("limits", {}).get("max_len")
+    context = _config(args.bundle).get("limits", {}).get("max_len")
     name, tokens = max(
         ("--shared-prefix", args.shared_prefix), ("--prompt-tokens", args.prompt_tokens), key=lambda f: f[1]
     )
     if context is not None and tokens and tokens + args.max_tokens > context:
         raise ValueError(
-            f"{name}: expected at most {context - args.max_tokens}, got {tokens}: {args.tokenizer} holds {context} "
+            f"{name}: expected at most {context - args.max_tokens}, got {tokens}: {args.bundle} holds {context} "
             f"tokens of a sequence and --max-tokens is {args.max_tokens}; a larger --max-len holds more"
         )
 

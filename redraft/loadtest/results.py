@@ -153,7 +153,7 @@ def load_runs(folder: Path) -> list[Run]:
     """The runs of a result folder by ascending rate and run. Raises FileNotFoundError when it holds none."""
     paths = sorted(folder.glob("rate-*.json"))
     if not paths:
-        raise FileNotFoundError(f"{folder}: no rate-*.json; expected the --result-dir of a load test")
+        raise FileNotFoundError(f"{folder}: no rate-*.json; expected the --output of a load test")
     runs = []
     for path in paths:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -110,10 +110,15 @@ class ServeSettings(BaseModel):
         description="A bundle, or a model: a folder, a .gguf file, a hub id, or 'default'. A model is fetched, built "
         "and tuned first, where that was not done yet.",
     )
-    bundle: _Bundle = Field(default=cast(Any, None), description="Engine bundle to serve as it is, instead of SOURCE.")
+    bundle: _Bundle = Field(
+        default=cast(Any, None),
+        description="Engine bundle to serve as it is, instead of SOURCE.",
+        json_schema_extra={"metavar": "FOLDER"},
+    )
     drafter: Path | None = Field(
         default=None,
-        description="The model's drafter; default: your own of this model, or the one that ships, or n-grams.",
+        description="Drafter of the model; default: the one that you trained for it, or the shipped one, or n-grams.",
+        json_schema_extra={"metavar": "FOLDER"},
     )
     backend: Annotated[str, AfterValidator(lambda name: str(backend_of(name)))] = Field(
         default=OPENVINO.name,
@@ -121,9 +126,13 @@ class ServeSettings(BaseModel):
         json_schema_extra={"metavar": f"[{'|'.join(BACKENDS)}]"},
     )
     precision: Precision = Field(default=Precision.bf16, description="Stored weights of a model.")
-    tp: int = Field(default=1, ge=1, description="Ranks that execute a model together.")
+    tp: int = Field(
+        default=1,
+        ge=1,
+        description="Ranks that execute a model together (tensor parallelism).",
+    )
     tune_minutes: float = Field(
-        default=4.0, ge=0, le=100_000, description="Time to tune a model's bundle in, about; 0: it is not tuned."
+        default=4.0, ge=0, le=100_000, description="Minutes to tune a model's bundle in, about; 0: it is not tuned."
     )
     address: Address = Field(
         default=Address.loopback, description="Where the ports are: on this machine only, or on all of its addresses."
@@ -169,14 +178,14 @@ class ServeSettings(BaseModel):
         description="The marks of the model's thoughts, for /v1; none: they stay in the text; default: those its chat "
         "template shows.",
     )
-    decoupled: bool = Field(default=True, description="Streaming models, or one response per request.")
+    decoupled: bool = Field(default=True, description="Stream answers over Triton, or send one response per request.")
     threads: int | None = Field(
         default=None, ge=1, description="Threads of the engine, of each rank; default: all cores, or a rank's share."
     )
     max_queue: int = Field(
         default=128,
         ge=1,
-        description="Waiting requests before 'overloaded'. Triton's ports take at most "
+        description="Requests that may wait; one more is refused as 'overloaded'. Triton's ports take at most "
         f"{MAX_REQUESTS} requests over HTTP and {MAX_CALLS} calls over gRPC at a time, streams included.",
     )
     max_per_client: int | None = Field(
@@ -186,7 +195,7 @@ class ServeSettings(BaseModel):
         "there are several keys, of a key.",
     )
     stream_interval_ms: int = Field(
-        default=40, ge=0, le=10_000, description="Least time between two pieces of a stream."
+        default=40, ge=0, le=10_000, description="Milliseconds between two pieces of a stream, at least."
     )
     prefix_reuse: bool = Field(
         default=True, description="Prefill a prompt that begins like an earlier one only from where they differ."
@@ -195,13 +204,13 @@ class ServeSettings(BaseModel):
         default=None, description="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."
     )
     start_timeout_s: _Limit = Field(
-        default=180.0, description="A worker that is not ready after so many seconds has failed."
+        default=180.0, description="Seconds after which a worker that is not ready has failed."
     )
     silence_s: _Limit = Field(
-        default=30.0, description="A worker that does not answer for so many seconds is restarted."
+        default=30.0, description="Seconds after which a worker that does not answer is restarted."
     )
     triton_silence_s: _Limit = Field(
-        default=10.0, description="So is a Triton server that does not answer for so many seconds."
+        default=10.0, description="Seconds after which a Triton server that does not answer is restarted."
     )
     drain_s: float = Field(
         default=DRAIN_S, ge=0, le=DAY_S, description="Seconds that running requests have to end when it is stopped."

@@ -56,7 +56,7 @@ class EngineForward:
     """Through an engine bundle without drafters, built with --features: the target as it will be served writes the
     teacher data."""
 
-    def __init__(self, path: Path, threads: int):
+    def __init__(self, path: Path, threads: int | None):
         """Raises ValueError where the bundle cannot be loaded or gives no features."""
         from redraft.bundle.manifest import Bundle
         from redraft.decoding.token_tree import mask_width
@@ -64,7 +64,7 @@ class EngineForward:
 
         try:
             bundle = Bundle.load(path)
-            self.engine = load_engine(bundle, threads or None)
+            self.engine = load_engine(bundle, threads)
         except BundleError as error:
             raise ValueError(str(error)) from None
         self.device = torch.device("cpu")

@@ -185,7 +185,7 @@ def measure_teacher_rate(model: Path, engine: Path) -> tuple[float, float]:
     """Tokens of teacher data per second by an engine bundle that gives features, and the seconds that loading took."""
     begun = time.monotonic()
     ends = set(TargetConfig.load(model).eos_token_ids)
-    generator = Generator(EngineForward(engine, threads=0), ends, [], 0)
+    generator = Generator(EngineForward(engine, threads=None), ends, [], 0)
     return generator.rate(), time.monotonic() - begun
 
 

@@ -379,9 +379,9 @@ class Worker:
 def main(argv: list[str] | None = None) -> int:
     """Load a bundle and serve it; the exit status is 2 where the bundle cannot be served."""
     parser = argparse.ArgumentParser(prog="python -m redraft.worker.server", description=__doc__.split("\n")[0])
-    parser.add_argument("--bundle", type=Path, required=True, help="folder of the engine bundle")
-    parser.add_argument("--socket", type=Path, required=True, help="path of the socket to bind")
-    parser.add_argument("--outlive-parent", action="store_true", help="go on when the process that started it is gone")
+    parser.add_argument("--bundle", type=Path, required=True, help="Folder of the engine bundle")
+    parser.add_argument("--socket", type=Path, required=True, help="Path of the socket to bind")
+    parser.add_argument("--outlive-parent", action="store_true", help="Go on when the process that started it is gone")
     options = parser.parse_args(argv)
     logs.configure("redraft worker: %(message)s")
     parent = os.getppid()

@@ -310,12 +310,14 @@ PICTURES = {
 }
 
 
-def main(folder: Annotated[Path, typer.Option(help="Where to write the pictures.")] = FOLDER) -> None:
+def main(
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the pictures.")] = FOLDER,
+) -> None:
     """Draw the pictures of the recorded step."""
     example = Example.load()
     for name, draw in PICTURES.items():
-        (folder / f"{name}.svg").write_text(draw(example).svg())
-    out.print(f"{folder}: {', '.join(PICTURES)}")
+        (output / f"{name}.svg").write_text(draw(example).svg())
+    out.print(f"{output}: {', '.join(PICTURES)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Acceptance of drafters along the target's own greedy answers (`studies.replay.answers`).
 
-    python -m studies.replay.acceptance ablation --model MODEL --drafters FULL NO_TOKEN_INFO
-    python -m studies.replay.acceptance packing --model MODEL --drafters DRAFTER
-    python -m studies.replay.acceptance shapes --model MODEL --drafters DISTILLED UNDISTILLED --lengths 5
+    python -m studies.replay.acceptance ablation --model MODEL --drafter FULL NO_TOKEN_INFO
+    python -m studies.replay.acceptance packing --model MODEL --drafter DRAFTER
+    python -m studies.replay.acceptance shapes --model MODEL --drafter DISTILLED UNDISTILLED --beam-lengths 5
 
 `ablation` is Lyanna's table 1: best-first trees, and the conditional rate of each step. Step d's rate is of the trees
 whose accepted path goes on at depth d, over those where it got to d - 1. `packing` is ReDrafter's figure 6, left: rows
@@ -31,7 +31,7 @@ from studies.replay.answers import Answer, read
 from studies.replay.replay import Outcome, Replayer, cut, roots_of
 from studies.training import labels_of
 
-Drafters = Annotated[list[Path], typer.Option(help="Folders of drafters.")]
+Drafters = Annotated[list[Path], typer.Option("--drafter", metavar="FOLDER", help="Drafters to compare.")]
 Answers = Annotated[Path, typer.Option(help="Folder written by studies.replay.answers.")]
 Tokens = Annotated[int | None, typer.Option(help="Tokens of each answer; default: all.")]
 app = typer.Typer(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), no_args_is_help=True, rich_markup_mode=None)
@@ -57,9 +57,9 @@ def ablation(
     answers: Answers = Path("artifacts/answers"),
     num_prompts: NumPrompts = None,
     max_tokens: Tokens = None,
-    length: Annotated[int, typer.Option(help="Levels of a tree.")] = 3,
-    width: Annotated[int, typer.Option(help="Expanded nodes of a level, and children of each.")] = 4,
-    nodes: Annotated[int, typer.Option(help="Nodes of a tree, root excluded.")] = 16,
+    length: Annotated[int, typer.Option("--beam-length", help="Levels of a tree.")] = 3,
+    width: Annotated[int, typer.Option("--beam-width", help="Expanded nodes of a level, and children of each.")] = 4,
+    nodes: Annotated[int, typer.Option("--tree-budget", help="Nodes of a tree, root excluded.")] = 16,
     output: Report = Path("artifacts/reports/ablation.json"),
 ) -> None:
     """Conditional acceptance of the first draft steps, of drafters that differ in one thing."""
@@ -108,8 +108,10 @@ def packing(
     answers: Answers = Path("artifacts/answers"),
     num_prompts: NumPrompts = 8,
     max_tokens: Tokens = 64,
-    widths: Annotated[list[int], typer.Option(help="Beam widths.")] = list(range(5, 75, 5)),
-    length: Annotated[int, typer.Option(help="Beam length.")] = 5,
+    widths: Annotated[list[int], typer.Option("--beam-widths", help="Beams, one run for each.")] = list(
+        range(5, 75, 5)
+    ),
+    length: Annotated[int, typer.Option("--beam-length", help="Levels of the beams.")] = 5,
     output: Report = Path("artifacts/reports/beam_packing.json"),
 ) -> None:
     """Rows that the target executes with and without packing, by beam width; the root is not counted."""
@@ -139,8 +141,16 @@ def shapes(
     answers: Answers = Path("artifacts/answers"),
     num_prompts: NumPrompts = 20,
     max_tokens: Tokens = 64,
-    widths: Annotated[list[int], typer.Option(help="Beam widths.")] = [1, 2, 4, 8, 16, 32, 64],
-    lengths: Annotated[list[int], typer.Option(help="Beam lengths.")] = [1, 2, 3, 4, 5],
+    widths: Annotated[list[int], typer.Option("--beam-widths", help="Beams, one run for each.")] = [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+    ],
+    lengths: Annotated[list[int], typer.Option("--beam-lengths", help="Levels, one run for each.")] = [1, 2, 3, 4, 5],
     output: Report = Path("artifacts/reports/beam_shapes.json"),
 ) -> None:
     """Tokens per step by beam width and length, the bonus token included."""

@@ -26,6 +26,7 @@ from safetensors import safe_open
 
 from benchmarks.command import MaxTokens, ModelFolder, console, run
 from benchmarks.speed.inprocess import load_llm
+from redraft.bundle.backends import Precision
 from redraft.bundle.manifest import Bundle
 from redraft.compiler.draft_model import is_model
 from redraft.console.interrupt import interruptible
@@ -184,19 +185,25 @@ def pick_prompts(path: Path, setting: Setting, count: int) -> list[Prompt]:
 
 @interruptible("rsd_experiments", "what was measured is kept; the same command goes on")
 def main(
-    prompts: Annotated[Path, typer.Option(help="Spec-Bench's question.jsonl, or a file like it.")],
+    prompts: Annotated[Path, typer.Option(metavar="FILE", help="Spec-Bench's question.jsonl, or a file like it.")],
     model: ModelFolder = Path("artifacts/models/SmolLM2-135M-Instruct"),
-    drafter: Annotated[Path, typer.Option(help="Its folder, or that of a model as draft LM.")] = Path(
+    drafter: Annotated[Path, typer.Option(metavar="FOLDER", help="A drafter, or a model as draft LM.")] = Path(
         "drafters/SmolLM2-135M-Instruct"
     ),
-    engines: Annotated[Path, typer.Option(help="Folder of bundles.")] = Path("artifacts/engines"),
-    precision: Annotated[str, typer.Option(help="Of the bundle.")] = "bf16",
+    engines: Annotated[Path, typer.Option("--bundles", help="Folder of bundles.")] = Path("artifacts/engines"),
+    precision: Annotated[Precision, typer.Option(help="Stored weights of the bundle.")] = Precision.bf16,
     slots: Annotated[
-        int | None, typer.Option(help="Of the bundle; default: one a prompt and one an answer at a time.")
+        int | None, typer.Option(help="Slots of the bundle; default: one a prompt and one an answer at a time.")
     ] = None,
-    experiments: Annotated[list[str], typer.Option(help="exp1 (draft length), exp2 (budget).")] = list(EXPERIMENTS),
-    temperature: Annotated[list[float], typer.Option(help="1 has top-p 0.95.")] = [s.temperature for s in SETTINGS],
-    num_prompts: Annotated[int, typer.Option(min=1, help="At each temperature, spread evenly over the tasks.")] = 20,
+    experiments: Annotated[list[str], typer.Option(help="Experiments: exp1 (draft length), exp2 (budget).")] = list(
+        EXPERIMENTS
+    ),
+    temperature: Annotated[list[float], typer.Option(help="Temperatures of the requests; 1 has top-p 0.95.")] = [
+        s.temperature for s in SETTINGS
+    ],
+    num_prompts: Annotated[
+        int, typer.Option(min=1, help="Prompts at each temperature, spread evenly over the tasks.")
+    ] = 20,
     max_tokens: MaxTokens = 64,
     concurrency: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 8,
     timing: Annotated[bool, typer.Option("--timing", help="Measure token rates, one stream.")] = False,

@@ -1,6 +1,6 @@
 """Tokens per second with and without packed beams, by batch size (ReDrafter, figure 6, right).
 
-    python -m studies.speed.beam_packing_throughput --bundle BUNDLE --batches 1 2 4 8 16
+    python -m studies.speed.beam_packing_throughput --bundle BUNDLE --concurrency 1 2 4 8 16
 
 BUNDLE holds the methods of studies/methods/beam_packing.toml. Each `packed_W` is run as `unpacked_W` too, which
 verifies the same W beams by `studies.speed.unpacked_beams`.
@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, run
+from benchmarks.command import PROMPTS_FILE, BundleFolder, Concurrency, MaxTokens, PromptsFile, Report, run
 from benchmarks.speed.inprocess import Clock, load_llm
-from benchmarks.speed.method_batches import Batches, FewPrompts, Rounds, WarmUp, Workload, best_rounds
+from benchmarks.speed.method_batches import FewPrompts, Rounds, WarmUp, Workload, best_rounds
 from redraft.bundle.method import MethodConfig
 from redraft.llm import Answer
 from redraft.loadtest.plots import COLORS, new_figure, save
@@ -107,7 +107,7 @@ def plot(cells: Mapping[tuple[str, int], Mapping[str, Any]], path: Path) -> Path
 
 def main(
     bundle: BundleFolder,
-    batches: Batches = [1, 2, 4, 8, 16],
+    batches: Concurrency = [1, 2, 4, 8, 16],
     prompts: PromptsFile = PROMPTS_FILE,
     num_prompts: FewPrompts = 48,
     max_tokens: MaxTokens = 64,

@@ -122,7 +122,7 @@ def milliseconds(head: Head, way: Callable[[Head], list[str]], repeats: int) -> 
 def heads(
     hidden: Annotated[int, typer.Option(help="Hidden size.")] = 576,
     columns: Annotated[list[int], typer.Option(help="Tokens of the head.")] = [HOT, 49152],
-    widths: Annotated[list[int], typer.Option(help="Nodes of a level.")] = [1, 4],
+    widths: Annotated[list[int], typer.Option("--beam-widths", help="Nodes of a level, one run for each.")] = [1, 4],
     k: Annotated[int, typer.Option(help="Children of a node.")] = 8,
     dtype: Annotated[str, typer.Option(help=f"Weights: {', '.join(DTYPES)}; drafters of bf16 bundles: w8a8.")] = "w8a8",
     repeats: Repeats = 30,

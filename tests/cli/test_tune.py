@@ -84,7 +84,7 @@ def test_two_ranks_are_tuned_as_redraft_serve_starts_them(tmp_path):
     bundle = tiny_bundle(tmp_path, random_model(config), tensor_parallel=2, tokenizer=tokenizer, limits=LIMITS).path
     (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "world"}\n')
-    asked = f"--bundle {bundle} --prompts {tmp_path}/prompts.jsonl --num-prompts 2 --tokens 4"
+    asked = f"--bundle {bundle} --prompts {tmp_path}/prompts.jsonl --num-prompts 2 --max-tokens 4"
     command = launch_command([sys.executable, "-m", "redraft.cli", "tune", *shlex.split(asked)], 2)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -31,7 +31,7 @@ TARGETS = {
     for file in ("", "studies/Makefile")
 }
 MODULES = r"(?:benchmarks|studies|redraft|plugins)(?:\.[a-z_0-9]+)+"
-START = re.compile(rf"(?<![\w./-])(?:(redraft) (?=[a-z-])|python -m (?={MODULES}(?![\w.]))|(?=deploy/launch\.py))")
+START = re.compile(rf"(?<![\w./-])(?:(redraft) (?=[a-z-])|python -m (?={MODULES}(?![\w.]))|(?=deploy/launch\.py[\s`]))")
 VERBS = {"is", "makes", "says", "asks", "in", "authors", "worker", "import", "redraft"}
 """Words after the product's name that are no commands"""
 SPELLINGS = [
@@ -215,7 +215,7 @@ FOREIGN = re.compile(
     "--(allow-[cg]pu-metrics|backend-(config|directory)|disable-auto-complete-config|exit-timeout-secs|grpc-address"
     "|grpc-infer-allocation-pool-size|http-address|load-model|metrics-address|model-control-mode|model-repository"
     "|detach|env|init|mount|restart|rm|shm-size|stop-timeout|ulimit"
-    "|dest|extra-index-url|local-dir|merge|no-deps|only-binary|qformat|return-context-logits|workers|help|version"
+    "|dest|extra-index-url|local-dir|merge|no-deps|only-binary|qformat|return-context-logits|tokenizer|workers|help|version"
     "|worker-niceness|other)"
 )
 """Options of other programs that messages and pages name: Triton's, Docker's, and others'"""

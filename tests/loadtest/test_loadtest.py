@@ -36,8 +36,8 @@ def drawn(monkeypatch):
 @pytest.fixture
 def command(tokenizer_folder, tmp_path):
     def call(*flags, folder="out"):
-        fixed = ["--tokenizer", str(tokenizer_folder), "--url", "127.0.0.1:9", "--num-prompts", "6"]
-        fixed += ["--result-dir", str(tmp_path / folder)]
+        fixed = ["--bundle", str(tokenizer_folder), "--url", "127.0.0.1:9", "--num-prompts", "6"]
+        fixed += ["--output", str(tmp_path / folder)]
         fixed += ["--seconds", "0", "--ramp", "0", "--runs", "1", "--metrics-url", ""]
         return execute(application("loadtest"), ["loadtest", *fixed, *map(str, flags)])
 
@@ -45,7 +45,7 @@ def command(tokenizer_folder, tmp_path):
 
 
 def test_writes_every_rate_and_the_table(client, command, tmp_path, capsys, drawn):
-    assert command("--request-rate", 50, "inf", "--goodput", "ttft:1000", "--label", "spec", "--warmup", 2) == 0
+    assert command("--request-rate", 50, "inf", "--goodput", "ttft:1000", "--label", "spec", "--warm-up", 2) == 0
     assert len(client.seen) == 2 + 6 + 6
     assert client.closed
     runs = load_runs(tmp_path / "out")
@@ -76,7 +76,7 @@ def test_a_folder_never_mixes_two_load_tests(client, command, tmp_path):
 
 
 def test_requests_are_seeded_and_templated(client, command):
-    command("--temperature", 1, "--top-p", 0.9, "--seed", 7, "--warmup", 1, "--request-rate", "inf")
+    command("--temperature", 1, "--top-p", 0.9, "--seed", 7, "--warm-up", 1, "--request-rate", "inf")
     measured = client.seen[1:]
     assert [request.sampling["seed"] for request in measured] == list(range(8, 14)), "after the warm-up's"
     assert all(request.sampling["top_p"] == 0.9 and "top_k" not in request.sampling for request in measured)
@@ -85,7 +85,7 @@ def test_requests_are_seeded_and_templated(client, command):
 
 def test_no_prompt_is_sent_twice_while_there_are_others(client, command, tmp_path):
     """A server that drafts from what it served would know the answers."""
-    command("--runs", 3, "--request-rate", 50, 100, "--warmup", 2)
+    command("--runs", 3, "--request-rate", 50, 100, "--warm-up", 2)
     sent = [request.text for request in client.seen]
     assert len(sent) == 2 + 6 * 6
     assert len({*sent}) == len(sent)
@@ -94,7 +94,7 @@ def test_no_prompt_is_sent_twice_while_there_are_others(client, command, tmp_pat
 
 def test_a_service_that_has_answered_before_is_known(client, command, tmp_path):
     """It may know the answers to this test's prompts, which are those of the test before."""
-    both = ("--baseline-url", "127.0.0.1:1", "--baseline", tmp_path / "ar", "--warmup", 10)
+    both = ("--baseline-url", "127.0.0.1:1", "--baseline", tmp_path / "ar", "--warm-up", 10)
     for served in (False, True):
         command("--request-rate", 50, *both)
         assert {run.setting["served_before"] for run in load_runs(tmp_path / "out")} == {served}
@@ -102,7 +102,7 @@ def test_a_service_that_has_answered_before_is_known(client, command, tmp_path):
 
 def test_prompts_that_come_again_are_counted(client, command, tmp_path, capsys):
     (tmp_path / "few.jsonl").write_text("".join(f'{{"prompt": "word {"word " * n}"}}\n' for n in range(8)))
-    command("--runs", 2, "--request-rate", 50, "--warmup", 1, "--prompts", tmp_path / "few.jsonl")
+    command("--runs", 2, "--request-rate", 50, "--warm-up", 1, "--prompts", tmp_path / "few.jsonl")
     first, second = load_runs(tmp_path / "out")
     assert (first.setting["repeated_prompts"], second.setting["repeated_prompts"]) == (0, 5)
     assert "sent before" not in capsys.readouterr().out
@@ -134,8 +134,8 @@ def test_two_servers_take_turns_at_every_rate(fake_client, command, tmp_path, ca
         return servers[args.url]
 
     monkeypatch.setattr(loadtest, "client_of", client_of)
-    assert command("--url", "spec:2", "--baseline-url", "ar:1", "--warmup", 1, "--request-rate", 100, "inf") == 2
-    flags = ["--url", "spec:2", "--baseline-url", "ar:1", "--baseline", tmp_path / "ar", "--warmup", 1]
+    assert command("--url", "spec:2", "--baseline-url", "ar:1", "--warm-up", 1, "--request-rate", 100, "inf") == 2
+    flags = ["--url", "spec:2", "--baseline-url", "ar:1", "--baseline", tmp_path / "ar", "--warm-up", 1]
     assert command(*flags, "--request-rate", 100, "inf") == 0
     assert turns == ["ar:1", "spec:2"] + 2 * (6 * ["ar:1"] + 6 * ["spec:2"])
     turns.clear()
@@ -152,7 +152,7 @@ def test_two_servers_take_turns_at_every_rate(fake_client, command, tmp_path, ca
 
 def test_failures_are_counted_and_reported(client, command, tmp_path, capsys):
     client.fail_every = 4
-    assert command("--request-rate", "inf", "--warmup", 1) == 1
+    assert command("--request-rate", "inf", "--warm-up", 1) == 1
     assert load_runs(tmp_path / "out")[0].summary["errors"] == 1
     assert "1 failed: overloaded" in capsys.readouterr().out
 
@@ -175,11 +175,11 @@ def test_a_dead_server_is_reported_at_once(client, command, capsys):
         (["--seconds", "nan"], "--seconds"),
         (["--of-saturation", 1], "--of-saturation needs --baseline-url"),
         (["--find-saturation", "--request-rate", "inf"], "--find-saturation"),
-        (["--multi-turn", "--no-chat-template"], "--multi-turn"),
+        (["--multi-turn", "--no-chat"], "--multi-turn"),
         (["--prompt-tokens", 40, "--shared-prefix", 40], "--shared-prefix: expected less than --prompt-tokens 40"),
         (["--prompt-tokens", 4], "prompt tokens: expected more"),
         (["--burstiness", 0], "burstiness"),
-        (["--result-dir", __file__], "test_loadtest"),
+        (["--output", __file__], "test_loadtest"),
         (["--prompts", "/nowhere.jsonl"], "nowhere"),
     ],
 )
@@ -192,15 +192,15 @@ def test_wrong_flags(client, command, capsys, flags, message):
 def test_results_lie_in_a_folder_of_their_bundle(tokenizer_folder, monkeypatch):
     """A test of another bundle leaves them."""
     monkeypatch.setattr(options, "HOME", Path("home"))
-    asked = options.Options(tokenizer=tokenizer_folder)
+    asked = options.Options(bundle=tokenizer_folder)
     options.check(asked)
-    assert asked.result_dir == Path("home", "loadtest", tokenizer_folder.name)
+    assert asked.output == Path("home", "loadtest", tokenizer_folder.name)
 
 
 def test_a_server_elsewhere_needs_its_tokenizer(capsys):
     for flag in ("--url", "--worker"):
         assert execute(application("loadtest"), ["loadtest", flag, "127.0.0.1:9"]) == 2
-        assert "need --tokenizer" in capsys.readouterr().err
+        assert "need --bundle" in capsys.readouterr().err
 
 
 def test_a_prompt_unfit_for_a_later_run_ends_the_test_before_it_begins(client, command, capsys, monkeypatch):
@@ -228,12 +228,12 @@ def test_no_server_is_reported_at_once(command, capsys, protocol):
 def test_slow_warm_up_requests_are_seen(client, command, capsys, monkeypatch):
     monkeypatch.setattr(progress, "LINE_S", 0.05)
     client.delay = 0.1
-    command("--request-rate", "inf", "--warmup", 2)
+    command("--request-rate", "inf", "--warm-up", 2)
     assert "1 of 2 answers" in capsys.readouterr().out
 
 
 def test_table2_setting(client, command, tokenizer_folder, tmp_path, capsys):
-    args = options.Options(tokenizer=tokenizer_folder, table2=True)
+    args = options.Options(bundle=tokenizer_folder, table2=True)
     options.check(args)
     assert (args.request_rate, args.temperature) == ([0.1, 0.5, 1.0], 1.0)
     bundle = tmp_path / "bundle"
@@ -248,18 +248,18 @@ def test_table2_setting(client, command, tokenizer_folder, tmp_path, capsys):
             }
         )
     )
-    args = options.Options(tokenizer=bundle, table2=True)
+    args = options.Options(bundle=bundle, table2=True)
     with pytest.raises(ValueError, match="--table2 needs"):
         options.check(args)
     for method in ("auto_regressive", "draws"):
-        options.check(options.Options(tokenizer=bundle, table2=True, method=method))
+        options.check(options.Options(bundle=bundle, table2=True, method=method))
     args.method = "five"
     with pytest.raises(ValueError, match="--method: expected one of four, draws, auto_regressive, got 'five'"):
         options.check(args)
-    args = options.Options(tokenizer=bundle, baseline_metrics_url="127.0.0.1:8002")
+    args = options.Options(bundle=bundle, baseline_metrics_url="127.0.0.1:8002")
     with pytest.raises(ValueError, match=r"--baseline-metrics-url: expected .* http://.*, got 127.0.0.1:8002"):
         options.check(args)
-    args = options.Options(tokenizer=bundle, prompt_tokens=4096)
+    args = options.Options(bundle=bundle, prompt_tokens=4096)
     with pytest.raises(ValueError, match=r"--prompt-tokens: expected at most 1920, got 4096: .* holds 2048 tokens"):
         options.check(args)
 
@@ -275,7 +275,7 @@ def test_every_rate_runs_as_long_and_as_often_as_asked(client, command, tmp_path
 
 
 def test_conversations_prefixes_and_lengths(client, command, tmp_path, capsys):
-    flags = "--multi-turn", "--shared-prefix", 20, "--prompt-tokens", 600, "--request-rate", 100, "--warmup", 1
+    flags = "--multi-turn", "--shared-prefix", 20, "--prompt-tokens", 600, "--request-rate", 100, "--warm-up", 1
     dataset = tmp_path / "talks.jsonl"
     dataset.write_text("".join(json.dumps({"turns": [f"a {n}", "b", "c"]}) + "\n" for n in range(9)))
     assert command(*flags, "--prompts", dataset) == 0
@@ -294,7 +294,7 @@ def test_conversations_prefixes_and_lengths(client, command, tmp_path, capsys):
 
 def test_saturation_is_searched_and_loaded_in_shares(client, command, tmp_path, capsys):
     client.chunks, client.delay, client.capacity = 1, 0, 400
-    search = "--find-saturation", "--request-rate", 100, "--num-prompts", 60, "--warmup", 1, "--arrival", "constant"
+    search = "--find-saturation", "--request-rate", 100, "--num-prompts", 60, "--warm-up", 1, "--arrival", "constant"
     assert command(*search) == 0
     found = json.loads((tmp_path / "out" / "saturation.json").read_text())
     assert found["throughput"] == max(probe["completed"] for probe in found["probes"])

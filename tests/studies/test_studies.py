@@ -164,12 +164,12 @@ def test_drafters_are_replayed_over_recorded_answers(target, greedy, tmp_path, m
 
     def replayed(command, drafters, options):
         files = ["--model", "m", "--answers", tmp_path / "answers", "--output", tmp_path / "r.json"]
-        assert execute(acceptance.app, [command, *files, "--drafters", *drafters, *options.split()]) == 0
+        assert execute(acceptance.app, [command, *files, "--drafter", *drafters, *options.split()]) == 0
         return json.loads((tmp_path / "r.json").read_text())
 
-    (_, row) = replayed("packing", recurrent[:1], "--widths 2 7 --length 3")["widths"]
+    (_, row) = replayed("packing", recurrent[:1], "--beam-widths 2 7 --beam-length 3")["widths"]
     assert row["p1"] <= row["packed"] <= row["p99"] < row["unpacked"] == 21
-    for rows in replayed("shapes", recurrent, "--widths 1 4 --lengths 1 3")["drafters"].values():
+    for rows in replayed("shapes", recurrent, "--beam-widths 1 4 --beam-lengths 1 3")["drafters"].values():
         assert [row["rows_per_step"] for row in rows if row["length"] == 1] == [2, 5]
-    for row in replayed("ablation", chains, "--nodes 9")["drafters"].values():
+    for row in replayed("ablation", chains, "--tree-budget 9")["drafters"].values():
         assert row["acceptance_length"] == pytest.approx(1 + sum(row["accepted"]) / row["steps"])

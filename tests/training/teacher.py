@@ -69,7 +69,7 @@ def prompts_of(shard: dict[str, torch.Tensor]) -> list[str]:
 def write_teacher(folder: Path, prompts: Path | None, tokens: int = 600, **more) -> tuple[Path, Path]:
     """The folders to train on and held out that distilling with this file filled."""
     where = {"model": folder, "prompts": prompts, "output": folder / "data", "held_out": folder / "held"}
-    run = {"tokens": tokens, "slots": 8, "max_new_tokens": 12, "self_written": 0, "threads": 1, "engine": False}
+    run = {"tokens": tokens, "slots": 8, "max_tokens": 12, "self_written": 0, "threads": 1, "engine": False}
     distill.main(**where | run | more)
     return folder / "data", folder / "held"
 
@@ -94,7 +94,7 @@ def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> l
     data = taught / ("layers" if drafter == "eagle3" else "data")
     where = {"model": taught, "data": [data], "output": output, "kind": drafter}
     run = {
-        "hot_vocabulary": 64,
+        "hot_tokens": 64,
         "unroll": 3,
         "batch": 4,
         "positions": positions,

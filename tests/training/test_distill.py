@@ -58,13 +58,13 @@ def test_a_killed_run_goes_on_with_what_was_under_way(target, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(conversations.Generator, "_step", killed)
         patch.setattr(writing, "SHARD_S", 0.0)
-        run = partial(write_teacher, tmp_path, lines, 4000, max_new_tokens=60)
+        run = partial(write_teacher, tmp_path, lines, 4000, max_tokens=60)
         assert exit_code_of(run) == -signal.SIGKILL
     (kept,) = (tmp_path / "held").glob("running-*")
     before = texts_of(kept)
     assert len(before) >= 4
     with torch.no_grad():
-        parts = write_teacher(tmp_path, lines, 4000, max_new_tokens=60)
+        parts = write_teacher(tmp_path, lines, 4000, max_tokens=60)
     for folder, least in zip(parts, (4000, 2000), strict=True):
         texts = [text for file in sorted(folder.glob("shard-*")) for text in texts_of(file)]
         assert least <= sum(map(len, texts)) < least + 80, "no more than a step of each slot and a document"

@@ -51,7 +51,7 @@ def test_training_learns(taught: Path, tmp_path: Path, drafter: str, monkeypatch
 def test_a_softmax_head_of_its_own_is_trained(taught: Path, tmp_path: Path):
     """From the target's rows on, which it leaves: the whole vocabulary, and blocks narrower than the hidden states."""
     settings = ["head=own", "exit_dim=30", "num_blocks=1", "initial_state=zero"]
-    log = train(taught, tmp_path, "recurrent", 4800, settings=settings, hot_vocabulary=0, peak_rate=3e-3)
+    log = train(taught, tmp_path, "recurrent", 4800, settings=settings, hot_tokens=0, peak_rate=3e-3)
     assert log[-1]["loss"] < log[0]["loss"] - 0.01
     target = Target.from_folder(taught)
     trained = load_drafter(tmp_path, target)

@@ -9,8 +9,8 @@ row install 20 python3 -m pip install -q --no-index --no-deps --no-compile --tar
 use_kernels "$SCRATCH/common"
 python_row rtx_smoke 30 benchmarks.gpu.rtx_smoke "$KIT/smoke.engine"
 python_row rtx_engines 40 benchmarks.gpu.engines "$KIT/native" --repeats 10
-TINY="--shape tiny --streams 2 --prompt 40 --tokens 8 --nodes 3"
-python_row scheduling 60 benchmarks.gpu.scheduling $(on cuda --tokens 64) $(on cpu $TINY)
-python_row scheduling_eager 30 benchmarks.gpu.scheduling --eager-prompts $(on cuda --streams 8 --tokens 64) $(on cpu $TINY)
-python_row scheduling_17_rows 30 benchmarks.gpu.scheduling $(on cuda --streams 32 --tokens 64 --nodes 16) $(on cpu $TINY)
+TINY="--shape tiny --concurrency 2 --prompt-tokens 40 --max-tokens 8 --tree-budget 3"
+python_row scheduling 60 benchmarks.gpu.scheduling $(on cuda --max-tokens 64) $(on cpu $TINY)
+python_row scheduling_eager 30 benchmarks.gpu.scheduling --eager-prompts $(on cuda --concurrency 8 --max-tokens 64) $(on cpu $TINY)
+python_row scheduling_17_rows 30 benchmarks.gpu.scheduling $(on cuda --concurrency 32 --max-tokens 64 --tree-budget 16) $(on cpu $TINY)
 end

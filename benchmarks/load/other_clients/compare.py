@@ -83,10 +83,10 @@ class Figures:
 def ours(setting: Setting, folder: Path) -> Figures:
     """Our load test, from its first request to its last."""
     options = Options(
-        protocol="openai", url=setting.url, model_name=setting.model, metrics_url="", tokenizer=setting.bundle,
+        protocol="openai", url=setting.url, model_name=setting.model, metrics_url="", bundle=setting.bundle,
         prompts=_write(folder, setting.prompts, "prompt"), num_prompts=len(setting.prompts),
         request_rate=[math.inf], max_concurrency=setting.concurrency, max_tokens=setting.max_tokens, runs=1,
-        warmup=1, label=OURS, result_dir=folder / "ours",
+        warm_up=1, label=OURS, output=folder / "ours",
     )  # fmt: skip
     (run,) = asyncio.run(LoadTest(options, check(options)).measure())
     return _of_summary(run.summary)

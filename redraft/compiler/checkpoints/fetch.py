@@ -57,7 +57,7 @@ class Request:
     name: str | None = None
     revision: str | None = None
     chat_template: Path | None = None
-    force: bool = False
+    replace: bool = False
     adapter: Path | None = None
     """A LoRA adapter of PEFT to merge"""
 
@@ -100,11 +100,13 @@ def fetch(request: Request, say: Say) -> Path:
     if request.adapter:
         read_settings(request.adapter)
     folder = request.output / (request.name or request.default_name)
-    if folder.exists() and not request.force:
+    if folder.exists() and not request.replace:
         record = folder / RECORD
         recorded = read_json(record) if record.exists() else {"source": "an unknown source"}
         if {key: recorded.get(key) for key in request.origin} != request.origin:
-            raise FetchError(f"{folder} holds a model from {recorded['source']}; choose another --name, or use --force")
+            raise FetchError(
+                f"{folder} holds a model from {recorded['source']}; choose another --name, or use --replace"
+            )
         template_file = folder / TEMPLATE
         if recorded.get("files", {}) != request.files:
             say(f"{request.source} has changed since {folder} was fetched: it is fetched again")

@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--http-socket", type=Path, required=True, help="Triton's socket for HTTP")
     parser.add_argument("--grpc-socket", type=Path, required=True, help="Triton's socket for gRPC")
     parser.add_argument("--metrics-socket", type=Path, required=True, help="Triton's socket for metrics")
-    parser.add_argument("--worker-socket", type=Path, required=True, help="the engine worker's socket, for its metrics")
+    parser.add_argument("--worker-socket", type=Path, required=True, help="The engine worker's socket, for its metrics")
     sockets = parser.parse_args(argv)
     logs.configure(level=logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # it logs what malformed requests hold

@@ -99,7 +99,7 @@ def test_growth_is_a_line_through_what_has_settled(sizes, slope, flat):
     ("script", "options"),
     [
         (malformed, "--requests 120 --stream-tokens 16"),
-        (soak, "--seconds 5 --share 0.3 --cancel 0.5 --num-prompts 6 --tokens 9"),
+        (soak, "--seconds 5 --share 0.3 --cancel 0.5 --num-prompts 6 --max-tokens 9"),
     ],
     ids=["malformed", "soak"],
 )

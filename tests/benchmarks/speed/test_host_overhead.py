@@ -9,7 +9,7 @@ import pytest
 from benchmarks.command import execute
 from benchmarks.speed.host_overhead import METHODS, main
 
-SMALL = ["--streams", "1", "3", "--nodes", "6", "--steps", "40", "--vocabulary", "300"]
+SMALL = ["--concurrency", "1", "3", "--tree-budget", "6", "--steps", "40", "--vocabulary", "300"]
 
 
 @pytest.fixture

@@ -63,10 +63,10 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, capsys):
 
 def test_what_cannot_be_compared_is_refused(tokenizer_folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "prompts.jsonl").write_text('{"turns": ["hello"]}')
-    given = ["--speculative", str(tokenizer_folder), "--prompts", str(tmp_path / "prompts.jsonl")]
+    given = ["--bundle", str(tokenizer_folder), "--prompts", str(tmp_path / "prompts.jsonl")]
     plans = {TOY: MethodConfig(construction="best_first", tree_budget=8)}
     for offered, options, reason in (
-        ({}, ["--methods", "all"], "has no drafter"),
+        ({}, ["--method", "all"], "has no drafter"),
         (plans, ["--max-tokens", "300"], "300"),
     ):
         monkeypatch.setattr(single_stream, "load_llm", lambda *_, offered=offered: llm(offered))

@@ -83,7 +83,7 @@ def batches(llm, tmp_path, monkeypatch, tokenizer_folder):
 
 
 def test_every_method_at_every_batch_size(batches, tmp_path, capsys):
-    sizes = "--num-prompts 4 --max-tokens 20 --batches 1 3 --rounds 1"
+    sizes = "--num-prompts 4 --max-tokens 20 --concurrency 1 3 --rounds 1"
     assert batches(*sizes.split(), "--best-of", TOY) == 0
     report = json.loads((tmp_path / "r.json").read_text())
     cells = {(row["method"], row["batch"]): row for row in report["cells"]}
@@ -96,10 +96,10 @@ def test_every_method_at_every_batch_size(batches, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--methods fast", "the bundle has no method fast"),
-        ("--batches 9", "--batches 9: the bundle has 4 slots"),
-        ("--num-prompts 6 --batches 2", "--num-prompts 6: expected fewer than the file's"),
-        ("--max-tokens 250 --num-prompts 5 --batches 2", "250"),
+        ("--method fast", "the bundle has no method fast"),
+        ("--concurrency 9", "--concurrency 9: the bundle has 4 slots"),
+        ("--num-prompts 6 --concurrency 2", "--num-prompts 6: expected fewer than the file's"),
+        ("--max-tokens 250 --num-prompts 5 --concurrency 2", "250"),
     ],
 )
 def test_refusals(batches, capsys, options, message):

@@ -164,9 +164,9 @@ def test_templates_by_name_come_with_the_model(checkpoint, tmp_path, capsys):
 
 def test_another_source_under_the_same_name_needs_force(checkpoint, gguf_file, tmp_path):
     fetch(checkpoint, tmp_path, name="mine")
-    with pytest.raises(FetchError, match=r"tiny-llama.*--name.*--force"):
+    with pytest.raises(FetchError, match=r"tiny-llama.*--name.*--replace"):
         fetch(gguf_file, tmp_path, name="mine")
-    assert_complete(fetch(gguf_file, tmp_path, name="mine", force=True), "tiny, dequantized")
+    assert_complete(fetch(gguf_file, tmp_path, name="mine", replace=True), "tiny, dequantized")
 
 
 UNREADABLE = '{"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}}'
@@ -313,8 +313,8 @@ def test_a_killed_fetch_leaves_the_model_that_was_there(checkpoint, reference, t
 
     with monkeypatch.context() as patch:
         patch.setattr(fetching, "write_weights", lambda out, shapes, blocks, _: write(out, shapes, blocks, kill))
-        assert exit_code_of(lambda: fetch(checkpoint, tmp_path, force=True)) == -signal.SIGKILL
+        assert exit_code_of(lambda: fetch(checkpoint, tmp_path, replace=True)) == -signal.SIGKILL
     assert len(list(folder.parent.iterdir())) == 2, "the temporary folder is still there"
     assert_same_model(folder, reference)
-    fetch(checkpoint, tmp_path, force=True)
+    fetch(checkpoint, tmp_path, replace=True)
     assert_complete(folder, "tiny-llama")

@@ -76,8 +76,8 @@ def write_gguf(path, reference, architecture="llama", cut="gpt-2"):
     writer.close()
 
 
-def fetch(source, tmp_path, *, name=None, template=None, force=False):
-    request = Request(str(source), tmp_path / "models", tmp_path / "cache", name, None, template, force)
+def fetch(source, tmp_path, *, name=None, template=None, replace=False):
+    request = Request(str(source), tmp_path / "models", tmp_path / "cache", name, None, template, replace)
     return fetching.fetch(request, print)
 
 
