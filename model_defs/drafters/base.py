@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -95,6 +96,11 @@ class Drafter(nn.Module):
     hot_ids: Tensor
     embedding: Tensor
     head_rows: Tensor
+    """The target's rows [K, H]."""
+    own_head: nn.Linear
+    """The head of a drafter that does not draft with the target's."""
+    fuse: nn.Module
+    """Makes one state [..., H] of what enters `feature_layers` [..., n * H]."""
     token_info: TokenInfo | TokenInfoFactors | None
 
     def __init__(self, config: DrafterConfig, target: Target, hot_ids: Tensor | None = None):
@@ -124,11 +130,14 @@ class Drafter(nn.Module):
 
     def feature_reader(self) -> FeatureReader:
         """What gives, in the target's network, the features [..., H] of a drafter with `feature_layers`."""
-        raise NotImplementedError
+        return FeatureReader(self.config.hidden_size, self.feature_layers, copy.deepcopy(self.fuse))
 
     def features_of(self, windows: Windows) -> Tensor:
         """The features [W, S, H] in training."""
-        return windows.hidden
+        if not self.feature_layers:
+            return windows.hidden
+        assert windows.layers is not None
+        return self.fuse(windows.layers)
 
     def own_features(self, features: Tensor) -> Tensor:
         """Its columns [..., H] of features [..., F]."""
@@ -147,7 +156,8 @@ class Drafter(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        return self.head_rows
+        """The head's weight [K, H]."""
+        return self.own_head.weight if hasattr(self, "own_head") else self.head_rows
 
     def embed(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.embedding)

@@ -8,7 +8,6 @@ what the token before says: token info of low rank.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -23,7 +22,7 @@ from redraft.model_defs.drafters.windows import Windows
 from redraft.model_defs.loops.block import Block
 from redraft.model_defs.loops.chains import ChainPaths
 from redraft.model_defs.loops.operators import Operators
-from redraft.model_defs.target.model import DecoderLayer, FeatureReader, RMSNorm, Target
+from redraft.model_defs.target.model import DecoderLayer, RMSNorm, Target
 
 
 @dataclass(frozen=True)
@@ -96,17 +95,6 @@ class BlockDrafter(ChainDrafter):
         if config.info_rank:
             sizes = config.vocab_size, len(self.hot_ids)
             self.token_info = TokenInfoFactors(*(torch.zeros(count, config.info_rank) for count in sizes))
-
-    @property
-    def head_weight(self) -> Tensor:
-        return self.own_head.weight if self.config.head == "own" else self.head_rows
-
-    def feature_reader(self) -> FeatureReader:
-        return FeatureReader(self.config.hidden_size, self.feature_layers, copy.deepcopy(self.fuse))
-
-    def features_of(self, windows: Windows) -> Tensor:
-        assert windows.layers is not None
-        return self.fuse(windows.layers)
 
     @property
     def longest_context(self) -> int | None:

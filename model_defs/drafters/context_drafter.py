@@ -111,6 +111,8 @@ class LayerDrafter(ContextDrafter):
     """Hidden states predicted by one layer: the pair is fused by a linear layer, the layer's output predicts H_{t+1},
     and a chain from there H_{t+2}, ..."""
 
+    fuse: nn.Linear
+
     def __init__(self, config: Any, target: Target, hot_ids: Tensor | None = None):
         super().__init__(config, target, hot_ids)
         size = config.hidden_size

@@ -58,10 +58,6 @@ class EagleDrafter(LayerDrafter):
         if config.head == "own":
             self.own_head = nn.Linear(config.hidden_size, len(self.hot_ids), bias=False)
 
-    @property
-    def head_weight(self) -> Tensor:
-        return self.own_head.weight if self.config.head == "own" else self.head_rows
-
     def chained(self, predicted: Tensor, tokens: Tensor) -> Tensor:
         return self.fused(predicted, tokens)
 

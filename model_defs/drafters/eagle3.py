@@ -4,7 +4,6 @@ all levels at once, from masks."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -21,7 +20,7 @@ from redraft.model_defs.loops.chains import ChainPaths
 from redraft.model_defs.loops.context_cache import TreePaths
 from redraft.model_defs.loops.operators import Operators
 from redraft.model_defs.target.config import TargetConfig
-from redraft.model_defs.target.model import Attend, DecoderLayer, FeatureReader, RMSNorm, Target, copy_weights
+from redraft.model_defs.target.model import Attend, DecoderLayer, RMSNorm, Target, copy_weights
 from redraft.model_defs.target.rope import RopeConfig
 
 LEAST_LAYERS = 6
@@ -135,6 +134,7 @@ class Eagle3Drafter(ContextDrafter):
     config_type = Eagle3Config
     recipe = Recipe(peak_rate=1e-3, window=256, batch=4)
     config: Eagle3Config
+    fuse: Fuse
 
     def __init__(self, config: Eagle3Config, target: Target, hot_ids: Tensor | None = None):
         super().__init__(config, target, hot_ids)
@@ -161,17 +161,6 @@ class Eagle3Drafter(ContextDrafter):
         config = super().configure(target, rows, settings_of_run)
         layers = config.target_layers or usual_layers(count)
         return replace(config, target_layers=layers, layer=config.layer or trained_shape(target.config))
-
-    def feature_reader(self) -> FeatureReader:
-        return FeatureReader(self.config.hidden_size, self.feature_layers, copy.deepcopy(self.fuse))
-
-    def features_of(self, windows: Windows) -> Tensor:
-        assert windows.layers is not None
-        return self.fuse(windows.layers)
-
-    @property
-    def head_weight(self) -> Tensor:
-        return self.own_head.weight if self.config.head == "own" else self.head_rows
 
     def ingest(self, features: Tensor, tokens: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         last, embedded = len(self.others), self.embed(tokens).to(features.dtype)

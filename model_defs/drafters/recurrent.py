@@ -120,10 +120,6 @@ class RecurrentDrafter(Drafter):
             x = block(x)
         return self.output(x) if self.config.head == "target" else x
 
-    @property
-    def head_weight(self) -> Tensor:
-        return self.head_rows if self.config.head == "target" else self.own_head.weight
-
     def logits(self, state: Tensor, features: Tensor) -> Tensor:
         """[..., K] over the head's rows; `hot_ids` maps them to the target's ids."""
         return F.linear(self.hidden(state, self.context(features)), self.head_weight.to(state.dtype))

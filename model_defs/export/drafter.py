@@ -15,7 +15,7 @@ from redraft.model_defs.export.networks import attention_attributes, cache_names
 from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.chains import Resampler
 from redraft.model_defs.loops.context_cache import CacheTables
-from redraft.model_defs.loops.operators import Operators, TorchOperators
+from redraft.model_defs.loops.operators import TORCH, Operators
 from redraft.model_defs.loops.padded_context_cache import NativeContext
 from redraft.model_defs.loops.random_draws import RandomDraws
 from redraft.model_defs.target.attention import HeadNorms
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 class NodeOperators(Operators):
     """The operators of a drafter as plugin nodes: a level of its beam search, or of its random draws, is one."""
 
-    def beam_step(self, values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]:
+    @staticmethod
+    def beam_step(values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> tuple[Tensor, ...]:
         batch = draft[0].shape[0] if draft else values.shape[0]
         level = (batch, draft[0].shape[1] + 1 if draft else 1, width)
         candidates, nodes, ints = (*level, values.shape[1]), (batch * width,), torch.int32
         dtypes = (ints, values.dtype, ints, ints, ints, ints)
         shapes = (candidates, candidates, level, (batch, width), nodes, nodes)
-        return self._node("BeamStep", (values, ids, *draft), {"width": width}, dtypes, shapes)
+        return _node("BeamStep", (values, ids, *draft), {"width": width}, dtypes, shapes)
 
+    @staticmethod
     def draw_step(
-        self,
         values: Tensor,
         ids: Tensor,
         noise: Tensor,
@@ -46,7 +47,7 @@ class NodeOperators(Operators):
         rule: str,
         count: int,
         *draft: Tensor,
-    ) -> Sequence[Tensor]:
+    ) -> tuple[Tensor, ...]:
         batch, (expanded, drawn) = noise.shape[0], (draft[0].shape[1], draft[2].shape[1]) if draft else (0, 0)
         nodes = drawn + 1 - expanded
         size = nodes * count if rule == "gumbel_top_k" else count
@@ -55,16 +56,17 @@ class NodeOperators(Operators):
         inputs = (values, ids, noise, temperature, top_k, top_p, *draft)
         dtypes = (ints, floats, ints, *[floats] * state, *[ints] * 3)
         shapes = (level, level, (batch, drawn + size), *[(batch, size)] * state, *[(batch * size,)] * 3)
-        return self._node("DrawStep", inputs, {"rule": rule, "count": count}, dtypes, shapes)
+        return _node("DrawStep", inputs, {"rule": rule, "count": count}, dtypes, shapes)
 
-    def perturbed_topk(self, values: Tensor, ids: Tensor, *noise: Tensor, level: int, k: int) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def perturbed_topk(values: Tensor, ids: Tensor, *noise: Tensor, level: int, k: int) -> tuple[Tensor, Tensor]:
         inputs = (values, ids, *noise)
         shapes, dtypes = [(values.shape[0], k)] * 2, [values.dtype, torch.int32]
-        best, chosen = self._node("PerturbedTopK", inputs, {"level": level, "k": k}, dtypes, shapes)
+        best, chosen = _node("PerturbedTopK", inputs, {"level": level, "k": k}, dtypes, shapes)
         return best, chosen
 
+    @staticmethod
     def tree_attention(
-        self,
         qkv: Tensor,
         *rows: Tensor,
         num_heads: int,
@@ -75,23 +77,25 @@ class NodeOperators(Operators):
     ) -> Tensor:
         attributes = attention_attributes(num_heads, num_kv_heads, head_size, window, norms)
         shapes = [(qkv.shape[0], num_heads * head_size)]
-        (out,) = self._node("TreeAttention", (qkv, *rows, *(norms or ())[:2]), attributes, [qkv.dtype], shapes)
+        (out,) = _node("TreeAttention", (qkv, *rows, *(norms or ())[:2]), attributes, [qkv.dtype], shapes)
         return out
 
-    def pair_rows(self, tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> Sequence[Tensor]:
+    @staticmethod
+    def pair_rows(tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> tuple[Tensor, ...]:
         shapes = [tokens.shape, *[cache_lengths.shape] * 4]
-        return self._node("PairRows", (tokens, row_offsets, cache_lengths), {}, [torch.int32] * 5, shapes)
+        return _node("PairRows", (tokens, row_offsets, cache_lengths), {}, [torch.int32] * 5, shapes)
 
+    @staticmethod
     def draft_rows(
-        self, contexts: Tensor, *grown: Tensor, level: int, first: int, width: int, words: int
-    ) -> Sequence[Tensor]:
+        contexts: Tensor, *grown: Tensor, level: int, first: int, width: int, words: int
+    ) -> tuple[Tensor, ...]:
         batch = contexts.shape[0]
         shapes = [(batch * width,), (batch + 1,), (batch * width, words), (batch,)]
         attributes = {"level": level, "first": first, "width": width, "words": words}
-        return self._node("DraftRows", (contexts, *grown), attributes, [torch.int32] * 4, shapes)
+        return _node("DraftRows", (contexts, *grown), attributes, [torch.int32] * 4, shapes)
 
+    @staticmethod
     def token_info_topk(
-        self,
         logits: Tensor,
         sequences: Tensor,
         tokens: Tensor,
@@ -103,18 +107,20 @@ class NodeOperators(Operators):
     ) -> tuple[Tensor, Tensor]:
         attributes, shapes = {"k": k, "level": level, "levels": levels}, [(sequences.shape[0], k)] * 2
         inputs, dtypes = (logits, sequences, tokens, ids, *info), [logits.dtype, torch.int32]
-        values, top_ids = self._node("TokenInfoTopK", inputs, attributes, dtypes, shapes)
+        values, top_ids = _node("TokenInfoTopK", inputs, attributes, dtypes, shapes)
         return values, top_ids
 
-    @staticmethod
-    def _node(op: str, inputs: Sequence[Tensor], attributes: dict, dtypes: Sequence, shapes: Sequence) -> Any:
-        return torch.onnx.ops.symbolic_multi_out(
-            f"redraft::{op}", inputs, attrs=attributes, dtypes=dtypes, shapes=shapes, version=1
-        )
+
+def _node(op: str, inputs: Sequence[Tensor], attributes: dict, dtypes: Sequence, shapes: Sequence) -> Any:
+    return torch.onnx.ops.symbolic_multi_out(
+        f"redraft::{op}", inputs, attrs=attributes, dtypes=dtypes, shapes=shapes, version=1
+    )
 
 
 OUTPUTS = ["candidates", "log_probs", "parents"]
 """Outputs of a beam search."""
+DRAWS = ["ids", "log_probs", "draws"]
+"""Outputs of random draws."""
 CHAINS = ["raw_logits", "sequences", "tokens"]
 """Inputs of a resampler."""
 NOISE = {
@@ -189,17 +195,6 @@ class _PluginDrafter(nn.Module):
         return self.drafting(inputs, NodeOperators())
 
 
-class _PluginResampling(_PluginDrafter):
-    """The drafting loop over chains that are there already; the module holds what it looks up."""
-
-    def __init__(self, drafting: BeamSearch, drafter: Drafter):
-        super().__init__(drafting)
-        self.drafter = drafter
-
-    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return super().forward(inputs)[:3]
-
-
 def export_drafter_plugin(drafting: Drafting, cache_dtype: torch.dtype = torch.float32) -> ir.Model:
     """The drafter's network in plugin form; activations and weights in the module's dtype.
 
@@ -207,7 +202,12 @@ def export_drafter_plugin(drafting: Drafting, cache_dtype: torch.dtype = torch.f
     log_probs [B, L, W, K], parents int32 [B, L, W] and, of a drafter with a chain, raw_logits [B * L, K];
     of random draws ids int32 and log_probs [B, E, M] and draws int32 [B, D].
     """
-    return _export_drafter(_PluginDrafter(drafting), drafting, cache_dtype)
+    inputs = DrafterInputs.of(drafting, cache_dtype)
+    if isinstance(drafting, RandomDraws):
+        outputs = DRAWS
+    else:
+        outputs = [*OUTPUTS, *(["raw_logits"] if drafting.drafter.has_raw_logits else [])]
+    return export_network(_PluginDrafter(drafting), (inputs.examples,), (inputs.axes,), inputs.names, outputs)
 
 
 def export_drafter_native(drafting: Drafting, cache_rows: int = 0, raw_logits: bool = False) -> ir.Model:
@@ -222,7 +222,7 @@ def export_drafter_native(drafting: Drafting, cache_rows: int = 0, raw_logits: b
     """
     _refuse_noise(drafting)
     inputs = _native_inputs(drafting, cache_rows)
-    outputs = ["ids", "log_probs", "draws"] if isinstance(drafting, RandomDraws) else OUTPUTS
+    outputs = DRAWS if isinstance(drafting, RandomDraws) else OUTPUTS
     outputs = [*outputs, *(["raw_logits"] if raw_logits else [])]
     updated = cache_names(drafting.drafter.context_layers, ".updated")
     network = _NativeDrafter(drafting, raw_logits)
@@ -238,7 +238,7 @@ def _refuse_noise(drafting: Drafting) -> None:
         )
 
 
-class NativeOperators(TorchOperators):
+class NativeOperators(Operators):
     """Standard operators; a context is one of padded rows."""
 
     made: NativeContext
@@ -295,7 +295,7 @@ def export_resampler_plugin(drafting: BeamSearch) -> ir.Model:
     int32 [B], then those of `NOISE` with a support; its outputs are the drafter's but for raw logits. Its drafting
     loop's drafter is a `Resampler`."""
     chains, *others = resampling_examples(drafting)
-    module, axes = _PluginResampling(drafting, drafting.drafter.drafter), [{0: "R"}, *[{0: "B"}] * len(others)]
+    module, axes = Resampling(drafting, NodeOperators()), [{0: "R"}, *[{0: "B"}] * len(others)]
     names = [*CHAINS, *(NOISE if drafting.support else ())]
     return export_network(module, ([chains.flatten(0, 1), *others],), (axes,), names, OUTPUTS)
 
@@ -310,14 +310,15 @@ def export_resampler_native(drafting: BeamSearch) -> ir.Model:
 class Resampling(nn.Module):
     """A drafting loop over chains that are there already; the module holds what it looks up."""
 
-    def __init__(self, drafting: BeamSearch):
+    def __init__(self, drafting: BeamSearch, operators: Operators = TORCH):
         super().__init__()
         resampler: Resampler = drafting.drafter
-        self.drafting, self.drafter = drafting, resampler.drafter
+        self.drafting, self.operators, self.drafter = drafting, operators, resampler.drafter
 
-    def forward(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """inputs: raw_logits [B, L, K] or [B * L, K], and the others."""
         raw_logits, *others = inputs
-        return self.drafting([raw_logits.flatten(0, 1), *others])[:3]
+        return self.drafting([raw_logits.flatten(0, -2), *others], self.operators)[:3]
 
 
 def resampling_examples(drafting: BeamSearch) -> list[Tensor]:
@@ -328,12 +329,3 @@ def resampling_examples(drafting: BeamSearch) -> list[Tensor]:
     sequences = torch.arange(3, dtype=torch.int32)
     noise = NOISE.values() if drafting.support else ()
     return [torch.zeros(shape, dtype=dtype), sequences, torch.ones_like(sequences), *noise]
-
-
-def _export_drafter(module: nn.Module, drafting: Drafting, cache_dtype: torch.dtype) -> ir.Model:
-    inputs = DrafterInputs.of(drafting, cache_dtype)
-    if isinstance(drafting, RandomDraws):
-        outputs = ["ids", "log_probs", "draws"]
-    else:
-        outputs = [*OUTPUTS, *(["raw_logits"] if drafting.drafter.has_raw_logits else [])]
-    return export_network(module, (inputs.examples,), (inputs.axes,), inputs.names, outputs)

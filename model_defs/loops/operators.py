@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor
 
@@ -17,64 +16,15 @@ from redraft.plugins.operators.token_info_topk.reference import token_info_topk
 from redraft.plugins.operators.tree_attention.torch_op import tree_attention
 
 
-class Operators(Protocol):
-    """The operators of a network: see the README.md of each one's folder."""
+class Operators:
+    """The operators of eager execution and exported programs: see the README.md of each one's folder. Subclasses have
+    some of them as nodes of a network."""
 
-    def beam_step(self, values: Tensor, ids: Tensor, width: int, *draft: Tensor) -> Sequence[Tensor]: ...
-
-    def draw_step(
-        self,
-        values: Tensor,
-        ids: Tensor,
-        noise: Tensor,
-        temperature: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        rule: str,
-        count: int,
-        *draft: Tensor,
-    ) -> Sequence[Tensor]: ...
-
-    def perturbed_topk(
-        self, values: Tensor, ids: Tensor, *noise: Tensor, level: int, k: int
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def tree_attention(
-        self,
-        qkv: Tensor,
-        *rows: Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        head_size: int,
-        window: int,
-        norms: HeadNorms | None,
-    ) -> Tensor: ...
-
-    def pair_rows(self, tokens: Tensor, row_offsets: Tensor, cache_lengths: Tensor) -> Sequence[Tensor]: ...
-
-    def draft_rows(
-        self, contexts: Tensor, *grown: Tensor, level: int, first: int, width: int, words: int
-    ) -> Sequence[Tensor]: ...
-
-    def token_info_topk(
-        self,
-        logits: Tensor,
-        sequences: Tensor,
-        tokens: Tensor,
-        ids: Tensor,
-        *info: Tensor,
-        k: int,
-        level: int,
-        levels: int,
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def context(self, tables: CacheTables, inputs: Sequence[Tensor]) -> Context:
-        """The context cache of a drafter, from the inputs that follow the features: see `DraftContext`."""
-        return DraftContext(self, tables, inputs)
-
-
-class TorchOperators(Operators):
-    """The operators of eager execution and exported programs."""
+    beam_step = staticmethod(beam_step)
+    draw_step = staticmethod(draw_step)
+    pair_rows = staticmethod(pair_rows)
+    draft_rows = staticmethod(draft_rows)
+    token_info_topk = staticmethod(token_info_topk)
 
     @staticmethod
     def tree_attention(
@@ -93,11 +43,9 @@ class TorchOperators(Operators):
     def perturbed_topk(values: Tensor, ids: Tensor, *noise: Tensor, level: int, k: int) -> tuple[Tensor, Tensor]:
         return perturbed_topk(values, ids, *noise, level, k)
 
-    beam_step = staticmethod(beam_step)
-    draw_step = staticmethod(draw_step)
-    pair_rows = staticmethod(pair_rows)
-    draft_rows = staticmethod(draft_rows)
-    token_info_topk = staticmethod(token_info_topk)
+    def context(self, tables: CacheTables, inputs: Sequence[Tensor]) -> Context:
+        """The context cache of a drafter, from the inputs that follow the features: see `DraftContext`."""
+        return DraftContext(self, tables, inputs)
 
 
-TORCH = TorchOperators()
+TORCH = Operators()

@@ -80,7 +80,7 @@ class WorkerClient:
         """The protocol's, until a worker has told its own."""
         self._address = f"ipc://{socket_path}"
         self._stopping_file = Path(socket_path).with_name(STOPPING)
-        self._context = zmq.Context.instance()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._handlers: dict[str, Callable[[WorkerMessage], None]] = {}

@@ -100,12 +100,7 @@ def read(folder: HubFolder, target: TargetConfig, answers: Mapping[str, str]) ->
         if (value := says(folder, name)) not in (None, read):
             raise ValueError(f"{folder.path}: config.json says {name} {value!r}; read is {read!r}")
     refuse_scaled_embeddings(folder, target)
-    size, of_target, vocabulary = layer["hidden_size"], folder.says("target_hidden_size"), layer["vocab_size"]
-    if size != (of_target or size) or size != target.hidden_size:
-        raise ValueError(
-            f"{folder.path}: the drafter has hidden size {size} and is for a target of {of_target or size}; this one "
-            f"has {target.hidden_size}, and both must be the same"
-        )
+    size, vocabulary = folder.hidden_size(layer, target), layer["vocab_size"]
     if (layers := says(folder, "num_target_layers")) not in (None, target.num_layers):
         raise ValueError(
             f"{folder.path}: config.json says num_target_layers {layers}, and this target has {target.num_layers}"

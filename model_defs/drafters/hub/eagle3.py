@@ -117,12 +117,7 @@ def read_official(folder: HubFolder, target: TargetConfig, answers: Mapping[str,
 def read(folder: HubFolder, layer: dict[str, Any], target: TargetConfig, settings: Mapping[str, Any]) -> Reading:
     """What all forms share: `layer` configures the layers, `settings` are fields of `Eagle3Config`."""
     tensors = folder.tensors()
-    size, of_target, vocabulary = layer["hidden_size"], folder.says("target_hidden_size"), layer["vocab_size"]
-    if size != (of_target or size) or size != target.hidden_size:
-        raise ValueError(
-            f"{folder.path}: the drafter has hidden size {size} and is for a target of {of_target or size}; this one "
-            f"has {target.hidden_size}, and both must be the same"
-        )
+    size, vocabulary = folder.hidden_size(layer, target), layer["vocab_size"]
     first = "midlayer" if "midlayer.hidden_norm.weight" in folder.names else "layers.0"
     count = 1 if first == "midlayer" else layer["num_hidden_layers"]
     head_norms = has_head_norms(layer)

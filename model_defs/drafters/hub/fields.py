@@ -6,11 +6,37 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, create_model
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0)]
+
+
+NAMES: list[tuple[Any, str]] = [
+    (str, "model_type speculators_model_type base_model_name_or_path name_or_path"),
+    (str, "hidden_act rope_type type projector_type markov_head_type"),
+    (list[str], "architectures layer_types"),
+    (dict[str, Any], "dflash_config eagle_config transformer_layer_config speculators_config verifier"),
+    (dict[str, Any], "rope_scaling rope_parameters"),
+    (Count, "hidden_size target_hidden_size intermediate_size num_hidden_layers num_attention_heads"),
+    (Count, "num_key_value_heads head_dim vocab_size draft_vocab_size max_position_embeddings rotary_dim rope_dim"),
+    (Count, "original_max_position_embeddings block_size num_target_layers num_draft_layers exit_dim"),
+    (Index, "sliding_window parallel_draft_step mask_token_id markov_rank"),
+    (list[Index], "eagle_aux_hidden_state_layer_ids aux_hidden_state_layer_ids target_layer_ids layer_ids"),
+    (Positive, "rms_norm_eps rope_theta factor low_freq_factor high_freq_factor partial_rotary_factor"),
+    (Positive, "attention_factor beta_fast beta_slow"),
+    (float, "mscale mscale_all_dim"),
+    (list[Positive], "short_factor long_factor"),
+    (bool, "use_sliding_window truncate is_causal causal sliding_window_non_causal is_neox_style rnn"),
+    (bool, "norm_before_residual norm_before_fc fc_norm norm_output return_hidden_post_norm tie_word_embeddings"),
+    (bool, "use_aux_hidden_state use_input_layernorm_in_first_layer use_last_layernorm use_mtp_layernorm"),
+    (bool, "next_layer_regular sample_from_anchor dspark_bonus_anchor shift_label"),
+]
+"""The types of the fields that are read, in whichever object they stand"""
+STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+ABSENT_AS_NULL: dict[str, Any] = {name: (kind | None, None) for kind, names in NAMES for name in names.split()}
+Types = create_model("Types", __config__=STRICT, **ABSENT_AS_NULL)
 
 
 class Fields(dict[str, Any]):
@@ -69,7 +95,7 @@ class Fields(dict[str, Any]):
         return {f"{self.prefix}{name}" for name in self}.union(*(part.names() for part in parts))
 
     def check_types(self) -> None:
-        """Raise ValueError for a field of `Types`, here or in an object within it, whose value is of another type."""
+        """Raise ValueError for a field of `NAMES`, here or in an object within it, whose value is of another type."""
         try:
             Types.model_validate(dict(self))
         except ValidationError as error:
@@ -80,92 +106,3 @@ class Fields(dict[str, Any]):
         for value in self.values():
             if isinstance(value, Fields):
                 value.check_types()
-
-
-class Types(BaseModel):
-    """The types of the fields that are read, in whichever object they stand. null is as good as absent."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    architectures: list[str] | None = None
-    model_type: str | None = None
-    speculators_model_type: str | None = None
-    base_model_name_or_path: str | None = None
-    name_or_path: str | None = None
-    dflash_config: dict[str, Any] | None = None
-    eagle_config: dict[str, Any] | None = None
-    transformer_layer_config: dict[str, Any] | None = None
-    speculators_config: dict[str, Any] | None = None
-    verifier: dict[str, Any] | None = None
-
-    hidden_size: Count | None = None
-    target_hidden_size: Count | None = None
-    intermediate_size: Count | None = None
-    num_hidden_layers: Count | None = None
-    num_attention_heads: Count | None = None
-    num_key_value_heads: Count | None = None
-    head_dim: Count | None = None
-    vocab_size: Count | None = None
-    draft_vocab_size: Count | None = None
-    max_position_embeddings: Count | None = None
-    rms_norm_eps: Positive | None = None
-    hidden_act: str | None = None
-    layer_types: list[str] | None = None
-    sliding_window: Index | None = None
-    use_sliding_window: bool | None = None
-    rotary_dim: Count | None = None
-    rope_dim: Count | None = None
-
-    rope_theta: Positive | None = None
-    rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
-    rope_type: str | None = None
-    type: str | None = None
-    factor: Positive | None = None
-    low_freq_factor: Positive | None = None
-    high_freq_factor: Positive | None = None
-    original_max_position_embeddings: Count | None = None
-    partial_rotary_factor: Positive | None = None
-    attention_factor: Positive | None = None
-    beta_fast: Positive | None = None
-    beta_slow: Positive | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool | None = None
-    short_factor: list[Positive] | None = None
-    long_factor: list[Positive] | None = None
-
-    eagle_aux_hidden_state_layer_ids: list[Index] | None = None
-    aux_hidden_state_layer_ids: list[Index] | None = None
-    target_layer_ids: list[Index] | None = None
-    layer_ids: list[Index] | None = None
-    norm_before_residual: bool | None = None
-    norm_before_fc: bool | None = None
-    fc_norm: bool | None = None
-    norm_output: bool | None = None
-    return_hidden_post_norm: bool | None = None
-    tie_word_embeddings: bool | None = None
-    use_aux_hidden_state: bool | None = None
-    use_input_layernorm_in_first_layer: bool | None = None
-    use_last_layernorm: bool | None = None
-    use_mtp_layernorm: bool | None = None
-    next_layer_regular: bool | None = None
-    parallel_draft_step: Index | None = None
-
-    block_size: Count | None = None
-    mask_token_id: Index | None = None
-    num_target_layers: Count | None = None
-    projector_type: str | None = None
-    markov_rank: Index | None = None
-    markov_head_type: str | None = None
-    sample_from_anchor: bool | None = None
-    dspark_bonus_anchor: bool | None = None
-    shift_label: bool | None = None
-    sliding_window_non_causal: bool | None = None
-    is_causal: bool | None = None
-    causal: bool | None = None
-    is_neox_style: bool | None = None
-
-    num_draft_layers: Count | None = None
-    exit_dim: Count | None = None
-    rnn: bool | None = None

@@ -73,6 +73,16 @@ class HubFolder:
             )
         return next(iter(values.values()), None)
 
+    def hidden_size(self, layer: Mapping[str, Any], target: TargetConfig) -> int:
+        """The layers' hidden size. Raises ValueError where it is not the target's, or that of the target it names."""
+        size, of_target = layer["hidden_size"], self.says("target_hidden_size")
+        if size != (of_target or size) or size != target.hidden_size:
+            raise ValueError(
+                f"{self.path}: the drafter has hidden size {size} and is for a target of {of_target or size}; this one "
+                f"has {target.hidden_size}, and both must be the same"
+            )
+        return size
+
     def names_architecture(self, part: str) -> bool:
         """Whether the name of an architecture in `config.json` has this part."""
         names = self.config.get("architectures")
