@@ -23,9 +23,10 @@ import numpy as np
 import typer
 
 from benchmarks.command import ModelFolder, Report, console, run
+from benchmarks.plots import save
 from redraft.console.program import Rows
 from redraft.loadtest.intervals import over_runs
-from redraft.loadtest.plots import COLORS, new_figure, save
+from redraft.loadtest.plots import COLORS, new_figure
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table
 from redraft.model_defs.target.config import TargetConfig

@@ -16,13 +16,19 @@ from benchmarks.speed.acceptance import acceptance_figures
 from benchmarks.speed.inprocess import Clock, timed
 from redraft.llm import LLM, Answer
 from redraft.loadtest.intervals import interval, ratio
-from redraft.loadtest.workload import kinds_of
 from redraft.prompts import Prompt
 from redraft.request import GenerateRequest
 
 AR = "auto-regressive"
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 WARM_UP = "Hello"
 """A prompt for files of which all are measured."""
+
+
+def kinds_of(prompts: list[Prompt]) -> list[str]:
+    """Each prompt's kind: its category, but MT-bench's eight are one where a file has others too (Spec-Bench)."""
+    alone = all(prompt.category in MT_BENCH for prompt in prompts)
+    return [prompt.category if alone or prompt.category not in MT_BENCH else "mt_bench" for prompt in prompts]
 
 
 class Decoder(Protocol):

@@ -18,11 +18,12 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import plots
 from benchmarks.command import run
 from benchmarks.load import comparison
 from benchmarks.speed import single_stream
 from benchmarks.verify import lossless as verify_lossless
-from redraft.loadtest import plots
+from redraft.loadtest.plots import load_test, new_figure
 from redraft.loadtest.results import load_runs
 from redraft.loadtest.tables import COMPARED, Table, run_tables, speedup_table
 
@@ -47,7 +48,15 @@ class Section:
     def html(self) -> str:
         """The section, its pictures inside."""
         images = [f'<img alt="{escape(path.stem)}" src="{_data_url(path)}">' for path in self.plots]
-        return "\n".join([f"<h2>{escape(self.title)}</h2>", *images, *(table.html() for table in self.tables)])
+        return "\n".join([f"<h2>{escape(self.title)}</h2>", *images, *map(_table_html, self.tables)])
+
+
+def _table_html(table: Table) -> str:
+    """A table as HTML, title included."""
+    rows = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in table.rows]
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    body = "".join(f"<tr>{row}</tr>\n" for row in rows)
+    return f"<table>\n<caption>{escape(table.title)}</caption>\n<tr>{head}</tr>\n{body}</table>"
 
 
 def _data_url(path: Path) -> str:
@@ -59,12 +68,12 @@ def load_section(folders: list[Path], plot_folder: Path) -> Section:
     labels = [load_runs(folder) for folder in folders]
     tables = [speedup_table(labels[0], labels[1:], name) for name in COMPARED] if len(labels) > 1 else []
     tables += [table for runs in labels for table in run_tables(runs, ["ttft", "tpot"])]
-    return Section("Load test", [plots.load_test(labels, plot_folder)], tables)
+    return Section("Load test", [load_test(labels, plot_folder)], tables)
 
 
 def single_section(content: dict[str, Any], plot_folder: Path) -> Section:
     """Single-stream speeds, acceptance per depth, and several streams at once."""
-    figure, (speed, depth, streams) = plots.new_figure(3)
+    figure, (speed, depth, streams) = new_figure(3)
     singles, levels = content["single"], content["concurrent"]
     names = list(dict.fromkeys(name for single in singles.values() for name in single["contenders"]))
     groups = [f"temperature {temperature}" for temperature in singles]

@@ -4,7 +4,6 @@ runs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -31,14 +30,6 @@ def ratio(tops: np.ndarray, bottoms: np.ndarray) -> np.ndarray:
     draws = resampled_prompts(len(tops))
     with np.errstate(invalid="ignore", divide="ignore"):
         return (draws @ tops) / (draws @ bottoms)
-
-
-def median_ratio(tops: np.ndarray, bottoms: np.ndarray) -> dict[str, Any]:
-    """`ratio`, the median of the pairs' ratios (float [pairs] each), and its `interval`. One slow moment hardly
-    moves it."""
-    ratios = tops / bottoms
-    medians = [np.median(np.repeat(ratios, draw)) for draw in resampled_prompts(len(ratios))]
-    return {"ratio": float(np.median(ratios)), "interval": interval(np.array(medians))}
 
 
 def over_runs(values: Sequence[float]) -> tuple[float, float | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -36,13 +35,6 @@ class Table:
         width, console.width = console.width, max(console.width, natural)
         console.print(table)
         console.width = width
-
-    def html(self) -> str:
-        """The table as HTML, title included."""
-        rows = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self.rows]
-        head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
-        body = "".join(f"<tr>{row}</tr>\n" for row in rows)
-        return f"<table>\n<caption>{escape(self.title)}</caption>\n<tr>{head}</tr>\n{body}</table>"
 
     def markdown(self) -> str:
         """The table as GitHub Markdown, title left out."""

@@ -17,13 +17,6 @@ from redraft.prompts import Prompt
 from redraft.request import GenerateRequest, request
 
 ARRIVALS = ("constant", "poisson")
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-
-
-def kinds_of(prompts: list[Prompt]) -> list[str]:
-    """Each prompt's kind: its category, but MT-bench's eight are one where a file has others too (Spec-Bench)."""
-    alone = all(prompt.category in MT_BENCH for prompt in prompts)
-    return [prompt.category if alone or prompt.category not in MT_BENCH else "mt_bench" for prompt in prompts]
 
 
 class ChatTokenizer:

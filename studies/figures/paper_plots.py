@@ -10,8 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks import plots
 from benchmarks.load.comparison import AR
-from redraft.loadtest import plots
+from redraft.loadtest.plots import COLORS, new_figure
 from redraft.request import AUTO_REGRESSIVE
 from studies import training
 from studies.figures.contenders import Load, contenders
@@ -49,7 +50,7 @@ DRAFTERS = {
 def speedups(load: Load) -> Figure:
     """Speed-up of each method over auto-regressive decoding, greedy and at temperature 1, with intervals."""
     report = load("methods")
-    figure, axes = plots.new_figure(2, width=4.6, height=4.2)
+    figure, axes = new_figure(2, width=4.6, height=4.2)
     for axis, temperature in zip(axes, ("0", "1"), strict=True):
         entries = contenders(report, temperature)
         bars(axis, {label: entries[name] for name, label in SHORT.items()}, f"Temperature {temperature}")
@@ -66,7 +67,7 @@ def bars(axis: Axes, entries: Mapping[str, Mapping[str, Any]], title: str) -> No
         [v - low for v, low in zip(values, lows, strict=True)],
         [h - v for v, h in zip(values, highs, strict=True)],
     ]
-    colors = [plots.COLORS[1] if value > 1 else plots.COLORS[0] for value in values]
+    colors = [COLORS[1] if value > 1 else COLORS[0] for value in values]
     axis.barh(places, values, 0.7, xerr=errors, color=colors, error_kw={"elinewidth": 0.8, "ecolor": "#374151"})
     for place, entry, high in zip(places, entries.values(), highs, strict=True):
         axis.text(high + 0.02, place, f"{entry['speedup']:.2f}x", va="center", fontsize=8)
@@ -80,7 +81,7 @@ def bars(axis: Axes, entries: Mapping[str, Mapping[str, Any]], title: str) -> No
 
 def categories(load: Load) -> Figure:
     """Speed-up and tokens per step of the default by kind of prompt (ReDrafter, figure 5)."""
-    figure, axes = plots.new_figure(2, width=5.2)
+    figure, axes = new_figure(2, width=5.2)
     found = {
         f"temperature {t}": next(entry for name, entry in single["contenders"].items() if name != AR)["categories"]
         for t, single in load("single_stream")["single"].items()
@@ -97,7 +98,7 @@ def categories(load: Load) -> Figure:
 
 def load_test(load: Load) -> Figure:
     """Milliseconds per token through Triton by request rate: the default, and ReDrafter's table 2."""
-    figure, axes = plots.new_figure(2)
+    figure, axes = new_figure(2)
     parts = {"load_test": "Default, temperature 0", "redrafter_table2": "ReDrafter's table 2, temperature 1"}
     for axis, (name, title) in zip(axes, parts.items(), strict=True):
         rows = load(name)["rates"]
@@ -113,7 +114,7 @@ def load_test(load: Load) -> Figure:
 
 def tensor_parallel(load: Load) -> Figure:
     """Speed-up by ranks, with and without AMX (ReDrafter, table 3)."""
-    figure, axes = plots.new_figure(2)
+    figure, axes = new_figure(2)
     parts = {"tensor_parallel": "Xeon with AMX", "icelake/tensor_parallel": "Ice Lake Xeon"}
     for axis, (name, title) in zip(axes, parts.items(), strict=True):
         rows = sorted(load(name)["rows"], key=lambda row: (row["ranks"], row["threads"]))
@@ -148,7 +149,7 @@ def by_batch(axis: Axes, report: Mapping[str, Any], labels: Mapping[str, str], t
 
 def beam_widths(load: Load) -> Figure:
     """Speed-up by batch size for each beam width, and by the tuned trees (ReDrafter, table 5)."""
-    figure, (axis,) = plots.new_figure(1, width=5.6, height=4.0)
+    figure, (axis,) = new_figure(1, width=5.6, height=4.0)
     report = load("zen4/beam_widths")
     widths = {f"width_{width}": counted(width, "beam") for width in WIDTHS}
     by_batch(axis, report, widths | {"tuned": "tuned tree"}, "Beam width and batch size")
@@ -157,7 +158,7 @@ def beam_widths(load: Load) -> Figure:
 
 def method_batches(load: Load) -> Figure:
     """Speed-up by batch size of methods with tuned budgets (Lyanna, figures 8 to 11)."""
-    figure, axes = plots.new_figure(3, height=3.8, columns=2)
+    figure, axes = new_figure(3, height=3.8, columns=2)
     labels = {
         "best": "default",
         "redrafter_best_first": "ReDrafter, tree",
@@ -184,7 +185,7 @@ def distillation(load: Load) -> Figure:
         "text_soft": "data's text, soft labels",
         "text_hard": "data's text, hard labels",
     }
-    figure, (axis,) = plots.new_figure(1, width=5.0)
+    figure, (axis,) = new_figure(1, width=5.0)
     results = load("distillation")["drafters"]
     series = {
         label: {str(row["width"]): row["acceptance_length"] for row in results[name]} for name, label in labels.items()
@@ -196,7 +197,7 @@ def distillation(load: Load) -> Figure:
 
 def drafting_latency(load: Load) -> Figure:
     """Milliseconds of the LM head token by token and in one pass, and of whole drafts (Lyanna, figure 13)."""
-    figure, (heads, drafts) = plots.new_figure(2)
+    figure, (heads, drafts) = new_figure(2)
     rows = {
         (row["columns"], row["width"], row["way"]): row["milliseconds"]["all"]
         for row in load("drafting_heads")["drafts"]
@@ -218,7 +219,7 @@ def drafting_latency(load: Load) -> Figure:
 def step_times(load: Load) -> Figure:
     """Time of a step by rows over that of one row, by machine."""
     machines = {"Xeon with AMX": "", "Zen 5": "zen5/", "Zen 4": "zen4/", "Ice Lake": "icelake/"}
-    figure, (axis,) = plots.new_figure(1, width=5.6)
+    figure, (axis,) = new_figure(1, width=5.6)
     series = {}
     for machine, folder in machines.items():
         rows = [row for row in load(f"{folder}step_times")["rows"] if row["sequences"] == 1 and row["context"] == 256]
@@ -229,7 +230,7 @@ def step_times(load: Load) -> Figure:
 
 def token_frequency(load: Load) -> Figure:
     """Share of the target's answers that its K most frequent tokens cover (Lyanna, figure 7)."""
-    figure, (axis,) = plots.new_figure(1, width=5.0)
+    figure, (axis,) = new_figure(1, width=5.0)
     covered = {f"{int(count):,}": share for count, share in load("token_frequency")["covered"].items()}
     labels = ("Covered by the most frequent tokens", "most frequent tokens", "share of the answers")
     plots.lines(axis, {"SmolLM2-135M-Instruct": covered}, labels)
@@ -241,9 +242,9 @@ def token_frequency(load: Load) -> Figure:
 def beam_packing(load: Load) -> Figure:
     """Rows with and without packing, and the compression ratio, over beam width (ReDrafter, figure 6, left)."""
     results = load("beam_packing")["widths"]
-    figure, (rows, ratio) = plots.new_figure(2)
+    figure, (rows, ratio) = new_figure(2)
     width = [row["width"] for row in results]
-    gray, blue = plots.COLORS[:2]
+    gray, blue = COLORS[:2]
     rows.plot(width, [row["unpacked"] for row in results], "o-", color=gray, label="without packing", ms=4)
     rows.plot(width, [row["packed"] for row in results], "o-", color=blue, label="with packing, mean", ms=4)
     low, high = ([row[key] for row in results] for key in ("p1", "p99"))
@@ -263,7 +264,7 @@ def beam_packing(load: Load) -> Figure:
 def beam_shapes(load: Load) -> Figure:
     """Tokens per step by beam width, a line per length, a panel per drafter (ReDrafter, figure 7)."""
     drafters = load("beam_shapes")["drafters"]
-    figure, axes = plots.new_figure(len(drafters))
+    figure, axes = new_figure(len(drafters))
     most = max(row["acceptance_length"] for results in drafters.values() for row in results)
     for axis, (label, results) in zip(axes, drafters.items(), strict=True):
         series: dict[str, dict[str, float]] = {}

@@ -25,6 +25,7 @@ import typer
 from safetensors import safe_open
 
 from benchmarks.command import MaxTokens, ModelFolder, console, run
+from benchmarks.load.comparison import MT_BENCH
 from benchmarks.speed.inprocess import load_llm
 from redraft.bundle.backends import Precision
 from redraft.bundle.manifest import Bundle
@@ -33,7 +34,7 @@ from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress
 from redraft.errors import BundleError
 from redraft.llm import LLM
-from redraft.loadtest.workload import MT_BENCH, ChatTokenizer
+from redraft.loadtest.workload import ChatTokenizer
 from redraft.model_defs.files import weight_files
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest

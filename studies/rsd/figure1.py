@@ -13,9 +13,10 @@ import numpy as np
 import typer
 
 from benchmarks.command import console, run
+from benchmarks.plots import save
 from redraft.decoding.rejection import Rule, k_seq, multi_round, recursive_rejection
 from redraft.decoding.token_tree import NodeDraws
-from redraft.loadtest.plots import COLORS, new_figure, save
+from redraft.loadtest.plots import COLORS, new_figure
 from redraft.loadtest.tables import Table
 
 TARGETS = (0.5, 0.7, 0.9)

@@ -9,7 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from redraft.loadtest.plots import COLORS, new_figure, save
+from benchmarks.plots import save
+from redraft.loadtest.plots import COLORS, new_figure
 from redraft.loadtest.results import save_report
 from redraft.loadtest.tables import Table
 from studies.rsd.figures import DEPTHS, published

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import PROMPTS_FILE, BundleFolder, Concurrency, MaxTokens, PromptsFile, Report, run
+from benchmarks.plots import save
 from benchmarks.speed.inprocess import Clock, load_llm
 from benchmarks.speed.method_batches import FewPrompts, Rounds, WarmUp, Workload, best_rounds
 from redraft.bundle.method import MethodConfig
 from redraft.llm import Answer
-from redraft.loadtest.plots import COLORS, new_figure, save
+from redraft.loadtest.plots import COLORS, new_figure
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table
 from redraft.request import AUTO_REGRESSIVE

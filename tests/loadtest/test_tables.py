@@ -106,7 +106,7 @@ def test_markdown():
 
 def test_a_plot_says_what_each_label_measured_and_long_times_in_seconds(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots.Figure, "savefig", lambda figure, path: figures.append(figure))
     plan = {"name": "tiny", "precision": "bf16"}
     slow = [run("ours", rate, 35_000.0, plan=plan, temperature=1.0, date="2026-01-02") for rate in (1.0, 2.0)]
     plots.load_test([[run("AR", 1.0, 5.0, temperature=1.0)], slow], tmp_path)

@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from redraft.loadtest.workload import ChatTokenizer, arrival_times, conversations_of, kinds_of, pick_prompts
+from redraft.loadtest.workload import ChatTokenizer, arrival_times, conversations_of, pick_prompts
 from redraft.prompts import Prompt, load_prompts
 
 SHIPPED = Path(__file__).parents[2] / "benchmarks" / "prompts.jsonl"
@@ -23,12 +23,6 @@ def test_each_prompt_is_used_before_any_repeats():
     assert set(picked[: len(prompts)]) == set(prompts)
     assert picked == pick_prompts(prompts, len(prompts) + 5, seed=3)
     assert picked != pick_prompts(prompts, len(prompts) + 5, seed=4)
-
-
-def test_mt_bench_is_one_kind_among_others():
-    mt_bench, other = [[Prompt(kind, kind, ("a",)) for kind in kinds] for kinds in (("math", "stem"), ("qa", "rag"))]
-    assert kinds_of(mt_bench) == ["math", "stem"]
-    assert kinds_of(mt_bench + other) == ["mt_bench", "mt_bench", "qa", "rag"]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from redraft.model_defs.target.rope import RopeConfig
 from redraft.request import AUTO_REGRESSIVE, request
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
+from studies.cache import prefix_reuse
 from studies.replay import acceptance, answers
 from studies.replay.replay import Replayer
 from tests.conftest import ROOT
@@ -173,3 +175,18 @@ def test_drafters_are_replayed_over_recorded_answers(target, greedy, tmp_path, m
         assert [row["rows_per_step"] for row in rows if row["length"] == 1] == [2, 5]
     for row in replayed("ablation", chains, "--tree-budget 9")["drafters"].values():
         assert row["acceptance_length"] == pytest.approx(1 + sum(row["accepted"]) / row["steps"])
+
+
+def test_one_slow_moment_does_not_move_a_median():
+    rng = np.random.default_rng(2)
+    bottoms = rng.uniform(5.0, 50.0, 101)
+    tops = bottoms * rng.normal(1.02, 0.01, 101)
+    found = prefix_reuse.median_ratio(tops, bottoms)
+    low, high = found["interval"]
+    assert low < found["ratio"] < high
+    assert low > 1.015
+    assert high < 1.025
+    tops[7] *= 50.0
+    slow = prefix_reuse.median_ratio(tops, bottoms)
+    assert slow["ratio"] == pytest.approx(found["ratio"], abs=0.002)
+    assert slow["interval"] == pytest.approx((low, high), abs=0.002)

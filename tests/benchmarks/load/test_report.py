@@ -5,9 +5,10 @@ import json
 import pytest
 
 from benchmarks.command import execute
-from benchmarks.load import report
+from benchmarks.load import comparison, report
 from redraft.loadtest.metrics import Timeline, summarize
 from redraft.loadtest.results import Run, load_runs, save_run, write_json
+from redraft.prompts import Prompt
 
 
 def contender(speed, depths):
@@ -101,3 +102,9 @@ def test_nothing_to_report(tmp_path, capsys):
 
 def test_results_are_json_all_the_way(folders):
     json.loads((folders / "ar" / "rate-1-run-1.json").read_text())
+
+
+def test_mt_bench_is_one_kind_among_others():
+    mt_bench, other = [[Prompt(kind, kind, ("a",)) for kind in kinds] for kinds in (("math", "stem"), ("qa", "rag"))]
+    assert comparison.kinds_of(mt_bench) == ["math", "stem"]
+    assert comparison.kinds_of(mt_bench + other) == ["mt_bench", "mt_bench", "qa", "rag"]
