@@ -91,7 +91,7 @@ def _request_fields() -> Iterator[list[str]]:
 
 def _elsewhere(field: RequestField) -> str:
     """The front ends that call a field otherwise than `LLM`, with their names, or do not have it."""
-    front_ends = {"`/v1`": (field.v1,) if field.v1 else ()}
+    front_ends: dict[str, tuple[str, ...]] = {"`/v1`": (field.v1,) if field.v1 else ()}
     if field.ensemble == field.tensorrt_llm:
         front_ends["Triton"] = field.ensemble
     else:
