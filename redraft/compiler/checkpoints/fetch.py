@@ -108,7 +108,7 @@ def fetch(request: Request, say: Say) -> Path:
                 f"{folder} holds a model from {recorded['source']}; choose another --name, or use --replace"
             )
         template_file = folder / TEMPLATE
-        if recorded.get("files", {}) != request.files:
+        if recorded.get("files", request.files) != request.files:  # a former version did not write them
             say(f"{request.source} has changed since {folder} was fetched: it is fetched again")
             template = template or (template_file if recorded.get("chat_template") else None)
         elif not template or (template_file.is_file() and template_file.read_text() == template.read_text()):
@@ -123,10 +123,9 @@ def fetch(request: Request, say: Say) -> Path:
             checkpoint = AdaptedCheckpoint(checkpoint, request.adapter)
         store(checkpoint, out, template, say)
         shutil.rmtree(out / "unpacked", ignore_errors=True)
-        origin = {key: value for key, value in request.origin.items() if value}
-        record = origin | {"precision": checkpoint.precision} | ({"files": files} if files else {})
-        record |= {"chat_template": "of --chat-template"} if template else {}
-        (out / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        made = {**request.origin, "files": files, "chat_template": "of --chat-template" if template else None}
+        made |= {"precision": checkpoint.precision}
+        (out / RECORD).write_text(json.dumps({key: value for key, value in made.items() if value}, indent=2) + "\n")
     say(f"ready: {folder}: {describe(folder)}")
     return folder
 
