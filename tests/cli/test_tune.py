@@ -54,7 +54,7 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Runtime, "load", retrieving)
     monkeypatch.setattr(Tuner, "tune", tuned)
-    tune.main(bundle, prompts, None, 1, 2, 4, 1)
+    tune.main(bundle, prompts=prompts, minutes=1, num_prompts=2, max_tokens=4, threads=1)
     codec = given[0].runtime.codec
     assert given[0].prompts == [codec.encode(text) for text in ("one", "three")]
     assert [codec.decode(text)[: len(word)] for text, word in zip(given[0].served, ["two", "four"], strict=True)] == [
@@ -69,11 +69,11 @@ def test_prompts_that_do_not_fit_are_left_out(tmp_path, monkeypatch, capsys):
     given = []
     monkeypatch.setattr(Tuner, "tune", lambda tuner: given.append(tuner.bench) or NOTHING)
     bundle, prompts = tiny(tmp_path, ["x" * 29, "x" * 28, "one"], LIMITS.model_copy(update={"max_len": 32}))
-    tune.main(bundle, prompts, None, 1, 3, 4, 1)
+    tune.main(bundle, prompts=prompts, minutes=1, num_prompts=3, max_tokens=4, threads=1)
     assert given[0].prompts == [given[0].runtime.codec.encode(text) for text in ("x" * 28, "one")]
     assert "1 of 3 prompts do not fit" in capsys.readouterr().err
     with pytest.raises(typer.Exit):
-        tune.main(bundle, prompts, None, 1, 3, 32, 1)
+        tune.main(bundle, prompts=prompts, minutes=1, num_prompts=3, max_tokens=32, threads=1)
     assert "no prompt leaves room for 32 tokens in the bundle's context of 32" in capsys.readouterr().err
 
 
@@ -115,13 +115,13 @@ def test_tuning_that_was_stopped_goes_on_with_the_methods_without_a_table(tmp_pa
 
     monkeypatch.setattr(Runtime, "load", two_methods)
     monkeypatch.setattr(Tuner, "tune", tuned)
-    command = (bundle, prompts, None, 1, 1, 4, 1)
+    options = {"prompts": prompts, "minutes": 1, "num_prompts": 1, "max_tokens": 4, "threads": 1}
     with pytest.raises(SystemExit):
-        tune.main(*command)
+        tune.main(bundle, **options)
     assert re.search(rf"tune: {METHOD}, second: at most about 2 min, .* of memory", capsys.readouterr().err)
     assert list(BudgetFile.load(bundle).methods) == [METHOD]
-    tune.main(*command)
-    tune.main(*command)
+    tune.main(bundle, **options)
+    tune.main(bundle, **options)
     assert names == [METHOD, "second", "second", METHOD, "second"]
 
 
@@ -135,4 +135,4 @@ def test_a_bundle_that_loads_slowly_is_seen_in_a_log(tmp_path, monkeypatch, caps
     monkeypatch.setattr(progress, "LINE_S", 0.1)
     monkeypatch.setattr(Runtime, "load", slow)
     with pytest.raises(typer.Exit):
-        tune.main(tmp_path, tmp_path / "prompts.jsonl")
+        tune.main(tmp_path, prompts=tmp_path / "prompts.jsonl")
