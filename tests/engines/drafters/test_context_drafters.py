@@ -152,6 +152,6 @@ def test_batches_that_do_not_fit_are_refused(target, tmp_path):
     with pytest.raises(RuntimeError, match="sequence 1 has 0 pairs: expected at least 1"):
         draft(engine, [Drafting(1, first.hidden, first.tokens), Drafting(2)])
     long = Drafting(1)
-    long.grow(rng, 84)
-    with pytest.raises(RuntimeError, match="cache length and rows 87: expected at most the cache's rows"):
+    long.grow(rng, 87)
+    with pytest.raises(RuntimeError, match="cache length and rows 90: expected at most the cache's rows"):
         draft(engine, [long])
