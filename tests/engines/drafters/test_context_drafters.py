@@ -153,5 +153,5 @@ def test_batches_that_do_not_fit_are_refused(target, tmp_path):
         draft(engine, [Drafting(1, first.hidden, first.tokens), Drafting(2)])
     long = Drafting(1)
     long.grow(rng, 87)
-    with pytest.raises(RuntimeError, match="cache length and rows 90: expected at most the cache's rows"):
+    with pytest.raises(RuntimeError, match="cache length and rows 87: expected at most the cache's rows"):
         draft(engine, [long])
