@@ -58,8 +58,8 @@ def grouped_bars(
     """Bars per group and series, each with its value written above."""
     width = 0.8 / len(series)
     for index, (color, (label, values)) in enumerate(zip(cycle(COLORS), series.items(), strict=False)):
-        places = [place + (index - (len(series) - 1) / 2) * width for place in range(len(groups))]
-        bars = axis.bar(places, values, width * 0.92, color=color, label=label)
+        positions = [x + (index - (len(series) - 1) / 2) * width for x in range(len(groups))]
+        bars = axis.bar(positions, values, width * 0.92, color=color, label=label)
         texts = ["" if math.isnan(value) else f"{value:.{digits}f}" for value in values]
         axis.bar_label(bars, texts, fontsize=7, padding=1)
     axis.set_xticks(range(len(groups)), list(groups))
@@ -76,13 +76,13 @@ def lines(
     Labels are the title, the x and the y axis.
     """
     named = {
-        label: values if isinstance(values, Mapping) else {str(place): value for place, value in enumerate(values, 1)}
+        label: values if isinstance(values, Mapping) else {str(x): value for x, value in enumerate(values, 1)}
         for label, values in series.items()
     }
-    places = list(dict.fromkeys(place for values in named.values() for place in values))
+    positions = list(dict.fromkeys(x for values in named.values() for x in values))
     for color, (label, values) in zip(cycle(COLORS[1:]), named.items(), strict=False):
-        axis.plot([places.index(place) for place in values], list(values.values()), "o-", color=color, label=label)
-    axis.set_xticks(range(len(places)), places)
+        axis.plot([positions.index(x) for x in values], list(values.values()), "o-", color=color, label=label)
+    axis.set_xticks(range(len(positions)), positions)
     axis.set_title(labels[0], loc="left")
     axis.set_xlabel(labels[1])
     axis.set_ylabel(labels[2])

@@ -119,18 +119,18 @@ class ChatTemplate:
     ) -> str:
         """A conversation as the prompt that the model continues. Raises ValueError for messages of another form, and
         TemplateError where the template cannot write them or refuses them."""
-        source, given = self._chosen(bool(tools)), turns(messages)
-        for turn in given:
+        source, written = self._chosen(bool(tools)), turns(messages)
+        for turn in written:
             if turn["role"] == "developer" and "developer" not in source:
                 turn["role"] = "system"
         if writing.continue_final_message:
-            given[-1]["content"] += OPEN_END
+            written[-1]["content"] += OPEN_END
         values = {**self._special_tokens, **writing.variables(), "tools": list(tools) if tools else None}
         try:
-            text = RENDERER.render(source, {**values, "messages": given})
+            text = RENDERER.render(source, {**values, "messages": written})
         except CannotWrite:
             # Most templates take the arguments of calls as values, DeepSeek's take texts.
-            text = RENDERER.render(source, {**values, "messages": _with_argument_texts(given)})
+            text = RENDERER.render(source, {**values, "messages": _with_argument_texts(written)})
         return _cut(text) if writing.continue_final_message else text
 
     def _chosen(self, tools: bool) -> str:
@@ -175,7 +175,7 @@ def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     of another form."""
     if not messages:
         raise ValueError("expected at least one message, got none")
-    return [_turn(message, place) for place, message in enumerate(messages)]
+    return [_turn(message, index) for index, message in enumerate(messages)]
 
 
 def render_chat(folder: Path, messages: str | Sequence[ChatMessage], writing: Writing = NEXT_TURN) -> str:
@@ -207,19 +207,19 @@ def template_digest(folder: Path) -> str | None:
     return hashlib.sha256(source.encode()).hexdigest() if source is not None else None
 
 
-def _turn(message: ChatMessage, place: int) -> dict[str, Any]:
+def _turn(message: ChatMessage, index: int) -> dict[str, Any]:
     """A message as templates expect it: its content one text, the arguments of its tool calls JSON values, and nothing
     that is None: templates ask whether a field is there."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ValueError(f"messages[{place}]: expected a map with the texts role and content, got {message!r:.60}")
-    content = _text(message.get("content"), message["role"], f"messages[{place}].content")
+        raise ValueError(f"messages[{index}]: expected a map with the texts role and content, got {message!r:.60}")
+    content = _text(message.get("content"), message["role"], f"messages[{index}].content")
     turn = {name: value for name, value in message.items() if value is not None} | {"content": content}
     if "reasoning" in turn:  # vLLM's name of it, which templates do not know
         turn.setdefault("reasoning_content", turn.pop("reasoning"))
     if calls := turn.get("tool_calls"):
         if not isinstance(calls, Sequence):
-            raise ValueError(f"messages[{place}].tool_calls: expected a list of calls, got {calls!r:.60}")
-        turn["tool_calls"] = [_call(call, f"messages[{place}].tool_calls") for call in calls]
+            raise ValueError(f"messages[{index}].tool_calls: expected a list of calls, got {calls!r:.60}")
+        turn["tool_calls"] = [_call(call, f"messages[{index}].tool_calls") for call in calls]
     return turn
 
 
@@ -231,12 +231,12 @@ def _text(content: Any, role: str, where: str) -> str:
     if not isinstance(content, Sequence):
         raise ValueError(f"{where}: expected a text or a list of text parts, got {content!r:.60}")
     texts = []
-    for place, part in enumerate(content):
+    for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
-            raise TextOnly(f"{where}[{place}]: expected a part of type text, got {kind or part!r:.60}: text only")
+            raise TextOnly(f"{where}[{index}]: expected a part of type text, got {kind or part!r:.60}: text only")
         if not isinstance(part.get("text"), str):
-            raise ValueError(f"{where}[{place}].text: expected a text, got {part.get('text')!r:.60}")
+            raise ValueError(f"{where}[{index}].text: expected a text, got {part.get('text')!r:.60}")
         texts.append(part["text"])
     return "\n".join(texts)
 

@@ -162,9 +162,9 @@ def cores(threads: int | None) -> Finding:
 
 def templates(path: Path, config: BundleConfig) -> Iterator[Finding]:
     """Whether the drafters were trained with the bundle's chat template."""
-    own = template_digest(path)
+    digest = template_digest(path)
     for name, method in config.methods.items():
-        if method.chat_template and method.chat_template != own:
+        if method.chat_template and method.chat_template != digest:
             yield Finding(
                 "chat template",
                 f"{name} was trained on answers under another template than the bundle's",

@@ -97,12 +97,12 @@ def read_prompts(path: Path, column: str | None = None) -> PromptFile:
     """
     prompts, fields, left_out, to_be_fetched = list[Prompt](), Counter[str](), 0, 0
     kind, rows = _open(path, column)
-    for number, (place, row) in enumerate(rows, 1):
+    for number, (where, row) in enumerate(rows, 1):
         try:
             field = _field(row, column)
             prompt = _parse(row, field, number)
         except ValueError as error:
-            raise ValueError(f"{path}, {place}: {error}") from None
+            raise ValueError(f"{path}, {where}: {error}") from None
         if prompt is None:
             left_out += 1
             continue
@@ -148,7 +148,7 @@ def _open(path: Path, column: str | None) -> tuple[str, Rows]:
     lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if name.endswith(JSON_SUFFIXES) or (first == "{" and _is_json(lines[0][1])):
         return "JSON lines", _json_lines(path, lines)
-    return "plain text lines", ((place, line.strip()) for place, line in lines)
+    return "plain text lines", ((where, line.strip()) for where, line in lines)
 
 
 def _text(path: Path) -> str:
@@ -179,11 +179,11 @@ def _is_json(line: str) -> bool:
 
 
 def _json_lines(path: Path, lines: Iterable[tuple[str, str]]) -> Rows:
-    for place, line in lines:
+    for where, line in lines:
         try:
-            yield place, json.loads(line)
+            yield where, json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{path}, {place}: not JSON ({error}); expected {EXAMPLE}") from None
+            raise ValueError(f"{path}, {where}: not JSON ({error}); expected {EXAMPLE}") from None
 
 
 def _csv(path: Path, text: str, column: str | None) -> Rows:
@@ -239,8 +239,8 @@ def _field(row: Any, column: str | None) -> str | None:
     if column is not None and column not in names:
         raise ValueError(f"there is no field {column!r}: --column takes one of {', '.join(map(repr, names)) or 'none'}")
     known = sorted((field for field in FIELDS if field in names), key=lambda field: row[field] is None)
-    if found := column or next(iter(known), None):
-        return found
+    if name := column or next(iter(known), None):
+        return name
     if not names:
         raise ValueError(f"{row!r:.60} is no prompt; expected {EXAMPLE}")
     raise ValueError(
@@ -254,10 +254,10 @@ def _parse(row: Any, field: str | None, number: int) -> Prompt | None:
     value = row if field is None else row[field]
     turns, response = _conversation(value, field)
     others = row if isinstance(row, dict) else {}
-    given = others.get("response") if isinstance(others.get("response"), str) else None
+    answer = others.get("response") if isinstance(others.get("response"), str) else None
     if not turns:
         return None
-    response = given if given is not None else response
+    response = answer if answer is not None else response
     for text in (*turns, response or ""):
         text.encode()
     category = others.get("category") or others.get("source") or "all"
@@ -278,10 +278,10 @@ def _conversation(value: Any, field: str | None) -> tuple[tuple[str, ...], str |
         raise ValueError(f"{name}{value!r:.60}, expected a text, a list of texts, or a list of messages")
     texts = [(_role(message), _content(message)) for message in value]
     messages = [(role, text) for role, text in texts if text.strip()]
-    users = [place for place, (role, _) in enumerate(messages) if role in USER]
+    users = [index for index, (role, _) in enumerate(messages) if role in USER]
     after = messages[users[0] + 1 :][:1] if users else []
     response = after[0][1] if after and after[0][0] in ASSISTANT else None
-    return tuple(messages[place][1] for place in users), response
+    return tuple(messages[index][1] for index in users), response
 
 
 def _role(message: dict[str, Any]) -> str:
@@ -302,16 +302,16 @@ def _content(message: dict[str, Any]) -> str:
     raise ValueError(f"a message's content is {content!r:.60}, expected a text")
 
 
-def _references(given: Any, turns: int) -> tuple[tuple[str, ...], ...]:
-    if isinstance(given, str):
-        return ((given,),) if turns == 1 and given.strip() else ()
-    if not isinstance(given, list) or given == []:
+def _references(value: Any, turns: int) -> tuple[tuple[str, ...], ...]:
+    if isinstance(value, str):
+        return ((value,),) if turns == 1 and value.strip() else ()
+    if not isinstance(value, list) or value == []:
         return ()
-    answers = [[turn] if isinstance(turn, str) else turn for turn in given]
+    answers = [[turn] if isinstance(turn, str) else turn for turn in value]
     known = all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in answers)
     if len(answers) != turns or not known:
         raise ValueError(
-            f"expected 'reference' to have a text or a list of texts for each of {turns} turns, got {given!r:.60}"
+            f"expected 'reference' to have a text or a list of texts for each of {turns} turns, got {value!r:.60}"
         )
     return tuple(tuple(text for text in texts if text.strip()) for texts in answers)
 

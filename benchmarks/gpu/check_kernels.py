@@ -188,9 +188,9 @@ def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
     if not (result["max_error"] < most and result["rms_error"] < most_rms):
         raise ArithmeticError(f"output differs from the reference: {result}")
     for name in ("k_cache", "v_cache"):
-        found, wanted = getattr(found_batch, name).cpu().float(), getattr(expected_batch, name).float()
-        if not torch.allclose(found, wanted, atol=1e-6, rtol=ROUNDING[dtype]):
-            raise ArithmeticError(f"{name} differs from the reference by {(found - wanted).abs().max().item()}")
+        actual, wanted = getattr(found_batch, name).cpu().float(), getattr(expected_batch, name).float()
+        if not torch.allclose(actual, wanted, atol=1e-6, rtol=ROUNDING[dtype]):
+            raise ArithmeticError(f"{name} differs from the reference by {(actual - wanted).abs().max().item()}")
     for b in range(len(batch.slots) if dtype == FP32 else 0):
         rows = slice(int(batch.row_offsets[b]), int(batch.row_offsets[b + 1]))
         if not torch.equal(attend(alone(batch, b).to(device), heads), out[rows]):
@@ -237,9 +237,9 @@ def seconds(call: Callable[[], object], repeats: int = 20) -> float:
 def add_bandwidth() -> float:
     """Bytes per second that `torch.add` reads and writes: nearly the chip's own limit, which `copy_` of bytes is far
     from (H200: 4.25 and 2.75 TB/s)."""
-    given = torch.empty(1 << 28, device="cuda")
-    result = torch.empty_like(given)
-    return 2 * given.nbytes / seconds(lambda: torch.add(given, 1, out=result))
+    source = torch.empty(1 << 28, device="cuda")
+    result = torch.empty_like(source)
+    return 2 * source.nbytes / seconds(lambda: torch.add(source, 1, out=result))
 
 
 def attended_bytes(batch: Batch, heads: Heads) -> int:
@@ -289,10 +289,10 @@ def check_attention(
             lengths, trees = [-(-n // scale) for n in full_lengths], [-(-n // scale) for n in full_rows]
             chunk = full_chunk // scale
             for precision, dtype in (("bf16", BF16), ("fp32", FP32)):
-                found = check(change(make_batch(heads, lengths, trees, chunk, dtype=dtype)), heads, device)
+                errors = check(change(make_batch(heads, lengths, trees, chunk, dtype=dtype)), heads, device)
                 case = {"shape": name, "precision": precision, "batch": kind, "lengths": lengths, "rows": trees}
-                checks.append({**case, "chunk": chunk, **found})
-                print(f"{case}: ok, {found}", flush=True)
+                checks.append({**case, "chunk": chunk, **errors})
+                print(f"{case}: ok, {errors}", flush=True)
     return checks
 
 

@@ -129,43 +129,43 @@ def parse_resources(log: str) -> dict[str, Resources]:
         r"\s+ptxas info\s*: Used (\d+) registers(.*)",
         log,
     )
-    found = {}
+    result = {}
     for name, stack, stores, loads, registers, rest in blocks:
         shared = re.search(r"(\d+) bytes smem", rest)
-        found[name] = Resources(int(registers), int(stack), int(stores), int(loads), int(shared[1]) if shared else 0)
-    return found
+        result[name] = Resources(int(registers), int(stack), int(stores), int(loads), int(shared[1]) if shared else 0)
+    return result
 
 
 def parse_instructions(listing: str) -> dict[str, Instructions]:
     """Instructions of each kernel, from the output of `nvdisasm -c`: a label `.text.NAME:`, then lines of an address, a
     predicate or none, and an instruction."""
     names = re.split(r"^\.text\.(\w+):$", listing, flags=re.MULTILINE)
-    found = {}
+    result = {}
     for name, code in zip(names[1::2], names[2::2], strict=True):
         written = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", code, re.MULTILINE)
         counts = Counter(written)
-        found[name] = Instructions(
-            *(sum(n for one, n in counts.items() if kind.match(one)) for kind in (WIDE_LOAD, PRODUCT, LOCAL))
+        result[name] = Instructions(
+            *(sum(n for opcode, n in counts.items() if kind.match(opcode)) for kind in (WIDE_LOAD, PRODUCT, LOCAL))
         )
-    return found
+    return result
 
 
 def problems(name: str, used: Resources, instructions: Instructions | None) -> list[str]:
     """Excesses over the limits of a kernel that was compiled for sm_90."""
     if name not in LIMITS:
         return [f"{name}: expected its limits in benchmarks/gpu/kernel_resources.py"]
-    limits, found = LIMITS[name], []
+    limits, result = LIMITS[name], []
     if used.registers > limits.registers:
-        found.append(f"{used.registers} registers: expected at most {limits.registers}")
+        result.append(f"{used.registers} registers: expected at most {limits.registers}")
     if (resident := used.resident(limits.threads)) < limits.resident:
-        found.append(f"{resident} resident blocks: expected at least {limits.resident}")
+        result.append(f"{resident} resident blocks: expected at least {limits.resident}")
     if instructions and instructions.wide_loads < limits.wide_loads:
-        found.append(f"{instructions.wide_loads} loads of 16 bytes: expected at least {limits.wide_loads}")
+        result.append(f"{instructions.wide_loads} loads of 16 bytes: expected at least {limits.wide_loads}")
     if instructions and instructions.products != limits.products:
-        found.append(f"{instructions.products} products of tensor cores: expected {limits.products}")
+        result.append(f"{instructions.products} products of tensor cores: expected {limits.products}")
     if instructions and instructions.local:
-        found.append(f"{instructions.local} loads and stores of local memory: expected none")
-    return [f"{name}: {problem}" for problem in found]
+        result.append(f"{instructions.local} loads and stores of local memory: expected none")
+    return [f"{name}: {problem}" for problem in result]
 
 
 def _multiple(size: int, unit: int) -> int:

@@ -209,12 +209,12 @@ def tree_size(root: Path) -> int:
 
 def loads(kit: Path, tree: int) -> Table:
     """Each call's command, the folders that it takes along, and its size with the tree."""
-    shown = Table("calls, in order; b goes on after a, d after c, on the same machine", ["call", "takes along", "MiB"])
+    result = Table("calls, in order; b goes on after a, d after c, on the same machine", ["call", "takes along", "MiB"])
     for call, names in TRAVELS.items():
         size = tree + sum(size_of(kit / name) for name in names)
         folders = " ".join(f"{KIT}/{name}" for name in names)
-        shown.rows.append([f"bash benchmarks/gpu/calls/{call}.sh", folders, f"{size / MIB:.1f}"])
-    return shown
+        result.rows.append([f"bash benchmarks/gpu/calls/{call}.sh", folders, f"{size / MIB:.1f}"])
+    return result
 
 
 def too_large(shown: Table, limit_mib: float, tree: int) -> str | None:

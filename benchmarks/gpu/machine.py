@@ -83,16 +83,16 @@ def tool(name: str) -> str | None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Machine and software."""
-    found: dict[str, Any] = {"device": device.type, "torch": torch.__version__, "python": platform.python_version()}
+    result: dict[str, Any] = {"device": device.type, "torch": torch.__version__, "python": platform.python_version()}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found |= {
+        result |= {
             "name": properties.name,
             "multiprocessors": properties.multi_processor_count,
             "memory_gb": properties.total_memory / 1e9,
             "cuda": torch.version.cuda,
         }
-    return found
+    return result
 
 
 def write_report(output: Path | None, script: str, device: torch.device, report: dict[str, Any]) -> None:

@@ -116,15 +116,15 @@ def measure(config: TargetConfig, rows: list[int], device: torch.device, repeats
 
 def table(results: list[dict[str, Any]], layers: int) -> Table:
     """A step's products by rows: milliseconds of all layers and the head in each way, and FP8's share of bf16's."""
-    shown = Table("all products of a step, ms (share of bf16)", ["rows", *WAYS])
+    result = Table("all products of a step, ms (share of bf16)", ["rows", *WAYS])
     for count in dict.fromkeys(entry["rows"] for entry in results):
         sums = dict.fromkeys(WAYS, 0.0)
         for entry in results:
             if entry["rows"] == count:
                 times = 1 if entry["product"] == "head" else layers
                 sums[entry["way"]] += times * entry.get("microseconds", float("nan")) / 1e3
-        shown.rows.append([str(count), *(f"{ms:.2f} ({ms / sums[BF16_WAY]:.2f})" for ms in sums.values())])
-    return shown
+        result.rows.append([str(count), *(f"{ms:.2f} ({ms / sums[BF16_WAY]:.2f})" for ms in sums.values())])
+    return result
 
 
 def main(

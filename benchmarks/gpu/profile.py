@@ -51,14 +51,14 @@ def kernels_of(steps: TargetSteps, batch: int, rows: int, replays: int) -> dict[
 def table(step: dict[str, Any], most: int) -> Table:
     """The kernels that take the longest, and their shares of all kernels' time."""
     title = f"{step['batch']} x {step['rows']} rows: {step['milliseconds']:.2f} ms a step"
-    shown = Table(
+    result = Table(
         f"{title}, {step['kernel_microseconds'] / 1e3:.2f} ms of it in kernels", ["kernel", "calls", "us", "share"]
     )
     for kernel in step["kernels"][:most]:
         share = kernel["microseconds"] / max(step["kernel_microseconds"], 1e-9)
         cells = [f"{kernel['calls']:g}", f"{kernel['microseconds']:.1f}", f"{share:.1%}"]
-        shown.rows.append([kernel["kernel"][:WIDEST_NAME], *cells])
-    return shown
+        result.rows.append([kernel["kernel"][:WIDEST_NAME], *cells])
+    return result
 
 
 @torch.inference_mode()

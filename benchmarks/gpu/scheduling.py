@@ -168,15 +168,15 @@ def serve(
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """A line for each measurement."""
-    shown = Table(
+    result = Table(
         "The scheduler over a random target (milliseconds of a step)",
         ["streams", "sampling", "method", "tokens/s", "tokens/step", "step", "target", "draft", "host"],
     )
     for row in rows:
         times = [f"{row[f'{name}_ms']:.2f}" for name in ("step", "target", "draft", "host")]
         throughput = [f"{row['tokens_per_s']:.0f}", f"{row['acceptance_length']:.2f}"]
-        shown.rows.append([str(row["streams"]), row["sampling"], row["method"], *throughput, *times])
-    return shown
+        result.rows.append([str(row["streams"]), row["sampling"], row["method"], *throughput, *times])
+    return result
 
 
 def main(

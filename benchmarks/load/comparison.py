@@ -133,9 +133,9 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
     the first one's, and where the time went."""
     base = contenders[AR]
     first = next((contender for name, contender in contenders.items() if name != AR), base)
-    places: dict[str, list[int]] = {}
-    for place, kind in enumerate(kinds_of(prompts)):
-        places.setdefault(kind, []).append(place)
+    indices_of: dict[str, list[int]] = {}
+    for index, kind in enumerate(kinds_of(prompts)):
+        indices_of.setdefault(kind, []).append(index)
     report: dict[str, Any] = {"prompts": len(prompts), "contenders": {}}
     for name, contender in contenders.items():
         entry: dict[str, Any] = {
@@ -154,10 +154,10 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
         entry["identical_answers"] = sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
         entry["categories"] = {
             kind: {
-                "speedup": _part_speed(contender, some) / _part_speed(base, some),
-                "acceptance_length": acceptance_figures([contender.answers[i] for i in some])["acceptance_length"],
+                "speedup": _part_speed(contender, indices) / _part_speed(base, indices),
+                "acceptance_length": acceptance_figures([contender.answers[i] for i in indices])["acceptance_length"],
             }
-            for kind, some in places.items()
+            for kind, indices in indices_of.items()
         }
         report["contenders"][name] = entry
     return report
@@ -176,9 +176,9 @@ def resampled_acceptance(contender: Contender) -> np.ndarray:
     return 1 + ratio(accepted, steps)
 
 
-def _part_speed(contender: Contender, places: list[int]) -> float:
+def _part_speed(contender: Contender, indices: list[int]) -> float:
     seconds = contender.prompt_seconds()
-    return sum(len(contender.answers[i].token_ids) for i in places) / sum(seconds[i] for i in places)
+    return sum(len(contender.answers[i].token_ids) for i in indices) / sum(seconds[i] for i in indices)
 
 
 def compare_concurrent(

@@ -124,13 +124,13 @@ class Streams:
     async def _run(self) -> None:
         wanted = list(service.generations(STREAMS, self._tokens))
         async with service.connected(self._settings) as clients:
-            protocols = [service.PROTOCOLS[place % len(service.PROTOCOLS)] for place in range(STREAMS)]
-            texts = [await service.text(clients[one], wanted[place]) for place, one in enumerate(protocols)]
+            protocols = [service.PROTOCOLS[index % len(service.PROTOCOLS)] for index in range(STREAMS)]
+            texts = [await service.text(clients[name], wanted[index]) for index, name in enumerate(protocols)]
             self._begun.set()
 
-            async def again_and_again(place: int) -> None:
+            async def again_and_again(index: int) -> None:
                 while not self._over.is_set():
-                    how = await outcome(clients[protocols[place]], wanted[place], texts[place])
+                    how = await outcome(clients[protocols[index]], wanted[index], texts[index])
                     self.counts[how] += 1
                     await asyncio.sleep(0 if how == "whole" else EVERY_S)
 
@@ -325,13 +325,13 @@ class Trial:
 
 def table(report: dict[str, Any]) -> Table:
     """One row per fault of what the script writes."""
-    shown = Table("Faults", ["process", "signal", "back, s", "at most, s", "streams", "wrong"])
+    result = Table("Faults", ["process", "signal", "back, s", "at most, s", "streams", "wrong"])
     for fault in report["faults"]:
         streams = ", ".join(f"{how}: {count}" for how, count in sorted(fault["streams"].items()))
         back = "never" if fault["back_s"] is None else f"{fault['back_s']:.1f}"
         wrong = "; ".join(fault["wrong"]) or "-"
-        shown.rows.append([fault["process"], fault["signal"], back, f"{fault['limit_s']:.1f}", streams, wrong])
-    return shown
+        result.rows.append([fault["process"], fault["signal"], back, f"{fault['limit_s']:.1f}", streams, wrong])
+    return result
 
 
 def main(

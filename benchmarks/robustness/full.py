@@ -185,13 +185,13 @@ def cases(trial: Trial, seconds: float) -> Iterator[Case]:
         yield case
 
 
-def table(found: list[Case]) -> Table:
+def table(cases: list[Case]) -> Table:
     """One row per case."""
-    shown = Table("Full file systems", ["case", "streams", "said", "wrong"])
-    for case in found:
+    result = Table("Full file systems", ["case", "streams", "said", "wrong"])
+    for case in cases:
         streams = ", ".join(f"{how}: {count}" for how, count in sorted(case.streams.items()))
-        shown.rows.append([case.name, streams, case.said, "; ".join(case.wrong) or "-"])
-    return shown
+        result.rows.append([case.name, streams, case.said, "; ".join(case.wrong) or "-"])
+    return result
 
 
 def enter_namespace() -> None:

@@ -108,8 +108,8 @@ def _surrogate(rng: random.Random, path: str, body: dict[str, Any]) -> Raw:
 
 def _not_utf8(rng: random.Random, path: str, body: dict[str, Any]) -> Raw:
     data = json.dumps(body).encode()
-    place = rng.randrange(len(data))
-    return _post(path, data[:place] + bytes(rng.choices(range(0x80, 0x100), k=rng.randint(1, 9))) + data[place:])
+    index = rng.randrange(len(data))
+    return _post(path, data[:index] + bytes(rng.choices(range(0x80, 0x100), k=rng.randint(1, 9))) + data[index:])
 
 
 def _nested(rng: random.Random, path: str, body: dict[str, Any]) -> Raw:
@@ -178,7 +178,7 @@ def _encoded(rng: random.Random, path: str, body: dict[str, Any]) -> Raw:
 
 def _headers(rng: random.Random, path: str, body: dict[str, Any]) -> Raw:
     bad = ("A: " + "a" * 70_000, "A\0: b", ": b", "A b", "A: \0", " folded", "\u00e9: \u00ff")
-    lines = rng.choice(([rng.choice(bad)], [f"A{place}: b" for place in range(3000)]))
+    lines = rng.choice(([rng.choice(bad)], [f"A{number}: b" for number in range(3000)]))
     return _post(path, json.dumps(body).encode(), *lines)
 
 

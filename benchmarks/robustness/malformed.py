@@ -199,7 +199,7 @@ def attack(state: State, numbers: Iterator[int], seed: int, clients: int, total:
             while (number := next_number()) is not None:
                 protocol, kind, request = malformed(seed, number)
                 send = send_raw(ports[protocol], request) if isinstance(request, Raw) else send_call(channel, request)
-                shown.update(tally.add(number, protocol, kind, send))
+                bar.update(tally.add(number, protocol, kind, send))
 
     lock = threading.Lock()
 
@@ -207,7 +207,7 @@ def attack(state: State, numbers: Iterator[int], seed: int, clients: int, total:
         with lock:
             return next(numbers, None)
 
-    with progress("malformed", total, "requests") as shown, ThreadPoolExecutor(clients) as pool:
+    with progress("malformed", total, "requests") as bar, ThreadPoolExecutor(clients) as pool:
         for future in [pool.submit(work) for _ in range(clients)]:
             future.result()
     return tally
@@ -259,12 +259,12 @@ def restarts(state: State) -> dict[str, int]:
 
 def table(tally: Tally) -> Table:
     """One row per protocol."""
-    shown = Table("Malformed requests", ["protocol", "requests", "outcomes"])
+    result = Table("Malformed requests", ["protocol", "requests", "outcomes"])
     for protocol, kinds in tally.outcomes.items():
         outcomes = sum(kinds.values(), Counter[str]())
         text = ", ".join(f"{outcome}: {count}" for outcome, count in sorted(outcomes.items()))
-        shown.rows.append([protocol, str(outcomes.total()), text])
-    return shown
+        result.rows.append([protocol, str(outcomes.total()), text])
+    return result
 
 
 def main(

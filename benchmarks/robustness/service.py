@@ -44,12 +44,12 @@ def processes(state: State) -> dict[str, psutil.Process]:
             pids[f"model {Path(model.cmdline()[1]).parents[1].name}"] = model.pid
     if len(state.rank_pids) > 1:
         pids |= {f"rank {rank}": pid for rank, pid in state.rank_pids.items()}
-    found = {}
+    result = {}
     pids |= {worker_name(len(state.rank_pids)): state.worker_pid, "supervisor": state.supervisor_pid}
     for name, pid in pids.items():
         with contextlib.suppress(psutil.NoSuchProcess):
-            found[name] = psutil.Process(pid)
-    return found
+            result[name] = psutil.Process(pid)
+    return result
 
 
 def orphans(run_dir: Path, supervisor: int) -> list[str]:

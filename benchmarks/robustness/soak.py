@@ -99,9 +99,9 @@ class Growth:
 
 def growth(times: list[float], sizes: list[int]) -> Growth:
     """The growth that samples show, at least two after the time has settled."""
-    settled = [place for place, moment in enumerate(times) if moment >= SETTLED * times[-1]]
-    x = np.array([times[place] for place in settled])
-    y = np.array([sizes[place] for place in settled]) / 1e6
+    settled = [index for index, moment in enumerate(times) if moment >= SETTLED * times[-1]]
+    x = np.array([times[index] for index in settled])
+    y = np.array([sizes[index] for index in settled]) / 1e6
     slope = float(np.polyfit(x, y, 1)[0]) if len(settled) > 1 else 0.0
     return Growth(float(y.mean()), 3600 * slope, slope * float(x[-1] - x[0]))
 
@@ -109,7 +109,7 @@ def growth(times: list[float], sizes: list[int]) -> Growth:
 async def first_pass(clients: Mapping[str, Client], wanted: list[Generation]) -> list[str]:
     """The text of each request, sent when nothing else runs."""
     names = list(clients)
-    return [await service.text(clients[names[place % len(names)]], one) for place, one in enumerate(wanted)]
+    return [await service.text(clients[names[index % len(names)]], request) for index, request in enumerate(wanted)]
 
 
 async def capacity(clients: Mapping[str, Client], wanted: list[Generation], slots: int, seconds: float) -> float:
@@ -137,27 +137,27 @@ async def soak(
     """Send requests at random moments for so long, a share of which is cancelled."""
     counts, rng = Counts(), random.Random("soak")
 
-    async def send(place: int, protocol: str, pieces: int | None) -> None:
+    async def send(index: int, protocol: str, pieces: int | None) -> None:
         try:
-            text = await service.text(clients[protocol], wanted[place], pieces)
+            text = await service.text(clients[protocol], wanted[index], pieces)
         except (GenerationError, TimeoutError) as error:
             counts.errors.append(f"{protocol}: {error or 'no answer in time'}")
             return
         if pieces is not None:
             counts.cancelled += 1
-            same = texts[place].startswith(text)
+            same = texts[index].startswith(text)
         else:
             counts.whole += 1
-            same = text == texts[place]
+            same = text == texts[index]
         if not same:
-            counts.differing.append(f"{protocol}: expected {texts[place]!r}, got {text!r}")
+            counts.differing.append(f"{protocol}: expected {texts[index]!r}, got {text!r}")
 
     begun, due = time.monotonic(), 0.0
-    with progress("soak", int(seconds), "s") as shown:
+    with progress("soak", int(seconds), "s") as bar:
         async with asyncio.TaskGroup() as tasks:
             while (due := due + rng.expovariate(rate)) < seconds:
                 await asyncio.sleep(max(begun + due - time.monotonic(), 0.0))
-                shown.update(int(time.monotonic() - begun))
+                bar.update(int(time.monotonic() - begun))
                 pieces = rng.randint(1, MOST_PIECES) if rng.random() < cancel else None
                 tasks.create_task(send(rng.randrange(len(wanted)), rng.choice(list(clients)), pieces))
     return counts
@@ -165,11 +165,16 @@ async def soak(
 
 def table(grown: Mapping[str, Growth]) -> Table:
     """One row per process."""
-    shown = Table("Memory", ["process", "MB", "MB per hour", "grown, MB", "flat"])
-    for name, one in grown.items():
-        cells = [f"{one.size_mb:.0f}", f"{one.mb_per_hour:+.1f}", f"{one.grown_mb:+.1f}", "yes" if one.flat else "no"]
-        shown.rows.append([name, *cells])
-    return shown
+    result = Table("Memory", ["process", "MB", "MB per hour", "grown, MB", "flat"])
+    for name, item in grown.items():
+        cells = [
+            f"{item.size_mb:.0f}",
+            f"{item.mb_per_hour:+.1f}",
+            f"{item.grown_mb:+.1f}",
+            "yes" if item.flat else "no",
+        ]
+        result.rows.append([name, *cells])
+    return result
 
 
 async def measure(
@@ -215,9 +220,9 @@ def main(
     setting = {"seconds": seconds, "share": share, "cancel": cancel, "prompts": num_prompts, "tokens": tokens}
     report = {"bundle": config.name, "precision": config.precision, **setting, "rate": rate, **vars(counts)}
     report |= {"restarted": restarted}
-    report |= {"memory": {name: vars(one) | {"flat": one.flat} for name, one in grown.items()}}
+    report |= {"memory": {name: vars(item) | {"flat": item.flat} for name, item in grown.items()}}
     finish(output, report, table(grown))
-    grew = not all(one.flat for one in grown.values())
+    grew = not all(item.flat for item in grown.values())
     return int(bool(counts.errors or restarted or grew or (exact and counts.differing)))
 
 

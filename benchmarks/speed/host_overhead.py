@@ -153,7 +153,7 @@ def measure(method: str, streams: int, nodes: int, vocab_size: int, logits: bool
     scheduler = Scheduler(engine, limits, plans)
     codec = _codec(vocab_size)
     for number in range(streams):
-        prompt = [(number * 17 + place * place) % WORDS for place in range(PROMPT)]
+        prompt = [(number * 17 + position * position) % WORDS for position in range(PROMPT)]
         request = GenerateRequest(
             id=str(number), input_ids=prompt, max_tokens=INT32_MAX, stream=True, method=method, end_id=-1
         )
@@ -187,11 +187,11 @@ def table(figures: Sequence[Overhead], nodes: int) -> Table:
     """Streams down, methods across: milliseconds (tokens per step of a stream)."""
     cells = {(figure.streams, figure.method): figure for figure in figures}
     methods = list(dict.fromkeys(figure.method for figure in figures))
-    shown = Table(f"Host: ms per step (tokens per step of a stream), trees of {nodes} nodes", ["streams", *methods])
+    result = Table(f"Host: ms per step (tokens per step of a stream), trees of {nodes} nodes", ["streams", *methods])
     for streams in dict.fromkeys(figure.streams for figure in figures):
         row = [cells[streams, method] for method in methods]
-        shown.rows.append([str(streams), *(f"{cell.mean_ms:.2f} ({cell.tokens_per_step:.2f})" for cell in row)])
-    return shown
+        result.rows.append([str(streams), *(f"{cell.mean_ms:.2f} ({cell.tokens_per_step:.2f})" for cell in row)])
+    return result
 
 
 def main(

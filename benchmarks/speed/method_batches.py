@@ -116,7 +116,7 @@ def table(results: Sequence[Mapping[str, Any]], best_of: str | None) -> Table:
     """Methods down, batch sizes across: tokens/s of all requests, those of each, speed-up, and tokens per step."""
     batches = list(dict.fromkeys(row["batch"] for row in results))
     cells = {(row["method"], row["batch"]): row for row in results}
-    shown = Table(
+    result = Table(
         "Tokens/s of all requests (of each; over auto-regressive; tokens per step)",
         ["method", *(f"batch {batch}" for batch in batches)],
     )
@@ -126,14 +126,14 @@ def table(results: Sequence[Mapping[str, Any]], best_of: str | None) -> Table:
             row, reference = cells[method, batch], cells[AUTO_REGRESSIVE, batch]["tokens_per_s"]
             total, length = row["tokens_per_s"], row["acceptance_length"]
             texts.append(f"{total:.0f} ({total / batch:.0f}; {total / reference:.2f}x; {length:.2f})")
-        shown.rows.append([method, *texts])
+        result.rows.append([method, *texts])
     if best_of:
         behind = []
         for batch in batches:
             best = max(row["tokens_per_s"] for row in results if row["batch"] == batch)
             behind.append(f"{cells[best_of, batch]['tokens_per_s'] / best - 1:+.1%}")
-        shown.rows.append([f"{best_of} against the best", *behind])
-    return shown
+        result.rows.append([f"{best_of} against the best", *behind])
+    return result
 
 
 def main(

@@ -108,7 +108,7 @@ def compare(target: Target, texts: list[list[int]], calibration: Calibration | N
     half.load_state_dict(target.state_dict())
     half.to(torch.bfloat16)
     megabytes = 2e-6 * sum(weight.numel() for weight in half.parameters())
-    found = [measure("bf16", megabytes, lambda ids: module_log_probs(half, ids))]
+    result = [measure("bf16", megabytes, lambda ids: module_log_probs(half, ids))]
     network = export_target_native(target.half(), CacheShape(1, max(map(len, texts)), 1), features_output=False)
     networks = {"fp16": network, INT8: quantize_network(network, INT8)}
     if calibration:
@@ -116,19 +116,19 @@ def compare(target: Target, texts: list[list[int]], calibration: Calibration | N
     for name, compared in networks.items():
         with tempfile.TemporaryDirectory() as folder:
             session = Network(compared, Path(folder))
-            found.append(measure(name, session.megabytes, session.log_probs))
-    return found
+            result.append(measure(name, session.megabytes, session.log_probs))
+    return result
 
 
 def table(results: list[Difference]) -> Table:
     """A row per precision."""
     columns = ["precision", "weights, MB", "KL, mean", "KL, largest", "same likeliest token", "positions"]
-    shown = Table("Next-token distributions against float32", columns)
+    result = Table("Next-token distributions against float32", columns)
     for entry in results:
         cells = [f"{entry.kl / entry.positions:.4f}", f"{entry.largest_kl:.3f}"]
         cells += [f"{entry.same / entry.positions:.1%}", f"{entry.positions}"]
-        shown.rows.append([entry.name, f"{entry.megabytes:.0f}", *cells])
-    return shown
+        result.rows.append([entry.name, f"{entry.megabytes:.0f}", *cells])
+    return result
 
 
 def main(

@@ -83,14 +83,14 @@ class Race:
                 warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
                 rounds = len(decoders) * len(texts) * self.repeats
                 asked = requests(texts, temperature, len(texts))
-                with progress(f"one stream, temperature {temperature:g}", rounds, "answers", console=console) as shown:
-                    players = compare(decoders, asked, warm_up, self.repeats, shown.advance)
+                with progress(f"one stream, temperature {temperature:g}", rounds, "answers", console=console) as bar:
+                    players = compare(decoders, asked, warm_up, self.repeats, bar.advance)
                 report["single"][f"{temperature:g}"] = report_single(players, chosen)
                 levels = report["concurrent"].setdefault(f"{temperature:g}", [])
                 for level in self.streams:
                     many, turns = requests(texts, temperature, max(2 * level, 8)), len(decoders) * self.repeats
-                    with progress(f"{level} streams", turns, "rounds", console=console) as shown:
-                        levels.append(compare_concurrent(decoders, many, warm_up, level, self.repeats, shown.advance))
+                    with progress(f"{level} streams", turns, "rounds", console=console) as bar:
+                        levels.append(compare_concurrent(decoders, many, warm_up, level, self.repeats, bar.advance))
         except KeyboardInterrupt:
             console.print("[yellow]interrupted: what was measured is written")
         return report
@@ -98,11 +98,11 @@ class Race:
 
 def tables(report: dict[str, Any]) -> list[Table]:
     """The report as tables: one stream and its kinds of prompts per temperature, then several streams at once."""
-    found = []
+    result = []
     columns = ["", "tokens/s", "decoding", "speed-up", "accepted", "rows", "drafting", "host", "identical"]
     for temperature, single in report["single"].items():
         title = f"One stream, temperature {temperature}, {report['max_tokens']} tokens, {single['prompts']} prompts"
-        found.append(Table(title, columns))
+        result.append(Table(title, columns))
         for name, entry in single["contenders"].items():
             cells = [
                 number(entry["tokens_per_s"]),
@@ -114,13 +114,13 @@ def tables(report: dict[str, Any]) -> list[Table]:
                 cells.append(number(entry["rows_per_step"], 2))
                 cells += [f"{entry[key]:.1%}" for key in ("drafting_share", "host_overhead")]
                 cells.append(f"{entry['identical_answers']} of {single['prompts']}")
-            found[-1].rows.append([name, *cells, *[""] * (len(columns) - 1 - len(cells))])
+            result[-1].rows.append([name, *cells, *[""] * (len(columns) - 1 - len(cells))])
         speculative = speculative_entries(single)
         counted = ["", "drafted", "accepted", "wasted", "re-used"]
-        found.append(Table(f"Draft tokens, temperature {temperature}", counted))
+        result.append(Table(f"Draft tokens, temperature {temperature}", counted))
         for name, entry in speculative.items():
             counts = (entry["drafted"], entry["drafted"] - entry["wasted"], entry["wasted"], entry["reused"])
-            found[-1].rows.append([name, *(f"{count:,}" for count in counts)])
+            result[-1].rows.append([name, *(f"{count:,}" for count in counts)])
         depths = max(len(entry["depth_counts"]) for entry in speculative.values())
         columns_by_depth = ["", *(str(depth + 1) for depth in range(depths))]
         given = {
@@ -133,24 +133,24 @@ def tables(report: dict[str, Any]) -> list[Table]:
             },
         }
         for title, counts_of in given.items():
-            found.append(Table(f"{title}, temperature {temperature}", columns_by_depth))
+            result.append(Table(f"{title}, temperature {temperature}", columns_by_depth))
             for name, counts in counts_of.items():
                 shares = [f"{ours / base:.2f} ({ours}/{base})" if base else "" for ours, base in counts]
-                found[-1].rows.append([name, *shares, *[""] * (depths - len(shares))])
+                result[-1].rows.append([name, *shares, *[""] * (depths - len(shares))])
         kinds = list(next(iter(speculative.values()))["categories"])
-        found.append(
+        result.append(
             Table(f"Speed-up and acceptance length by kind of prompt, temperature {temperature}", ["", *kinds])
         )
         for name, entry in speculative.items():
-            found[-1].rows.append([name, *(_pair(entry["categories"][kind]) for kind in kinds)])
+            result[-1].rows.append([name, *(_pair(entry["categories"][kind]) for kind in kinds)])
     for temperature, levels in report["concurrent"].items():
         if levels:
             title = f"Tokens/s of several streams at once (speed-up, acceptance length), temperature {temperature}"
-            found.append(Table(title, ["", *(str(level["streams"]) for level in levels)]))
+            result.append(Table(title, ["", *(str(level["streams"]) for level in levels)]))
             for name in levels[0]["contenders"]:
                 entries = [level["contenders"][name] for level in levels]
-                found[-1].rows.append([name, *(f"{number(e['tokens_per_s'])} ({_pair(e)})" for e in entries)])
-    return found
+                result[-1].rows.append([name, *(f"{number(e['tokens_per_s'])} ({_pair(e)})" for e in entries)])
+    return result
 
 
 def speculative_entries(single: dict[str, Any]) -> dict[str, dict[str, Any]]:

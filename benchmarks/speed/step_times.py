@@ -95,12 +95,12 @@ def table(times: list[StepTime], bundle: Bundle) -> Table:
     """The figures, each also as a multiple of one row over the usual context."""
     base = next(entry.median_ms for entry in times if (entry.sequences, entry.rows, entry.context) == (1, 1, CONTEXT))
     title = f"{bundle.config.name}: {bundle.config.backend}, {bundle.config.precision}"
-    shown = Table(title, ["step", "median ms", "best ms", "of one row"])
+    result = Table(title, ["step", "median ms", "best ms", "of one row"])
     for entry in times:
         step = f"{entry.sequences} x {entry.rows} rows, context {entry.context}"
         name = step if entry.rows else f"{entry.method}: draft for {entry.sequences}"
-        shown.rows.append([name, f"{entry.median_ms:.2f}", f"{entry.best_ms:.2f}", f"{entry.median_ms / base:.2f}"])
-    return shown
+        result.rows.append([name, f"{entry.median_ms:.2f}", f"{entry.best_ms:.2f}", f"{entry.median_ms / base:.2f}"])
+    return result
 
 
 def main(

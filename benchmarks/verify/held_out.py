@@ -29,8 +29,8 @@ def judge(folder: Path, target: Target, data: list[Path], held_out: int, unroll:
     teacher = TeacherData(data, held_out, drafter.reads_context)
     trainer = Trainer(target, drafter, Labels.soft, unroll, drafter.recipe.hidden_weight)
     weights = sum(weight.numel() for weight in drafter.parameters())
-    found = trainer.evaluate(teacher.held_out(drafter.recipe.window, unroll))
-    return {"folder": str(folder), "drafter": drafter.name, "parameters": weights, **found}
+    figures = trainer.evaluate(teacher.held_out(drafter.recipe.window, unroll))
+    return {"folder": str(folder), "drafter": drafter.name, "parameters": weights, **figures}
 
 
 def row(found: dict[str, Any]) -> list[str]:
@@ -51,13 +51,13 @@ def main(
 ) -> None:
     target = Target.from_folder(model).to("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = [judge(drafter, target, data, held_out, unroll) for drafter in drafters]
+        judged = [judge(drafter, target, data, held_out, unroll) for drafter in drafters]
     except (ValueError, OSError, KeyError) as error:
         raise typer.BadParameter(str(error)) from None
     title, by_depth = f"Chains of {unroll} on held-out conversations", f"conditional acceptance, depths 1-{unroll}"
     table = Table(title, ["drafter", "parameters", "tokens per step", by_depth, "folder"])
-    table.rows += map(row, found)
-    finish(output, {"rows": found}, table)
+    table.rows += map(row, judged)
+    finish(output, {"rows": judged}, table)
 
 
 if __name__ == "__main__":

@@ -89,9 +89,9 @@ class Divergence:
 
 def first_difference(expected: list[int], got: list[int]) -> int | None:
     """Place of the first token that differs, or where one list ends; None if they are equal."""
-    for place, pair in enumerate(zip(expected, got, strict=False)):
+    for index, pair in enumerate(zip(expected, got, strict=False)):
         if pair[0] != pair[1]:
-            return place
+            return index
     return None if len(expected) == len(got) else min(len(expected), len(got))
 
 
@@ -190,12 +190,12 @@ class Verifier:
         """Where the answers part: question id, place, expected token, token got, margin."""
         divergences = []
         for prompt, generation, left, right in zip(prompts, requests, expected, got, strict=True):
-            place = first_difference(left.token_ids, right.token_ids)
-            if place is not None:
+            index = first_difference(left.token_ids, right.token_ids)
+            if index is not None:
                 end_ids = self.reference.runtime.end_ids
-                wanted, other = (_token(answer, place, end_ids) for answer in (left, right))
-                margin = self._margin(generation, [*left.token_ids[:place], wanted], place, other)
-                divergences.append((prompt.question_id, place, wanted, other, margin))
+                wanted, other = (_token(answer, index, end_ids) for answer in (left, right))
+                margin = self._margin(generation, [*left.token_ids[:index], wanted], index, other)
+                divergences.append((prompt.question_id, index, wanted, other, margin))
         return divergences
 
     def _margin(self, generation: GenerateRequest, expected: list[int], place: int, got: int) -> float:
@@ -211,11 +211,11 @@ class Verifier:
         far = total = 0
         for request, answer in zip(requests, answers, strict=True):
             prompt = self.reference.runtime.sequence(0, request).prompt.tolist()
-            place = 0
+            index = 0
             for logits, _ in teacher_force(self.reference, [*prompt, *answer.token_ids[:-1]], len(prompt) - 1):
-                tokens = answer.token_ids[place : place + len(logits)]
+                tokens = answer.token_ids[index : index + len(logits)]
                 gap = logits.max(axis=1) - logits[np.arange(len(tokens)), tokens]
-                far, total, place = far + int((gap > margin).sum()), total + len(tokens), place + len(tokens)
+                far, total, index = far + int((gap > margin).sum()), total + len(tokens), index + len(tokens)
         return far, total
 
 
@@ -314,10 +314,10 @@ def verify(verifier: Verifier, plan: Plan) -> dict[str, Any]:
     else:
         done = set()
     left = [setting for setting in plan.settings if setting not in done]
-    with progress("verifying", len(left) * len(prompts), "prompts", console=console) as shown:
+    with progress("verifying", len(left) * len(prompts), "prompts", console=console) as bar:
         for setting in left:
-            shown.update(shown.done, setting)
-            for name, rows in verify_setting(verifier, setting, prompts, plan, shown.advance).items():
+            bar.update(bar.done, setting)
+            for name, rows in verify_setting(verifier, setting, prompts, plan, bar.advance).items():
                 report[name] += rows
             write_json(plan.output, report)
     return report
@@ -326,23 +326,23 @@ def verify(verifier: Verifier, plan: Plan) -> dict[str, Any]:
 def tables(report: dict[str, Any]) -> list[Table]:
     """The report as tables: settings, rates where they were taken, and every divergence."""
     title = f"Speculative against auto-regressive output, {report['prompts']} prompts x {report['max_tokens']} tokens"
-    found = [Table(title, ["setting", "method", "at once", "tokens", "accepted", "near-ties", "failures"])]
+    result = [Table(title, ["setting", "method", "at once", "tokens", "accepted", "near-ties", "failures"])]
     for row in report["settings"]:
         cells = [f"{row['acceptance_length']:.2f}", str(row["near_ties"]), str(row["failures"])]
-        found[0].rows.append([row["setting"], row["method"], str(row["concurrency"]), f"{row['tokens']:,}", *cells])
+        result[0].rows.append([row["setting"], row["method"], str(row["concurrency"]), f"{row['tokens']:,}", *cells])
     if report["rates"]:
-        found.append(Table(f"Greedy tokens more than {report['margin']:g} below the reference's best logit",
+        result.append(Table(f"Greedy tokens more than {report['margin']:g} below the reference's best logit",
                            ["output", "tokens", "rate"]))  # fmt: skip
         for row in report["rates"]:
             share = row["beyond_margin"] / max(row["tokens"], 1)
-            found[-1].rows.append([row["output"], f"{row['tokens']:,}", f"{share:.3%}"])
+            result[-1].rows.append([row["output"], f"{row['tokens']:,}", f"{share:.3%}"])
     if report["divergences"]:
         columns = ["setting", "method", "prompt", "at once", "place", "expected", "got", "margin"]
-        found.append(Table("Divergences", columns))
+        result.append(Table("Divergences", columns))
         for item in report["divergences"]:
             cells = [str(item[key]) for key in ("method", "question_id", "concurrency", "position", "expected", "got")]
-            found[-1].rows.append([item["setting"], *cells, f"{item['margin']:.2g}"])
-    return found
+            result[-1].rows.append([item["setting"], *cells, f"{item['margin']:.2g}"])
+    return result
 
 
 def main(

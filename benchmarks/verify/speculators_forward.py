@@ -103,8 +103,8 @@ def unrolled(folder: Path, windows: Windows) -> Iterator[Tensor]:
     config = Eagle3DraftModel.config_class.from_pretrained(str(folder))
     config.transformer_layer_config._attn_implementation = "eager"
     model = Eagle3DraftModel.from_pretrained(str(folder), config=config, dtype=torch.float32).eval()
-    found: list[Tensor] = []
-    model.lm_head.register_forward_hook(lambda module, inputs, output: found.append(output[0, :POSITIONS]))
+    result: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: result.append(output[0, :POSITIONS]))
     length = POSITIONS + DEPTHS - 1
     model(
         hidden_states=windows.layers[:, :length].clone(),  # type: ignore[index]
@@ -112,7 +112,7 @@ def unrolled(folder: Path, windows: Windows) -> Iterator[Tensor]:
         document_ids=torch.zeros(1, length, dtype=torch.long),
         ttt_steps=DEPTHS,
     )
-    yield from found
+    yield from result
 
 
 def theirs(parallel: Parallel, model: Path, folder: Path, tokens: Tensor, layers: Tensor) -> Tensor:
@@ -159,10 +159,10 @@ def theirs(parallel: Parallel, model: Path, folder: Path, tokens: Tensor, layers
     if parallel.kind != "peagle":
         drafter.load_verifier_weights()  # whose embeddings are not saved
     drafter.save_pretrained(folder)
-    found = dict[str, Tensor]()
+    result = dict[str, Tensor]()
     for name in ("lm_head", "markov_head.markov_w2") if parallel.kind == "dspark" else ("lm_head",):
         module = drafter.get_submodule(name)
-        module.register_forward_hook(lambda *call, name=name: found.update({name: call[2].flatten(0, -2)}))
+        module.register_forward_hook(lambda *call, name=name: result.update({name: call[2].flatten(0, -2)}))
     chosen = torch.zeros(1, TEXT)
     chosen[0, ROOT] = 1
     forward: dict[str, Any] = {
@@ -176,13 +176,13 @@ def theirs(parallel: Parallel, model: Path, folder: Path, tokens: Tensor, layers
         forward["tv_loss_fn"] = resolve_loss_config("tv", "eager")["tv"][0]
     if parallel.kind != "peagle":
         drafter(input_ids=tokens, max_anchors=1, **forward)
-        return sum(found.values())[BLOCK - parallel.levels :]  # type: ignore[index, return-value]
+        return sum(result.values())[BLOCK - parallel.levels :]  # type: ignore[index, return-value]
     chain = torch.arange(1, parallel.levels)
     anchors = torch.cat([torch.arange(TEXT), torch.full_like(chain, ROOT - 1)])
     rows = anchors, torch.cat([torch.zeros(TEXT, dtype=torch.long), chain])
     with patch("speculators.models.peagle.core.generate_cod_sample_indices", lambda **_: rows):
         drafter(input_ids=tokens.roll(-1, 1), num_depths=parallel.levels, **forward)  # a pair has the token after it
-    return found["lm_head"][[ROOT - 1, *range(TEXT, TEXT + parallel.levels - 1)]]
+    return result["lm_head"][[ROOT - 1, *range(TEXT, TEXT + parallel.levels - 1)]]
 
 
 def ours(drafter: BlockDrafter | ParallelEagle3Drafter, levels: int, tokens: Tensor, layers: Tensor) -> Tensor:
@@ -242,8 +242,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         target = write_target(folder / "model")
-        found = [*compare_eagle3(target, folder / "model", folder), *compare_parallel(target, folder / "model", folder)]
-    sys.exit(not max(found) <= MOST)
+        errors = [
+            *compare_eagle3(target, folder / "model", folder),
+            *compare_parallel(target, folder / "model", folder),
+        ]
+    sys.exit(not max(errors) <= MOST)
 
 
 if __name__ == "__main__":

@@ -165,16 +165,16 @@ def usable(
     llm: LLM, cases: Sequence[Case], tokenizer: ChatTokenizer, max_tokens: int
 ) -> tuple[list[Case], dict[str, dict[str, Any]]]:
     """The cases that can be answered; for the others why not, after how many seconds, and whether it is the schema."""
-    found, refused = [], {}
+    result, refused = [], {}
     for case in cases:
         started, asked = time.perf_counter(), case.request(tokenizer, "greedy", max_tokens, guided=True)
         try:
             llm.runtime.sequence(0, asked)
-            found.append(case)
+            result.append(case)
         except InvalidRequest as error:
             seconds, by_schema = time.perf_counter() - started, str(error).startswith("guide")
             refused[case.name] = {"error": str(error), "seconds": round(seconds, 3), "schema": by_schema}
-    return found, refused
+    return result, refused
 
 
 def run_cases(llm: LLM, cases: Sequence[tuple[Case, str]], methods: Sequence[str], plan: Plan) -> list[Run]:
@@ -255,14 +255,14 @@ def verify(llm: LLM, plan: Plan, methods: Sequence[str]) -> dict[str, Any]:
     done = {(run.case, run.setting) for run in runs}
     left = [(case, setting) for case in cases for setting in SETTINGS if (case.name, setting) not in done]
     report = summary(inputs, refused, runs, plan)
-    with progress("verifying", len(left), "answers", console=console) as shown:
+    with progress("verifying", len(left), "answers", console=console) as bar:
         for start in range(0, len(left), 2 * plan.concurrency):
             part = left[start : start + 2 * plan.concurrency]
             runs += run_cases(llm, part, methods, plan)
             write_json(kept, {"inputs": inputs, "runs": [asdict(run) for run in runs]})
             report = summary(inputs, refused, runs, plan)
             save_report(plan.output, report)
-            shown.advance(len(part))
+            bar.advance(len(part))
     return report
 
 
@@ -270,11 +270,11 @@ def summary(
     inputs: dict[str, Any], refused: dict[str, dict[str, Any]], runs: Sequence[Run], plan: Plan
 ) -> dict[str, Any]:
     """What the runs show: counts of texts, and speed over auto-regressive decoding with and without grammars."""
-    reasons = [one for one in refused.values() if one["schema"]]
+    reasons = [refusal for refusal in refused.values() if refusal["schema"]]
     report: dict[str, Any] = {
         **inputs,
         "refused": len(reasons),
-        "slowest_refusal_s": max((one["seconds"] for one in reasons), default=0.0),
+        "slowest_refusal_s": max((refusal["seconds"] for refusal in reasons), default=0.0),
         "too_long": len(refused) - len(reasons),
         "texts": [],
         "speed": [],
@@ -301,7 +301,8 @@ def summary(
         if plan.speed:
             base = groups[AUTO_REGRESSIVE, setting, guided]
             rate, base_rate = (
-                1e3 * sum(run.tokens for run in some) / sum(run.decode_ms or 0 for run in some) for some in (rows, base)
+                1e3 * sum(run.tokens for run in group) / sum(run.decode_ms or 0 for run in group)
+                for group in (rows, base)
             )
             grammar_ms = sum(run.grammar_ms or 0 for run in rows) / steps
             speed = {"grammar": guided, "tokens_per_step": per_step, "grammar_ms_per_step": grammar_ms}

@@ -37,14 +37,14 @@ class BeamSearch(nn.Module):
         as int32 [B, 2], the low word first), to candidates i32 [B, L, W, K] (target ids), log_probs f32 [B, L, W, K]
         (cumulative; -inf where absent), parents i32 [B, L, W] (flat candidate w * K + k of the level before) and, where
         the paths have them, raw logits f32 [B * L, K]."""
-        own = len(inputs) - (NOISE_INPUTS if self.support else 0)
-        paths: Paths = self.drafter.paths(operators, *inputs[:own])
+        count = len(inputs) - (NOISE_INPUTS if self.support else 0)
+        paths: Paths = self.drafter.paths(operators, *inputs[:count])
         raw_logits = paths.raw_logits
         draft, sequences = list[Tensor](), None
         for level in range(self.length):
             values, ids = paths.most_likely(self.support or self.candidates)
             if self.support:
-                values, ids = operators.perturbed_topk(values, ids, *inputs[own:], level=level, k=self.candidates)
+                values, ids = operators.perturbed_topk(values, ids, *inputs[count:], level=level, k=self.candidates)
             *draft, tokens, origins = operators.beam_step(values, ids, self.width, *draft)
             sequences = origins if sequences is None else sequences
             if level + 1 < self.length:

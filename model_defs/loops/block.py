@@ -79,10 +79,10 @@ class Block:
         """The rows of attention, from those of the blocks and then of the pairs [B * W + P, ...]."""
         if len(self.rows.places) == self.width:
             return qkv
-        own = (self.sequences[:, None] * self.width + self.rows.places).flatten()
+        indices = (self.sequences[:, None] * self.width + self.rows.places).flatten()
         first = self.sequences.shape[0] * self.width
         pairs = torch.arange(first, qkv.shape[0], dtype=torch.int32, device=qkv.device)
-        return F.embedding(torch.cat([own, pairs]), qkv)
+        return F.embedding(torch.cat([indices, pairs]), qkv)
 
     def filled(self, row: Tensor) -> Tensor:
         """[B * W, ...]: the same row [1, ...] everywhere in the blocks."""
@@ -91,8 +91,8 @@ class Block:
     def with_pairs(self, pairs: Tensor) -> Tensor:
         """int32 [B * (1 + W)]: each sequence's pair, by its row among the pairs int32 [B], and the rows of its block,
         which do not stand twice; numbered among all blocks' rows and then the pairs."""
-        own = self._places(self.width, 0, self.width).unflatten(0, (-1, self.width))
-        return torch.cat([(pairs + self.sequences.shape[0] * self.width)[:, None], own], dim=1).flatten()
+        indices = self._places(self.width, 0, self.width).unflatten(0, (-1, self.width))
+        return torch.cat([(pairs + self.sequences.shape[0] * self.width)[:, None], indices], dim=1).flatten()
 
     def own(self, attended: Tensor) -> Tensor:
         """What attention gave for the blocks' rows [B * W, ...], of what it gave for all rows."""
@@ -105,5 +105,5 @@ class Block:
 
     def _places(self, stride: int, first: int, count: int) -> Tensor:
         """int32 [B * count]: `count` of each sequence's `stride` rows, from the row `first` on."""
-        some = torch.arange(first, first + count, dtype=torch.int32, device=self.sequences.device)
-        return (self.sequences[:, None] * stride + some).flatten()
+        columns = torch.arange(first, first + count, dtype=torch.int32, device=self.sequences.device)
+        return (self.sequences[:, None] * stride + columns).flatten()

@@ -83,12 +83,12 @@ class NativeContext:
         rows = torch.arange(width)
         seen = torch.ones(width, width, dtype=torch.bool)
         seen = (seen if mutual else seen.tril()).expand(self._batch, -1, -1)
-        own = self._place(self._contexts[:, None] + rows, seen)
+        attend_block = self._place(self._contexts[:, None] + rows, seen)
 
         def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
             count = self._batch * width
             pairs = self.attend_pairs(layer, qkv[count:], norms)
-            return torch.cat([own(layer, qkv[:count], norms), pairs])
+            return torch.cat([attend_block(layer, qkv[:count], norms), pairs])
 
         return Block(BlockRows.of(width, False, rows.device), width, self.sequences, attend)
 

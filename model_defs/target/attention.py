@@ -106,8 +106,8 @@ class DenseCache:
         batch_index = torch.arange(batch, device=qkv.device)[:, None]
         self.k[layer].transpose(1, 2)[batch_index, positions] = k
         self.v[layer].transpose(1, 2)[batch_index, positions] = v
-        keys, own = torch.arange(longest, device=qkv.device), positions[..., None]
-        visible = within_window(keys <= own, self.config.window_of(layer))
+        keys, queries = torch.arange(longest, device=qkv.device), positions[..., None]
+        visible = within_window(keys <= queries, self.config.window_of(layer))
         group = self.config.num_heads // kv_heads
         out = F.scaled_dot_product_attention(
             q.unflatten(2, (kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3),

@@ -46,12 +46,12 @@ class BudgetFile(BaseModel):
         if not path.is_file():
             return cls()
         try:
-            found = cls.model_validate_json(path.read_bytes())
+            result = cls.model_validate_json(path.read_bytes())
         except ValidationError:
             raise ValueError(f"{path} is truncated or damaged, or of an older version: {how_to_tune(bundle)}") from None
-        if found.sha256 != found.digest(bundle):
+        if result.sha256 != result.digest(bundle):
             raise ValueError(f"{path} was edited, or measured on another build: {how_to_tune(bundle)}")
-        return found
+        return result
 
     def tuned(self, methods: Mapping[str, MethodConfig]) -> dict[str, MethodConfig]:
         """A bundle's methods, with what their tables say of those that have been tuned."""

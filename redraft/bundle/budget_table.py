@@ -72,10 +72,10 @@ class BudgetTable(BaseModel):
 
     @field_validator("entries", "scores")
     @classmethod
-    def _from_greedy_on(cls, found: Sequence[AtTemperature]) -> Sequence[AtTemperature]:
-        if not any(one.temperature == 0 for one in found):
+    def _from_greedy_on(cls, rows: Sequence[AtTemperature]) -> Sequence[AtTemperature]:
+        if not any(row.temperature == 0 for row in rows):
             raise ValueError("expected one of temperature 0")
-        return found
+        return rows
 
     @field_validator("entries")
     @classmethod
@@ -92,16 +92,16 @@ class BudgetTable(BaseModel):
         below = _nearest(self.entries, temperature).temperature
         for entry in self.entries:
             if entry.temperature == below:
-                found = entry
+                result = entry
                 if entry.running >= running:
                     break
-        return Budget(found.nodes, found.chance)
+        return Budget(result.nodes, result.chance)
 
     def scores_at(self, temperature: float) -> Scores:
         """How a sequence's nodes are scored."""
         return _nearest(self.scores, temperature)
 
 
-def _nearest(found: Sequence[AtTemperature], temperature: float) -> AtTemperature:
+def _nearest(rows: Sequence[AtTemperature], temperature: float) -> AtTemperature:
     """The first one of the nearest temperature below."""
-    return max((one for one in found if one.temperature <= temperature), key=lambda one: one.temperature)
+    return max((row for row in rows if row.temperature <= temperature), key=lambda row: row.temperature)

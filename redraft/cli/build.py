@@ -59,24 +59,24 @@ USUAL_MAX_LEN = 2048
 
 def by_backend(value: Callable[[Backend], object]) -> str:
     """The backends' values, for help: bf16 (openvino, torch, tensorrt), fp16 (tensorrt_rtx)."""
-    found: dict[object, list[str]] = {}
+    names_of: dict[object, list[str]] = {}
     for name, backend in BACKENDS.items():
-        found.setdefault(value(backend), []).append(name)
-    return ", ".join(f"{given} ({', '.join(names)})" for given, names in found.items() if given is not None)
+        names_of.setdefault(value(backend), []).append(name)
+    return ", ".join(f"{usual} ({', '.join(names)})" for usual, names in names_of.items() if usual is not None)
 
 
 def with_method_flags(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each field of a method's settings. It gets those that were given as `given`."""
-    own = [name for name in MethodSettings.model_fields if name not in MethodFields.model_fields]
+    more = [name for name in MethodSettings.model_fields if name not in MethodFields.model_fields]
 
     @wraps(command)
     def run(**arguments: Any) -> None:
-        flags = {name: arguments.pop(name) for name in (*own, *MethodFields.model_fields)}
+        flags = {name: arguments.pop(name) for name in (*more, *MethodFields.model_fields)}
         command(**arguments, given={name: value for name, value in flags.items() if value is not None})
 
     signature = inspect.signature(command, eval_str=True)
     before = [parameter for name, parameter in signature.parameters.items() if name != "given"]
-    parameters = [*before, *map(method_flag, (*own, *MethodFields.model_fields))]
+    parameters = [*before, *map(method_flag, (*more, *MethodFields.model_fields))]
     # typer reads a command's options off its signature and annotations
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -53,9 +53,9 @@ def main(
         codec = TextCodec.load(model / "tokenizer.json")
         longest = min(max_prompt_tokens, target.config.max_position)
         texts = [encode_user_turn(model, codec, turn)[:longest] for turn in turns]
-        with progress("calibrate", len(texts), "texts", console=out) as shown:
+        with progress("calibrate", len(texts), "texts", console=out) as bar:
             fingerprint = target_fingerprint(target)
-            calibration = calibrate(target, fingerprint, texts, lambda: shown.update(shown.done + 1))
+            calibration = calibrate(target, fingerprint, texts, lambda: bar.update(bar.done + 1))
         output = output or calibration_of(model.name)
         calibration.save(output)
     except (ValueError, OSError) as error:

@@ -122,11 +122,11 @@ class Conversation:
             self._print(f"{error} (/reset begins a new conversation)")
             return
         codec = self._llm.runtime.codec
-        shown = TextStream(codec, codec.encode(prompt, add_special_tokens=False))
+        written = TextStream(codec, codec.encode(prompt, add_special_tokens=False))
         said, note = "", ""
         with noted_interrupts() as interrupted, contextlib.closing(stream):
             for output in stream:
-                for piece, drafted in pieces(output, shown):
+                for piece, drafted in pieces(output, written):
                     said += piece
                     self._console.print(piece, end="", style=DRAFTED if drafted else None, markup=False)
                 if output.stats:

@@ -180,19 +180,19 @@ def main(
     folders = {output: tokens} | {held_out: held_out_tokens(tokens)}
     meta = {"model": model.name, "source": source.value, "shares": shares or "", "self_written": str(self_written)}
     writes_prompts = self_written if source is Source.generate else 0.0
-    given: list[Prompt] = []
+    texts: list[Prompt] = []
     try:
         if engine and (bundle or reads):
             raise ValueError("--engine builds a bundle that generates: give no --bundle, and --source generate")
         if held_out == output:
             raise ValueError(f"--held-out {held_out}: expected another folder than --output")
         if prompts:
-            given = load_prompts(prompts, column)
+            texts = load_prompts(prompts, column)
         elif source is Source.prefill:
             raise ValueError("--source prefill reads the responses of --prompts, and there are none")
         else:
             self_written = writes_prompts = 1.0
-        meta |= {"prompts": prompts_digest(given), "chat_template": template_digest(model) or ""}
+        meta |= {"prompts": prompts_digest(texts), "chat_template": template_digest(model) or ""}
         config = TargetConfig.load(model)
         layers = parse_layers(target_layers, config.num_layers) if target_layers else ()
         meta |= {LAYERS: "+".join(map(str, layers))} if layers else {}
@@ -203,13 +203,13 @@ def main(
         if source is Source.prefill:
             user = lengths.whole - len(template) - LEAST_RESPONSE - 1
         if prompts:
-            given, left_out = answerable(prompts, given, tokenizer, user, source is Source.prefill)
+            texts, left_out = answerable(prompts, texts, tokenizer, user, source is Source.prefill)
             for line in left_out:
                 say(line)
         else:
             say_origin(template)
         meta["model_digest"] = model_digest(model)
-        parts = open_parts(prompts, given, parse_shares(shares) if shares else {}, writes_prompts, folders, meta)
+        parts = open_parts(prompts, texts, parse_shares(shares) if shares else {}, writes_prompts, folders, meta)
         feature_size = config.hidden_size * (1 + len(layers))
         token_bytes = feature_size * 2 + 4
         numbers = count_numbers(model)
@@ -238,7 +238,7 @@ def main(
         say(f"{names} hold conversations of other prompts, which are kept: remove or rename them to begin anew")
     if engine:
         bundle = teacher_engine(model, output, target_layers, Steps("redraft distill"), max_tokens=max_tokens)
-    with progress("distill", sum(part.wanted for part in parts), "tokens", "loading the target") as shown:
+    with progress("distill", sum(part.wanted for part in parts), "tokens", "loading the target") as bar:
         try:
             written_by = EngineForward(bundle, threads) if bundle and not reads else None
             if written_by and written_by.length <= len(template) + user:
@@ -258,7 +258,7 @@ def main(
             raise typer.BadParameter(str(error)) from None
         if target and reads:
             stream = read_responses(target, parts, tokenizer, template, slots, lengths.whole, seed)
-            write(shown, stream, parts, shard_documents)
+            write(bar, stream, parts, shard_documents)
             return
         forward = TorchForward(target, slots, lengths.whole) if target else written_by
         assert forward is not None
@@ -267,5 +267,5 @@ def main(
         say(f"about {duration(left / rate)} at {rate:,.0f} tokens/s, as a few steps took")
         for part in parts if self_written else ():
             generator.written.update(part.shards.prompts(len(template.prefix), max(len(template.assistant), 1)))
-        own = {part.held_out: own_documents(part, tokenizer, template, self_written, seed) for part in parts}
-        generate(shown, generator, parts, own, template, lengths.answer, shard_documents)
+        documents = {part.held_out: own_documents(part, tokenizer, template, self_written, seed) for part in parts}
+        generate(bar, generator, parts, documents, template, lengths.answer, shard_documents)

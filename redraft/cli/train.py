@@ -164,7 +164,7 @@ def main(
         seed,
     )
     resumed = output if (output / "checkpoint.safetensors").exists() else None
-    with progress("train", positions, "positions", "loading the target") as shown:
+    with progress("train", positions, "positions", "loading the target") as bar:
         try:
             teacher = TeacherData(data, held_out_shards, drafter_type.reads_context)
             teacher.require(run.batch, run.window, unroll)
@@ -172,9 +172,9 @@ def main(
             target = Target.from_folder(model).to(device)
             vocab_size = target.config.vocab_size
             chosen = usual_rows(vocab_size, device.type) if hot_tokens is None else hot_tokens or vocab_size
-            given = settings_of(drafter_type, settings or [], vocab_size, device.type)
+            configured = settings_of(drafter_type, settings or [], vocab_size, device.type)
             rows = min(chosen, vocab_size)
-            module = prepare_drafter(drafter_type, target, teacher, rows, given, start_from, resumed).to(device)
+            module = prepare_drafter(drafter_type, target, teacher, rows, configured, start_from, resumed).to(device)
             module.require_steps(unroll, f"--unroll {unroll}")
             teacher.require_layers(module.feature_layers)
             loss_weight = recipe.hidden_weight if hidden_weight is None else hidden_weight
@@ -195,7 +195,7 @@ def main(
         output.mkdir(parents=True, exist_ok=True)
         trainer = Trainer(target, module, labels, unroll, loss_weight)
         if not resumed and not start_from:
-            shown.update(0, "setting the first weights")
+            bar.update(0, "setting the first weights")
             module.initialize(target, teacher.sample(run.window, unroll).to(device))
         try:
             save_bigrams(output / BIGRAMS_FILE_NAME, data, vocab_size)
@@ -203,6 +203,6 @@ def main(
             raise typer.BadParameter(str(error)) from None
         card = {"target_fingerprint": target_fingerprint(target), "chat_template": template_digest(model)}
         try:
-            train(trainer, teacher, run, output, card, resumed is None, shown)
+            train(trainer, teacher, run, output, card, resumed is None, bar)
         except OtherRunError as error:
             raise typer.BadParameter(str(error)) from None

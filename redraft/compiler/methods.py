@@ -201,15 +201,15 @@ def read_methods(path: Path) -> dict[str, MethodSettings]:
         raise BundleError(f"--methods {path}: {error}") from None
     if not tables:
         raise BundleError(f"--methods {path}: expected a table for each method, found none")
-    found = {}
+    result = {}
     for name, table in tables.items():
         try:
-            found[name] = MethodSettings.model_validate(table)
+            result[name] = MethodSettings.model_validate(table)
         except ValidationError as error:
             raise BundleError(f"--methods {path}, [{name}]: {describe(error)}") from None
-        if found[name].way is None:
+        if result[name].way is None:
             raise BundleError(f"--methods {path}, [{name}]: expected {SOURCES}")
-    return found
+    return result
 
 
 def check_method(name: str, method: MethodConfig, config: BundleConfig) -> None:
@@ -227,10 +227,11 @@ def check_method(name: str, method: MethodConfig, config: BundleConfig) -> None:
         )
     check_thresholds(method)
     if method.tree_budget + method.resample_budget >= config.limits.max_tree:
-        given = f"--levels {','.join(map(str, method.levels))}, " if method.levels else ""
+        option = f"--levels {','.join(map(str, method.levels))}, " if method.levels else ""
         beside = f" and --resample-budget {method.resample_budget} together" if method.resample_budget else ""
         raise BundleError(
-            f"{given}--tree-budget {method.tree_budget}{beside}: expected less than --max-tree {config.limits.max_tree}"
+            f"{option}--tree-budget {method.tree_budget}{beside}: expected less than "
+            f"--max-tree {config.limits.max_tree}"
         )
     if not method.levels and method.candidates < method.beam_width:
         raise BundleError(f"--candidates {method.candidates}: expected at least --beam-width {method.beam_width}")
@@ -294,8 +295,8 @@ def drafting_loop(
     into a text."""
     random = RANDOM_CONSTRUCTIONS.get(method.construction or "")
     length = len(method.levels) if random else method.beam_length
-    given = f"--levels {','.join(map(str, method.levels))}" if random else f"--beam-length {length}"
-    drafter.require_steps(length, given)
+    option = f"--levels {','.join(map(str, method.levels))}" if random else f"--beam-length {length}"
+    drafter.require_steps(length, option)
     if (longest := drafter.longest_context) and config.limits.max_len > longest:
         raise ValueError(
             f"--max-len {config.limits.max_len}: the drafter {drafter.name!r} reads contexts of {longest} positions"

@@ -70,25 +70,25 @@ def progress(name: str, total: int, unit: str, note: str = "", console: Console 
     way before the work itself begins.
     """
     console = console or Console(stderr=True)
-    shown = Progress(name, total, unit, note)
+    result = Progress(name, total, unit, note)
     if console.is_terminal:
         with Bar(TextColumn("{task.description}"), BarColumn(), console=console) as bar:
-            task = bar.add_task(shown.line(), total=total)
-            shown.changed = lambda: bar.update(task, completed=shown.done, description=shown.line())
-            yield shown
+            task = bar.add_task(result.line(), total=total)
+            result.changed = lambda: bar.update(task, completed=result.done, description=result.line())
+            yield result
         return
-    write(console, shown.line())
-    with heartbeat(shown.line, console):
-        yield shown
-    write(console, shown.summary())
+    write(console, result.line())
+    with heartbeat(result.line, console):
+        yield result
+    write(console, result.summary())
 
 
 def tracked(items: Sequence[T], name: str, unit: str, console: Console | None = None) -> Iterator[T]:
     """Yields the items, and shows how many are done with."""
-    with progress(name, len(items), unit, console=console) as shown:
+    with progress(name, len(items), unit, console=console) as bar:
         for item in items:
             yield item
-            shown.advance()
+            bar.advance()
 
 
 @contextmanager

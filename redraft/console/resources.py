@@ -54,14 +54,14 @@ class OtherLoad:
 
     def share(self) -> float:
         """Their share of all cores' time so far, 0 to 1."""
-        own, idle, total = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
-        return min(max((total - idle - own) / total, 0.0), 1.0) if total > 0 else 0.0
+        ours, idle, total = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
+        return min(max((total - idle - ours) / total, 0.0), 1.0) if total > 0 else 0.0
 
     @staticmethod
     def _seconds() -> tuple[float, float, float]:
         """CPU seconds of this process, of no process, and all that there were."""
-        own, cores = psutil.Process().cpu_times(), psutil.cpu_times()
-        return own.user + own.system, cores.idle + getattr(cores, "iowait", 0.0), sum(cores[:8])
+        ours, cores = psutil.Process().cpu_times(), psutil.cpu_times()
+        return ours.user + ours.system, cores.idle + getattr(cores, "iowait", 0.0), sum(cores[:8])
 
 
 def cpu_quota() -> float | None:
@@ -69,8 +69,8 @@ def cpu_quota() -> float | None:
     quotas = []
     for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.exists() else []:
         _, controllers, group = line.split(":", 2)
-        own = CGROUPS / group.strip("/")
-        files = [] if controllers else [folder / "cpu.max" for folder in (own, *own.parents)]
+        current = CGROUPS / group.strip("/")
+        files = [] if controllers else [folder / "cpu.max" for folder in (current, *current.parents)]
         for file in files:
             if file.is_relative_to(CGROUPS) and file.exists():
                 quota, period = file.read_text().split()
@@ -91,8 +91,8 @@ def _cgroup_limits() -> list[int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         root, name = (CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (CGROUPS, "memory.max")
-        own = root / group.strip("/")
-        files = [folder / name for folder in (own, *own.parents) if folder.is_relative_to(root)]
+        current = root / group.strip("/")
+        files = [folder / name for folder in (current, *current.parents) if folder.is_relative_to(root)]
         texts = [file.read_text().strip() for file in files if file.exists()]
         limits += [int(text) for text in texts if text != "max"]
     return limits

@@ -28,16 +28,16 @@ def fault(
     caches [slots, kv_heads, rows, head_size] are the layers' k, then their v; all are zeros afterwards. Rows from
     `max_len` on are free for sequences that are not in a step.
     """
-    caches, found = list(caches), []
+    caches, read = list(caches), []
     for cache in caches:
         cache.fill_(SENTINEL)
     step()
     for cache in caches:
         updated = (cache[slot, :, :written] != SENTINEL).any(-1).all()
         cache[slot, :, : max(written, padded)] = SENTINEL
-        found.append(torch.stack([updated, (cache[:, :, :max_len] == SENTINEL).all()]))
+        read.append(torch.stack([updated, (cache[:, :, :max_len] == SENTINEL).all()]))
         cache.zero_()
-    for number, (updated, kept) in enumerate(torch.stack(found).tolist()):
+    for number, (updated, kept) in enumerate(torch.stack(read).tolist()):
         name = f"{'kv'[number // (len(caches) // 2)]}_cache.{number % (len(caches) // 2)}"
         if not updated:
             return f"does not update {name} in place"

@@ -119,8 +119,8 @@ class PairBuffers:
         unequal = len(batch.features) != pairs or not (self._reads_context or pairs == count)
         if unequal or not 1 <= count <= slots or pairs > self.most_pairs:
             each = "as many of both" if self._reads_context else "one of each"
-            given = f"{len(batch.features)} rows of features, {pairs} tokens, {count} slots"
-            raise ValueError(f"{given}: expected {each} for 1 to {slots}")
+            sizes = f"{len(batch.features)} rows of features, {pairs} tokens, {count} slots"
+            raise ValueError(f"{sizes}: expected {each} for 1 to {slots}")
         if self._reads_context and len(set(batch.slots.tolist())) < count:
             raise ValueError(f"slots are {batch.slots.tolist()}: expected one of its own for every sequence")
 
@@ -128,13 +128,13 @@ class PairBuffers:
         """The network's inputs by name: views of the buffers. `check` tells whether a batch fits."""
         pairs, count = len(batch.tokens), len(batch.slots)
         self._features[:pairs], self._tokens[:pairs] = on_host(batch.features), batch.tokens
-        given = {"features": self._features[:pairs], "tokens": self._tokens[:pairs]}
+        inputs = {"features": self._features[:pairs], "tokens": self._tokens[:pairs]}
         if not self._reads_context:
-            return given
+            return inputs
         self._row_offsets[: count + 1], self._slots[:count] = batch.row_offsets, batch.slots
         self._cache_lengths[:count] = batch.cache_lengths
         rows = {"row_offsets": self._row_offsets[: count + 1], "slots": self._slots[:count]}
-        return given | rows | {"cache_lengths": self._cache_lengths[:count]}
+        return inputs | rows | {"cache_lengths": self._cache_lengths[:count]}
 
 
 class ChainBuffers:
@@ -185,9 +185,9 @@ class SamplingBuffers:
     def fill(self, sampling: DraftSampling, count: int) -> dict[str, np.ndarray]:
         """The network's inputs by name for `count` sequences: views of the buffers. Raises ValueError for others."""
         for name, buffer in self._buffers.items():
-            given, expected = getattr(sampling, name), (count, *buffer.shape[1:])
-            _expect(given.shape == expected, f"shape of {name}", given.shape, expected)
-            buffer[:count] = given
+            values, expected = getattr(sampling, name), (count, *buffer.shape[1:])
+            _expect(values.shape == expected, f"shape of {name}", values.shape, expected)
+            buffer[:count] = values
         return self.views(count)
 
     def views(self, count: int) -> dict[str, np.ndarray]:
@@ -219,18 +219,18 @@ class NoiseBuffers:
     def fill(self, noise: SharedNoise | None, count: int) -> dict[str, np.ndarray]:
         """The network's inputs by name for `count` sequences: views of the buffers; None: all are greedy. Raises
         ValueError for noise of others."""
-        given = vars(noise or SharedNoise.none(count))
+        values = vars(noise or SharedNoise.none(count))
         for name in self.NAMES:
-            array = given[name]
+            array = values[name]
             _expect(array.shape == (count,), f"shape of {name}", array.shape, (count,))
             buffer = self._seeds if name == "seeds" else self._buffers[name]
             buffer[:count] = array
         return {name: buffer[:count] for name, buffer in self._buffers.items()}
 
 
-def _expect(holds: bool, what: str, found: object, expected: object) -> None:
+def _expect(holds: bool, what: str, actual: object, expected: object) -> None:
     if not holds:
-        raise ValueError(f"{what} is {found}: expected {expected}")
+        raise ValueError(f"{what} is {actual}: expected {expected}")
 
 
 def _expect_below(what: str, values: np.ndarray, bound: int) -> None:

@@ -42,7 +42,7 @@ def cache_bytes(config: BundleConfig) -> int:
     """Bytes of all caches."""
     limits, contexts = config.limits, [method.context for method in config.methods.values() if method.context]
     rows = limits.slots * (limits.max_len + limits.max_tree)
-    return target_cache_bytes(config) + rows * sum(one.layers * _row_bytes(config, one) for one in contexts)
+    return target_cache_bytes(config) + rows * sum(context.layers * _row_bytes(config, context) for context in contexts)
 
 
 def _row_bytes(config: BundleConfig, heads: TargetInfo | ContextInfo) -> int:
@@ -80,7 +80,7 @@ def working_bytes(config: BundleConfig) -> int:
     hidden = rows * target.hidden_size * width
     attention = ATTENTION * hidden + attention_bytes(config)
     logits = (limits.slots * limits.max_tree, rows)
-    return sum(max(some * target.vocab_size * width + 2 * hidden, WORKING * hidden, attention) for some in logits)
+    return sum(max(count * target.vocab_size * width + 2 * hidden, WORKING * hidden, attention) for count in logits)
 
 
 def attention_bytes(config: BundleConfig) -> int:
@@ -157,9 +157,9 @@ def of_rank(config: BundleConfig, rank: int) -> BundleConfig:
 def loaded_bytes(bundle: Bundle, rank: int, suffix: str) -> int:
     """Bytes of the files with this suffix that a rank loads: its part of the target, and on rank 0 the drafters. What
     has no file is in memory already."""
-    own = [target_folder(bundle.path, rank, bundle.config.tensor_parallel) / f"target{suffix}"]
+    files = [target_folder(bundle.path, rank, bundle.config.tensor_parallel) / f"target{suffix}"]
     drafters = [*bundle.path.glob(f"*.*{suffix}")] if rank == 0 else []
-    return sum(file.stat().st_size for file in own + drafters if file.exists())
+    return sum(file.stat().st_size for file in files + drafters if file.exists())
 
 
 def what_fits(config: BundleConfig, weight_bytes: int, free: int, copies: int = 1) -> str:

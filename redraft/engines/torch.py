@@ -185,9 +185,9 @@ class TorchDrafter(NetworkDrafter):
             self.resamples.prepare(chains, [dict.fromkeys(chains, bucket.sequences) for bucket in self._buckets])
 
     def _forward(self, program: Program, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
-        own = [tensor for name, tensor in inputs.items() if name not in BEHIND_CACHES]
+        tensors = [tensor for name, tensor in inputs.items() if name not in BEHIND_CACHES]
         drawing = [tensor for name, tensor in inputs.items() if name in BEHIND_CACHES]
-        outputs = program([*own, *self.caches, *drawing])
+        outputs = program([*tensors, *self.caches, *drawing])
         return [output.float() if output.is_floating_point() else output for output in outputs]
 
     def _again(self, program: Program, raw_logits: Tensor, **others: Tensor) -> Sequence[Tensor]:
@@ -256,9 +256,9 @@ def draft_sizes(inputs: Iterable[str], bucket: Bucket) -> dict[str, int]:
 
 def no_batch(mask_words: int) -> TargetBatch:
     """One sequence without rows."""
-    none, one = np.zeros(0, np.int32), np.zeros(1, np.int32)
+    none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
     bounds = np.zeros(2, np.int32)
-    return TargetBatch(none, none, bounds, one, one, np.zeros((0, mask_words), np.int32), none, bounds, none)
+    return TargetBatch(none, none, bounds, zero, zero, np.zeros((0, mask_words), np.int32), none, bounds, none)
 
 
 def require_kernels(bundle: Bundle, device: torch.device) -> None:

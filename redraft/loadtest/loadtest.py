@@ -104,7 +104,7 @@ class LoadTest:
             self.prompts, count, self.args.seed, self.tokenizer, *self.workload, skip=len(self._sent)
         )
         before = len({*self._sent})
-        self._sent += [one.question_id for one in made]
+        self._sent += [item.question_id for item in made]
         return made, len(made) - (len({*self._sent}) - before)
 
     def loads_of(self, rates: Sequence[float]) -> dict[tuple[float, int], Load]:
@@ -165,13 +165,13 @@ class LoadTest:
         """One run of a rate: send and measure."""
         before = await client.counters()
         cpu, wall = time.process_time(), time.perf_counter()
-        with progress(name, load.requests, "answers", console=console) as shown:
+        with progress(name, load.requests, "answers", console=console) as bar:
             tokens = errors = 0
 
             def advance(timeline: Timeline) -> None:
                 nonlocal tokens, errors
                 tokens, errors = tokens + timeline.output_tokens, errors + (timeline.error is not None)
-                shown.update(shown.done + 1, f"{tokens} tokens" + (f", {errors} errors" if errors else ""))
+                bar.update(bar.done + 1, f"{tokens} tokens" + (f", {errors} errors" if errors else ""))
 
             timelines, whole = await open_loop(
                 client, load.conversations, load.times, self.writer(contender), self.tokenizer,
@@ -200,24 +200,24 @@ class LoadTest:
                 raise KeyboardInterrupt
             figures = run.figures
             due, completed = figures["requests_due_per_s"], figures["request_throughput"]
-            found = Probe(rate, due, completed, run.summary["errors"])
-            write(console, f"{contender.label}: {found}")
-            return found
+            result = Probe(rate, due, completed, run.summary["errors"])
+            write(console, f"{contender.label}: {result}")
+            return result
 
-        found = await find(probe, self.args.request_rate[0])
+        result = await find(probe, self.args.request_rate[0])
         setting = {name: getattr(contender, name) for name in ("method", "protocol", *SETTING)}
         content = {
             "label": contender.label,
-            **found.to_json(),
+            **result.to_json(),
             "setting": setting | {"dataset": contender.prompts.name},
         }
         write_json(contender.output / PROBED, content)
         write(
             console,
-            f"{contender.label}: saturation: {found.throughput:.3g} requests/s are completed at most; "
-            f"the highest rate that was followed is {found.followed:.3g}",
+            f"{contender.label}: saturation: {result.throughput:.3g} requests/s are completed at most; "
+            f"the highest rate that was followed is {result.followed:.3g}",
         )
-        return found
+        return result
 
     async def measure(self) -> list[Run]:
         """Warm up, then every rate in turn, at each contender. The runs of the server asked for; none of a search.
@@ -231,14 +231,14 @@ class LoadTest:
         runs: list[Run] = []
         async with AsyncExitStack() as stack:
             servers = []
-            with progress("warm-up", warmup * len(compared), "answers", "connecting", console) as shown:
+            with progress("warm-up", warmup * len(compared), "answers", "connecting", console) as bar:
                 for contender in compared:
                     client = await client_of(contender)
                     stack.push_async_callback(client.close)
                     servers.append((contender, client))
                     contender.served_before = _count(await client.counters(), GENERATION_TOKENS) > FIRST_TOKENS
                 for contender, client in servers:  # which may be one service
-                    await self.warm_up(contender, client, warmup, lambda: shown.update(shown.done + 1, ""))
+                    await self.warm_up(contender, client, warmup, lambda: bar.update(bar.done + 1, ""))
             for contender, _ in servers:
                 clear_runs(contender.output)
             if args.find_saturation:
@@ -297,8 +297,8 @@ def contenders(args: Options) -> list[Options]:
 
 def show(args: Options, runs: list[Run], saturated: Saturation | None) -> None:
     """Print the tables and draw the plots. Raises ValueError for a baseline that sent something else."""
-    for one in run_tables(runs, args.metrics):
-        one.show(console)
+    for entry in run_tables(runs, args.metrics):
+        entry.show(console)
     plots.load_test([runs], args.output)
     if args.baseline:
         baseline = load_runs(args.baseline)

@@ -169,7 +169,7 @@ def command(run: Callable[..., int]) -> Callable[..., None]:
         if status := run(options, **values):
             raise typer.Exit(status)
 
-    signature = inspect.Signature([*parameters, *(one.replace(kind=one.KEYWORD_ONLY) for one in more)])
+    signature = inspect.Signature([*parameters, *(each.replace(kind=each.KEYWORD_ONLY) for each in more)])
     main.__signature__ = signature  # type: ignore[attr-defined]
     main.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     main.__doc__ = run.__doc__

@@ -114,9 +114,9 @@ def table(report: dict[str, Any]) -> Table:
     for row in report["rates"]:
         cells, gains = [], []
         for name in COMPARED:
-            plain, ours = ([figure(one, name) for one in row[key]] for key in ("auto_regressive", "speculative"))
-            shown = over if name == "request_throughput" else milliseconds
-            cells += [shown(plain, 2), shown(ours, 2)]
+            plain, ours = ([figure(run, name) for run in row[key]] for key in ("auto_regressive", "speculative"))
+            unit = over if name == "request_throughput" else milliseconds
+            cells += [unit(plain, 2), unit(ours, 2)]
             gains.append(over([speedup(*pair, name) for pair in zip(plain, ours, strict=True)], 2))
         made.rows.append([f"{row['of_saturation']:.2f}", f"{row['requests_per_s']:g}", *cells, *gains])
     return made

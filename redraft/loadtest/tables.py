@@ -98,7 +98,7 @@ def _run_table(
     cells = [[figures(run) for run in group] for group in groups.values()]
 
     def add(name: str, key: str, digits: int = 1, optional: bool = False) -> None:
-        values = [[one.get(key) for one in cell] for cell in cells]
+        values = [[summary.get(key) for summary in cell] for cell in cells]
         if not optional or any(value is not None for group in values for value in group):
             table.rows.append([name, *(over(group, digits) for group in values)])
 
@@ -107,7 +107,7 @@ def _run_table(
         ("Errors", "errors", sum),
         ("Most in flight", IN_FLIGHT, max),
     ):
-        table.rows.append([name, *(f"{total(one.get(key, 0) for one in cell):,}" for cell in cells)])
+        table.rows.append([name, *(f"{total(summary.get(key, 0) for summary in cell):,}" for cell in cells)])
     add("Seconds", "duration_s", optional=True)
     add("Requests/s", "request_throughput", 2)
     add("Output tokens/s", "output_token_throughput")
@@ -120,7 +120,7 @@ def _run_table(
     for key, name in METRICS.items():
         statistics = ["mean", *(f"p{p}" for p in PERCENTILES)] if key in percentile_metrics else ["mean"]
         for statistic in statistics:
-            values = [[(one.get(f"{key}_ms") or {}).get(statistic) for one in cell] for cell in cells]
+            values = [[(summary.get(f"{key}_ms") or {}).get(statistic) for summary in cell] for cell in cells]
             table.rows.append([f"{name} {statistic}, ms", *map(milliseconds, values)])
     return table
 

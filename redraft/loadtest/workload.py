@@ -131,8 +131,8 @@ class Passages:
 
     def take(self, tokens: int, begin: int = 0) -> str:
         """About so many tokens of text, from token `begin` on, starting over at the end."""
-        places = (begin + np.arange(tokens)) % len(self._ids)
-        return self._tokenizer.decode([self._ids[place] for place in places])
+        indices = (begin + np.arange(tokens)) % len(self._ids)
+        return self._tokenizer.decode([self._ids[index] for index in indices])
 
     def lengthened(self, turn: str, system: str | None, tokens: int) -> str:
         """A user turn with a passage before it, so that the whole prompt has `tokens` tokens or up to 1% fewer.

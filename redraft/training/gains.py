@@ -110,9 +110,9 @@ def measure_gains(drafter: Path, ngrams: Path, bundle: Path, prompts: Sequence[l
     return result
 
 
-def summary(found: Mapping[str, Any], curves: Sequence[Curve]) -> list[str]:
+def summary(gains: Mapping[str, Any], curves: Sequence[Curve]) -> list[str]:
     """Gains in words and a table, beside the learning curves of other drafters."""
-    training, speed = found["training"], found["speed"]
+    training, speed = gains["training"], gains["speed"]
     lines = []
     if length := training.get("chain_acceptance_length"):
         depths = " ".join(f"{rate:.2f}" for rate in training["conditional_acceptance"])

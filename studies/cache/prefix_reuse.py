@@ -132,7 +132,7 @@ def after_system(llm: LLM, tokenizer: ChatTokenizer, texts: Texts, sizes: Sizes)
 def unshared(llms: dict[str, LLM], texts: Texts, sizes: Sizes) -> dict[str, list[dict[str, float]]]:
     """Times to the first token and per further token of prompts that share nothing, by LLM; all of a cache's slots
     hold an earlier one."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in llms}
+    result: dict[str, list[dict[str, float]]] = {name: [] for name in llms}
     warm_up = max(llm.runtime.limits.slots for llm in llms.values())
     prompts = [texts.next(sizes.prompt) for _ in range(warm_up + sizes.prompts)]
     for index, text in enumerate(tracked(prompts, "nothing shared", "prompts", console)):
@@ -141,8 +141,8 @@ def unshared(llms: dict[str, LLM], texts: Texts, sizes: Sizes) -> dict[str, list
             if index >= warm_up:
                 decoded = answer.stats.decode_ms
                 times = {"first": 1e3 * seconds - decoded, "further": decoded / max(sizes.max_tokens - 1, 1)}
-                found[name].append(times)
-    return found
+                result[name].append(times)
+    return result
 
 
 def saved(pairs: list[dict[str, float]]) -> dict[str, Any]:
@@ -159,14 +159,16 @@ def saved(pairs: list[dict[str, float]]) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> Table:
     """The report's ratios."""
-    shown = Table("Time with prefix reuse over time without", ["", "ratio", "95%", "cached", "with, ms", "without, ms"])
+    result = Table(
+        "Time with prefix reuse over time without", ["", "ratio", "95%", "cached", "with, ms", "without, ms"]
+    )
     for name in ("next turn", "system prompt"):
         entry, medians = report[name], report[name]["medians"]
         cached = f"{medians['cached']:.0f} of {medians['prompt']:.0f}"
-        shown.rows.append([name, *_ratio(entry), cached, f"{medians['reused']:.1f}", f"{medians['anew']:.1f}"])
+        result.rows.append([name, *_ratio(entry), cached, f"{medians['reused']:.1f}", f"{medians['anew']:.1f}"])
     for name, entry in report["nothing shared"].items():
-        shown.rows.append([f"nothing shared, {name} token", *_ratio(entry), "0", "", ""])
-    return shown
+        result.rows.append([f"nothing shared, {name} token", *_ratio(entry), "0", "", ""])
+    return result
 
 
 def _ratio(entry: dict[str, Any]) -> list[str]:

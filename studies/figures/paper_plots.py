@@ -60,7 +60,7 @@ def speedups(load: Load) -> Figure:
 
 def bars(axis: Axes, entries: Mapping[str, Mapping[str, Any]], title: str) -> None:
     """A horizontal bar per method: its speed-up, with the interval."""
-    places = range(len(entries), 0, -1)
+    positions = range(len(entries), 0, -1)
     values = [entry["speedup"] for entry in entries.values()]
     lows, highs = zip(*(entry["speedup_interval"] for entry in entries.values()), strict=True)
     errors = [
@@ -68,11 +68,11 @@ def bars(axis: Axes, entries: Mapping[str, Mapping[str, Any]], title: str) -> No
         [h - v for v, h in zip(values, highs, strict=True)],
     ]
     colors = [COLORS[1] if value > 1 else COLORS[0] for value in values]
-    axis.barh(places, values, 0.7, xerr=errors, color=colors, error_kw={"elinewidth": 0.8, "ecolor": "#374151"})
-    for place, entry, high in zip(places, entries.values(), highs, strict=True):
-        axis.text(high + 0.02, place, f"{entry['speedup']:.2f}x", va="center", fontsize=8)
+    axis.barh(positions, values, 0.7, xerr=errors, color=colors, error_kw={"elinewidth": 0.8, "ecolor": "#374151"})
+    for position, entry, high in zip(positions, entries.values(), highs, strict=True):
+        axis.text(high + 0.02, position, f"{entry['speedup']:.2f}x", va="center", fontsize=8)
     axis.axvline(1, color="#9ca3af", linestyle=":", linewidth=1)
-    axis.set_yticks(places, list(entries))
+    axis.set_yticks(positions, list(entries))
     axis.grid(axis="y", visible=False)
     axis.set_xlim(0, 2)
     axis.set_xlabel("times auto-regressive decoding")
@@ -82,14 +82,14 @@ def bars(axis: Axes, entries: Mapping[str, Mapping[str, Any]], title: str) -> No
 def categories(load: Load) -> Figure:
     """Speed-up and tokens per step of the default by kind of prompt (ReDrafter, figure 5)."""
     figure, axes = new_figure(2, width=5.2)
-    found = {
+    result = {
         f"temperature {t}": next(entry for name, entry in single["contenders"].items() if name != AR)["categories"]
         for t, single in load("single_stream")["single"].items()
     }
-    kinds = list(next(iter(found.values())))
+    kinds = list(next(iter(result.values())))
     panels = {"speedup": ("times auto-regressive", "Speed-up"), "acceptance_length": ("tokens", "Tokens per step")}
     for axis, (key, (unit, title)) in zip(axes, panels.items(), strict=True):
-        series = {name: [rows[kind][key] for kind in kinds] for name, rows in found.items()}
+        series = {name: [rows[kind][key] for kind in kinds] for name, rows in result.items()}
         plots.grouped_bars(axis, kinds, series, unit, title, digits=1)
         axis.tick_params(axis="x", labelrotation=35, labelsize=8)
     axes[0].legend(frameon=False, fontsize=8)

@@ -26,9 +26,9 @@ def table2(load: Load) -> Table:
 def table4(load: Load) -> Table:
     """Live beams of length 4 by width, as in the paper's table of Apple's hardware."""
     table = Table("Beams of length 4", ["beam width", "speed-up", "tokens/step", "rows per step"])
-    found = contenders(load("zen4/beam_shapes_live"), "0")
+    result = contenders(load("zen4/beam_shapes_live"), "0")
     for width in range(1, 5):
-        entry = found[f"w{width}l4"]
+        entry = result[f"w{width}l4"]
         table.rows.append([str(width), speedup(entry), accepted(entry), f"{entry['rows_per_step']:.1f}"])
     return table
 

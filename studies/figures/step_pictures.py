@@ -197,7 +197,7 @@ def forward(example: Example) -> Drawing:
     d.box(268, top - 20, 130, 6 * step + 40, "context")
     d.text(333, middle - 4, "target", 14, INK, "middle", bold=True)
     d.text(333, middle + 16, "one forward", 12, anchor="middle")
-    for row, (given, depth) in enumerate(zip(example.recorded["target"], example.depths, strict=True)):
+    for row, (inputs, depth) in enumerate(zip(example.recorded["target"], example.depths, strict=True)):
         y = top + row * step
         d.text(34, y + 5, str(row), 14, MUTED, "middle", mono=True)
         columns = ((86, example.label(row)), (148, str(example.context + depth)), (208, str(example.masks[row])))
@@ -205,7 +205,7 @@ def forward(example: Example) -> Drawing:
             d.text(x, y + 5, shown, 14, INK, "middle", mono=True)
         d.arrow(f"M232 {y} H264")
         d.arrow(f"M402 {y} H440")
-        shares = {int(token): math.exp(log) for token, (log, _) in given["scores"].items()}
+        shares = {int(token): math.exp(log) for token, (log, _) in inputs["scores"].items()}
         likely = sorted(shares, key=lambda token: -shares[token])[:2]
         for x, token, color in zip((450, 582), likely, (INK, MUTED), strict=True):
             d.text(x, y + 5, f"{example.text(token)} {100 * shares[token]:.0f}%", 14, color, mono=True)
@@ -255,10 +255,10 @@ def verify(example: Example) -> Drawing:
     for name, x in columns.items():
         d.text(x, 28, name, 12, anchor="end")
     d.text(545, 28, "chosen token", 12)
-    for place, (row, token) in enumerate(zip(example.verdict.path, example.verdict.tokens, strict=True)):
-        top = header + height * place + 16
+    for index, (row, token) in enumerate(zip(example.verdict.path, example.verdict.tokens, strict=True)):
+        top = header + height * index + 16
         d.chip(20, top, example.label(row), "accepted" if row else "root", row)
-        d.text(20, top + 33, f"position {example.recorded['position'] + place}", 12)
+        d.text(20, top + 33, f"position {example.recorded['position'] + index}", 12)
         for number, (other, (log, noise)) in enumerate(example.recorded["target"][row]["scores"].items()):
             y, chosen = top + line * number, int(other) == token
             if chosen:
@@ -269,9 +269,9 @@ def verify(example: Example) -> Drawing:
                 d.text(x, y + 5, f"{value:.2f}".replace("-", "\u2212"), 13, INK, "end", bold=chosen, mono=True)
             if not chosen:
                 continue
-            if place + 1 < len(example.verdict.path):
+            if index + 1 < len(example.verdict.path):
                 edge = d.chip(545, y, example.text(token), "accepted")
-                d.text(edge + 10, y + 5, f"is node {example.verdict.path[place + 1]}", 12)
+                d.text(edge + 10, y + 5, f"is node {example.verdict.path[index + 1]}", 12)
             else:
                 edge = d.chip(545, y, example.text(token), "bonus")
                 d.text(edge + 10, y + 5, "no child: bonus", 12)
@@ -291,9 +291,9 @@ def commit(example: Example) -> Drawing:
     tokens = [*(example.label(row) for row in path), *following]
     kinds = [*["accepted"] * accepted, "bonus", *["draft"] * (len(following) - 1)]
     after = cache(d, example, 176, tokens, kinds)
-    for place, row in enumerate(path):
-        if place != row:
-            d.arrow(f"M{before[row]:g} 98 C{before[row]:g} 140 {after[place]:g} 112 {after[place]:g} 158", "#16a34a")
+    for index, row in enumerate(path):
+        if index != row:
+            d.arrow(f"M{before[row]:g} 98 C{before[row]:g} 140 {after[index]:g} 112 {after[index]:g} 158", "#16a34a")
     length = example.recorded["next_step"]["cache_lengths"][0]
     d.text(20, 236, f"commit_src = {path}", 13, INK, mono=True)
     d.text(300, 236, f"cache_lengths: {example.context} -> {length}", 13, INK, mono=True)

@@ -163,8 +163,8 @@ def shapes(
         for width in tracked(widths, f"replaying {label}", "widths", console):
             outcomes = beams(replayer, texts, width, lengths)
             rows = [
-                {"width": width, "length": length, **one.figures, "rows_per_step": float(np.mean(one.rows))}
-                for length, one in outcomes.items()
+                {"width": width, "length": length, **outcome.figures, "rows_per_step": float(np.mean(outcome.rows))}
+                for length, outcome in outcomes.items()
             ]
             results.setdefault(label, []).extend(rows)
             cells = (f"{row['acceptance_length']:.2f} ({row['rows_per_step']:.0f})" for row in rows)

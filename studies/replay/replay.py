@@ -100,8 +100,8 @@ class Replayer:
         parts = []
         size = max(1, ROWS_AT_ONCE // width)
         for first in range(0, len(roots), size):
-            here, some = states[first : first + size], roots[first : first + size]
-            drafter, inputs = self._inputs(here, some, length)
+            here, tokens = states[first : first + size], roots[first : first + size]
+            drafter, inputs = self._inputs(here, tokens, length)
             search = search or BeamSearch(drafter, width, length, candidates or width)
             parts.append([part.numpy() for part in search(inputs)[:3]])
         return DraftCandidates(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))

@@ -86,9 +86,9 @@ def measure(
     concurrency: int,
 ) -> None:
     """Answer the prompts of each setting and method that is not in the store yet; each is kept when it is whole."""
-    with progress("answers", len(cells), "cells", console=console) as shown:
+    with progress("answers", len(cells), "cells", console=console) as bar:
         for setting, method in cells:
-            shown.update(shown.done, f"{method}, temperature {setting.name}")
+            bar.update(bar.done, f"{method}, temperature {setting.name}")
             if not store.has(setting.name, method):
                 rounds = BASELINE_ROUNDS if method == AUTO_REGRESSIVE else 1
                 pairs = list(product(prompts[setting.name], range(rounds)))
@@ -96,7 +96,7 @@ def measure(
                 answers = llm.run(requests, concurrency)
                 rows = [Row.of(prompt, answer) for (prompt, _), answer in zip(pairs, answers, strict=True)]
                 store.add(setting.name, method, rows)
-            shown.advance()
+            bar.advance()
 
 
 def measure_rates(
@@ -108,15 +108,15 @@ def measure_rates(
 ) -> None:
     """Seconds of each method on each prompt, one stream: methods take turns, in alternating order, prompt by prompt."""
     left = [
-        (setting, method, prompt, place)
+        (setting, method, prompt, index)
         for setting in {setting: None for setting, _ in cells}
-        for place, prompt in enumerate(prompts[setting.name])
-        for method in [method for other, method in cells if other == setting][:: 1 if place % 2 == 0 else -1]
+        for index, prompt in enumerate(prompts[setting.name])
+        for method in [method for other, method in cells if other == setting][:: 1 if index % 2 == 0 else -1]
     ]
     warm = set[tuple[str, str]]()
-    with progress("token rates", len(left), "answers", console=console) as shown:
+    with progress("token rates", len(left), "answers", console=console) as bar:
         for setting, method, prompt, _ in left:
-            shown.update(shown.done, f"{method}, temperature {setting.name}")
+            bar.update(bar.done, f"{method}, temperature {setting.name}")
             seconds = store.timing.setdefault(setting.name, {}).setdefault(method, {})
             if prompt.question_id not in seconds:
                 wanted = asked(setting, method, prompt, 0)
@@ -127,7 +127,7 @@ def measure_rates(
                 if len(answer.token_ids) > 1:
                     seconds[prompt.question_id] = len(answer.token_ids) - 1, answer.stats.decode_ms / 1e3
                     store.save()
-            shown.advance()
+            bar.advance()
 
 
 def parameters(model: Path, drafter: Path) -> tuple[int, int]:
@@ -140,10 +140,10 @@ def parameters(model: Path, drafter: Path) -> tuple[int, int]:
         target = sum(_sizes(path)[0] for path in weight_files(model))
         if is_model(drafter):
             return target, sum(_sizes(path)[0] for path in weight_files(drafter))
-        own, has_head = _sizes(drafter / "drafter.safetensors")
+        sizes, has_head = _sizes(drafter / "drafter.safetensors")
         card = json.loads((drafter / "config.json").read_text())
         rows = card.get("hot_vocabulary") or card["vocab_size"]
-        return target, own + (0 if has_head else rows * card["hidden_size"])
+        return target, sizes + (0 if has_head else rows * card["hidden_size"])
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"the sizes of --model {model} and --drafter {drafter} cannot be read: {error}") from None
 
@@ -232,7 +232,7 @@ def main(
     methods = [AUTO_REGRESSIVE, *(shape.method for shape in shapes_of(chosen))]
     cells = [(setting, method) for setting in settings for method in methods]
     if timing:
-        timed = {name: spread(some, TIMED_PROMPTS) for name, some in picked.items()}
+        timed = {name: spread(group, TIMED_PROMPTS) for name, group in picked.items()}
         measure_rates(llm, store, cells, timed, asked)
     else:
         measure(llm, store, cells, picked, asked, min(concurrency, slots))

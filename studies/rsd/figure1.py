@@ -33,14 +33,14 @@ def acceptance(rule: Rule, p: float, q: float, replacement: bool) -> float:
     return float(total)
 
 
-def _all_rejected(rule: Rule, target: np.ndarray, draft: np.ndarray, places: list[int]) -> float:
+def _all_rejected(rule: Rule, target: np.ndarray, draft: np.ndarray, indices: list[int]) -> float:
     chances: list[float] = []
 
     def reject(chance: float) -> bool:
         chances.append(chance)
         return False
 
-    rule(target, NodeDraws(places, places, np.arange(2, dtype=np.int32), np.log(draft)), reject)
+    rule(target, NodeDraws(indices, indices, np.arange(2, dtype=np.int32), np.log(draft)), reject)
     return float(np.prod(1 - np.array(chances)))
 
 
@@ -68,10 +68,10 @@ def main(
 
 def table() -> Table:
     """Acceptance rates at a few drafts for every target."""
-    shown = Table("Acceptance rate of two draft tokens, Bernoulli distributions", ["target q", "draft p", *METHODS])
+    result = Table("Acceptance rate of two draft tokens, Bernoulli distributions", ["target q", "draft p", *METHODS])
     for q, p in product(TARGETS, (0.1, 0.3, 0.5, 0.7, 0.9)):
-        shown.rows.append([f"{q}", f"{p}", *(f"{rate(p, q):.3f}" for rate in METHODS.values())])
-    return shown
+        result.rows.append([f"{q}", f"{p}", *(f"{rate(p, q):.3f}" for rate in METHODS.values())])
+    return result
 
 
 def plot(path: Path) -> Path:

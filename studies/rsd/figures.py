@@ -57,12 +57,12 @@ class Figures:
 
     def best(self, cell: int) -> dict[str, Shape]:
         """The shape of the highest block efficiency of each algorithm in a cell, where one was measured."""
-        found = {}
+        result = {}
         for name in ALGORITHMS:
             shapes = [s for s in self.experiment.cells[cell] if s.algorithm == name and s in self.efficiency]
             if shapes:
-                found[name] = max(shapes, key=lambda shape: self.efficiency[shape].value)
-        return found
+                result[name] = max(shapes, key=lambda shape: self.efficiency[shape].value)
+        return result
 
     def memory_bound(self, shape: Shape) -> Estimate:
         """MBSU (appendix D.2, which prints its ratio's inverse): the speed-up where a network's time is the reading of

@@ -87,9 +87,9 @@ def plot(parts: Sequence[Part]) -> Figure:
     figure, axes = new_figure(len(panels), columns=2)
     for axis, (part, key) in zip(axes, panels, strict=True):
         cells = list(dict.fromkeys(shape["cell"] for shape in part["shapes"]))
-        for place, (name, color) in enumerate(zip(ALGORITHMS, COLORS, strict=False)):
+        for position, (name, color) in enumerate(zip(ALGORITHMS, COLORS, strict=False)):
             points = [best for cell in cells if (best := highest(part["shapes"], name, cell, key))]
-            at = [cells.index(shape["cell"]) + 0.07 * (place - (len(ALGORITHMS) - 1) / 2) for shape in points]
+            at = [cells.index(shape["cell"]) + 0.07 * (position - (len(ALGORITHMS) - 1) / 2) for shape in points]
             values = [shape[key]["value"] for shape in points]
             errors = [
                 [abs(value - shape[key]["interval"][end]) for value, shape in zip(values, points, strict=True)]
@@ -107,5 +107,5 @@ def plot(parts: Sequence[Part]) -> Figure:
 
 def highest(shapes: Sequence[Mapping[str, Any]], method: str, cell: int, key: str) -> Mapping[str, Any] | None:
     """The shape of a method in a cell whose `key` is highest; None where none was measured."""
-    some = [shape for shape in shapes if shape["method"] == method and shape["cell"] == cell and shape[key]]
-    return max(some, key=lambda shape: shape[key]["value"], default=None)
+    rows = [shape for shape in shapes if shape["method"] == method and shape["cell"] == cell and shape[key]]
+    return max(rows, key=lambda shape: shape[key]["value"], default=None)

@@ -96,8 +96,8 @@ class Store:
 
 def sums(rows: list[Row], prompts: list[str], *names: str) -> np.ndarray:
     """Totals float64 [prompts, names] of the rows' numbers, by prompt."""
-    place = {prompt: index for index, prompt in enumerate(prompts)}
+    index_of = {prompt: index for index, prompt in enumerate(prompts)}
     totals = np.zeros((len(prompts), len(names)))
     for row in rows:
-        totals[place[row.question_id]] += [getattr(row, name) for name in names]
+        totals[index_of[row.question_id]] += [getattr(row, name) for name in names]
     return totals

@@ -36,10 +36,10 @@ def check(method: str, answers: Sequence[Answer], pair: Sequence[Answer], plain:
     for number, (answer, other, reference) in enumerate(zip(answers, pair, plain, strict=True)):
         if answer.token_ids != reference.token_ids:
             raise ArithmeticError(f"{method}, prompt {number}: other tokens than auto-regressive decoding")
-        found, wanted = ((one.stats.steps, one.stats.accepted_by_depth) for one in (answer, other))
-        if found != wanted:
+        actual, wanted = ((item.stats.steps, item.stats.accepted_by_depth) for item in (answer, other))
+        if actual != wanted:
             raise ArithmeticError(
-                f"{method}, prompt {number}: {found[0]} steps that accept {found[1]} by depth; the other method of "
+                f"{method}, prompt {number}: {actual[0]} steps that accept {actual[1]} by depth; the other method of "
                 f"this width has {wanted[0]} and {wanted[1]}"
             )
 
@@ -65,22 +65,22 @@ def table(cells: Mapping[tuple[str, int], Mapping[str, Any]]) -> Table:
     """A row per method with its tokens/s at each batch size, and per width what packing gains."""
     methods, batches = (list(dict.fromkeys(keys)) for keys in zip(*cells, strict=True))
     columns = ["method", "tokens/step", "rows/step", *(f"batch {batch}" for batch in batches)]
-    shown = Table("Tokens/s of all requests (of each)", columns)
+    result = Table("Tokens/s of all requests (of each)", columns)
     for method in methods:
         first = cells[method, batches[0]]
         rates = [cells[method, batch]["tokens_per_s"] for batch in batches]
         figures = [f"{rate:.0f} ({rate / batch:.1f})" for rate, batch in zip(rates, batches, strict=True)]
-        shown.rows.append(
+        result.rows.append(
             [method, f"{first['acceptance_length']:.2f}", f"{1 + first['drafted_per_step']:.1f}", *figures]
         )
     for method in methods:
         if method.startswith(UNPACKED):
             packed, whole = (
-                [cells[one, batch]["tokens_per_s"] for batch in batches] for one in (pair_of(method), method)
+                [cells[name, batch]["tokens_per_s"] for batch in batches] for name in (pair_of(method), method)
             )
             gains = [f"{after / before:.2f}x" for after, before in zip(packed, whole, strict=True)]
-            shown.rows.append([f"{pair_of(method)} / {method}", "", "", *gains])
-    return shown
+            result.rows.append([f"{pair_of(method)} / {method}", "", "", *gains])
+    return result
 
 
 def plot(cells: Mapping[tuple[str, int], Mapping[str, Any]], path: Path) -> Path:

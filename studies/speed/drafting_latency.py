@@ -142,12 +142,12 @@ def heads(
 
 def heads_table(results: Sequence[dict[str, Any]]) -> Table:
     """A row per head, width and way."""
-    shown = Table(f"Milliseconds of {LEVELS} draft levels (Lyanna, figure 13a)", ["head, nodes a level, way", *SHOWN])
+    result = Table(f"Milliseconds of {LEVELS} draft levels (Lyanna, figure 13a)", ["head, nodes a level, way", *SHOWN])
     for row in results:
         times = row["milliseconds"]
         cells = [f"{times[part]:.2f}" if part in times else "" for part in SHOWN]
-        shown.rows.append([f"{row['columns']:,}, {row['width']}, {row['way']}", *cells])
-    return shown
+        result.rows.append([f"{row['columns']:,}, {row['width']}, {row['way']}", *cells])
+    return result
 
 
 HEADS = {"hot": HOT, "full": None, "bare": 64}
@@ -214,14 +214,14 @@ def drafters(
     engine.close()
     times = {name: float(np.median(values[2:])) for name, values in samples.items()}
     columns = ["method", "drafter", "median", "best", "layers", "head, softmax, sampling"]
-    shown = Table("Milliseconds of a draft at batch 1 (Lyanna, figure 13b)", columns)
+    result = Table("Milliseconds of a draft at batch 1 (Lyanna, figure 13b)", columns)
     for name, value in times.items():
         layers = times.get(name.partition("_")[0] + BARE)
         parts = [] if layers is None or name.endswith(BARE) else [f"{layers:.2f}", f"{value - layers:.2f}"]
         best = f"{min(samples[name][2:]):.2f}"
-        shown.rows.append([name, config.methods[name].drafter or "", f"{value:.2f}", best, *(parts or ["", ""])])
+        result.rows.append([name, config.methods[name].drafter or "", f"{value:.2f}", best, *(parts or ["", ""])])
     report = {"precision": config.precision, "context": context, "pairs": pairs, "milliseconds": times}
-    finish(output, report, shown)
+    finish(output, report, result)
 
 
 if __name__ == "__main__":

@@ -45,15 +45,15 @@ def tree_attention(
             f"{', '.join(map(str, HEAD_SIZES))}"
         )
     attributes = {"heads": num_heads, "kv_heads": num_kv_heads, "head_size": head_size}
-    places = (row_offsets, slots, cache_lengths, cache_lengths if starts is None else starts)
+    offsets = (row_offsets, slots, cache_lengths, cache_lengths if starts is None else starts)
     write, split, combine = FP32_KERNELS if k_cache.dtype == torch.float32 else KERNELS
     if not tree_mask.numel():
         tree_mask = tree_mask.new_empty(len(qkv), 0)
     read = norms or (qkv.new_empty(head_size),) * 2  # without norms the kernel reads neither
     q, k, v = run(
         write,
-        (qkv, positions, *places, commit_src, commit_offsets, rope_table, *read, k_cache, v_cache),
+        (qkv, positions, *offsets, commit_src, commit_offsets, rope_table, *read, k_cache, v_cache),
         attributes | {"norm_eps": eps_bits(norm_eps) if norms else 0},
     )
-    partial, stats = run(split, (q, *places, tree_mask, k, v), attributes | {"window": window})
+    partial, stats = run(split, (q, *offsets, tree_mask, k, v), attributes | {"window": window})
     return run(combine, (partial, stats, positions, row_offsets, k), attributes)[0]

@@ -54,21 +54,21 @@ def tune_bundle(
     memory = size(psutil.Process().memory_info().rss)
     limit = duration(60 * minutes * len(names))
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
-    with progress("tune", 0, "measurements", console=console) as shown:
+    with progress("tune", 0, "measurements", console=console) as bar:
         for name in names:
             bench, seconds, others_load = Bench(runtime, name, measured, tokens), 60 * minutes, OtherLoad()
             ends = time.monotonic() + seconds
             if runtime.methods[name].retrieves:
-                shown.update(0, f"{name}: serving prompts to draft from")
+                bar.update(0, f"{name}: serving prompts to draft from")
                 bench.ends = ends - (1 - SERVING) * seconds
                 bench.serve(others)
-            shown.begin(0)
-            tuner = Tuner(bench, max(ends - time.monotonic(), 0), GRID, partial(_say, shown))
+            bar.begin(0)
+            tuner = Tuner(bench, max(ends - time.monotonic(), 0), GRID, partial(_say, bar))
             table = tuner.tune()
             if alone:
                 table.measured["other_load"] = round(others_load.share(), 3)
             table.measured["minutes"] = minutes
-            shown.update(tuner.done)
+            bar.update(tuner.done)
             save(bundle, name, table)
             show(bundle, name, table, console)
 
@@ -86,9 +86,9 @@ def _fitting(runtime: Runtime, prompts: Sequence[list[int]], tokens: int, consol
     return fitting
 
 
-def _say(shown: Progress, tuner: Tuner, what: str) -> None:
-    shown.total, shown.deadline = tuner.of, tuner.ends
-    shown.update(tuner.done, f"{tuner.bench.method}: {what}")
+def _say(bar: Progress, tuner: Tuner, what: str) -> None:
+    bar.total, bar.deadline = tuner.of, tuner.ends
+    bar.update(tuner.done, f"{tuner.bench.method}: {what}")
 
 
 def forget_unusable(bundle: Path, console: Console) -> None:
@@ -109,17 +109,17 @@ def save(bundle: Path, method: str, table: BudgetTable) -> None:
 
 def show(bundle: Path, method: str, table: BudgetTable, console: Console) -> None:
     """Print a table with the speed-ups that it rests on, and what makes it doubtful."""
-    shown = Table(title=f"{method}: {TreeShape(table.construction, bool(table.ngram))}, nodes (speed-up)")
+    result = Table(title=f"{method}: {TreeShape(table.construction, bool(table.ngram))}, nodes (speed-up)")
     temperatures = sorted({entry.temperature for entry in table.entries})
     for column in ("running", *(f"temperature {temperature:g}" for temperature in temperatures)):
-        shown.add_column(column, justify="right")
+        result.add_column(column, justify="right")
     for running in sorted({entry.running for entry in table.entries}):
         gains = table.measured["speed_up"][str(running)]
         cells = [
             f"{table.lookup(running, temperature).nodes} ({gains[f'{temperature:g}']:.2f})"
             for temperature in temperatures
         ]
-        shown.add_row(str(running), *cells)
-    console.print(shown)
+        result.add_row(str(running), *cells)
+    console.print(result)
     if doubts(table):
         write(console, f"tune: WARNING: {doubtful_warning(method, table, bundle)}")

@@ -255,8 +255,10 @@ class Tuner:
     def _measured(self, shape: TreeShape, cells: Cells, tried: dict[str, dict[str, float]]) -> dict:
         """What the table rests on; temperatures are keys as `_key` writes them."""
         times = {
-            str(running): {str(budget): round(1e3 * found.measured(budget)[1], 3) for budget in sorted(found.samples)}
-            for running, found in sorted(self._times.items())
+            str(running): {
+                str(budget): round(1e3 * samples.measured(budget)[1], 3) for budget in sorted(samples.samples)
+            }
+            for running, samples in sorted(self._times.items())
         }
         lengths = {
             str(shape): {

@@ -74,7 +74,11 @@ def draft_buckets(limits: LimitsInfo, reads_context: bool) -> list[Bucket]:
 def fitting(buckets: Sequence[Bucket], sequences: int, rows: int, logits: int = 0) -> Bucket | None:
     """The bucket with the fewest sequences that holds so many, and of these the one with the fewest rows; None where
     none does."""
-    fit = (one for one in buckets if one.sequences >= sequences and one.rows >= rows and one.logits >= logits)
+    fit = (
+        candidate
+        for candidate in buckets
+        if candidate.sequences >= sequences and candidate.rows >= rows and candidate.logits >= logits
+    )
     return min(fit, key=lambda bucket: (bucket.sequences, bucket.rows), default=None)
 
 
@@ -84,11 +88,11 @@ def _largest_first(buckets: Iterable[Bucket]) -> list[Bucket]:
 
 def _powers(factor: int, first: int, most: int) -> list[int]:
     """first, first * factor, ... below `most`, and `most`."""
-    found = []
+    result = []
     while first < most:
-        found.append(first)
+        result.append(first)
         first *= factor
-    return [*found, most]
+    return [*result, most]
 
 
 def _row_counts(least: int, most: int) -> list[int]:

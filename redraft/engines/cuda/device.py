@@ -86,10 +86,10 @@ def require_capability(
     or_take: str = ON_CPU,
 ) -> None:
     """Raise BundleError, with the remedy, for a GPU that is too old for this purpose."""
-    found = capability(gpu)
-    if tuple(map(int, found.split("."))) < oldest:
+    actual = capability(gpu)
+    if tuple(map(int, actual.split("."))) < oldest:
         raise BundleError(
-            f"{torch.cuda.get_device_name(gpu)} has compute capability {found}: {purpose} need "
+            f"{torch.cuda.get_device_name(gpu)} has compute capability {actual}: {purpose} need "
             f"{'.'.join(map(str, oldest))} or later; take a newer GPU, or {or_take}"
         )
 
@@ -97,11 +97,11 @@ def require_capability(
 def require_supported(gpu: torch.device, library: str, supported: Sequence[tuple[int, int]]) -> None:
     """Raise BundleError for a GPU whose compute capability is not among those that a library supports, unless
     ANY_GPU is set."""
-    found = capability(gpu)
-    names = [".".join(map(str, one)) for one in supported]
-    if found not in names and not os.environ.get(ANY_GPU):
+    actual = capability(gpu)
+    names = [".".join(map(str, version)) for version in supported]
+    if actual not in names and not os.environ.get(ANY_GPU):
         raise BundleError(
-            f"{torch.cuda.get_device_name(gpu)} has compute capability {found}: {library} supports "
+            f"{torch.cuda.get_device_name(gpu)} has compute capability {actual}: {library} supports "
             f"{', '.join(names)}; build with --backend torch or tensorrt for this GPU, or set {ANY_GPU}=1 to try it"
         )
 

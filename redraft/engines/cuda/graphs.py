@@ -118,7 +118,7 @@ class CudaGraphCache:
 
     def _captured(self, inputs: Inputs, staged: StagedInputs) -> Callable[[], Sequence[Tensor]]:
         assert self._graphs is not None
-        staged.fill({name: self._idle.get(name, given[:0]) for name, given in inputs.items()}, self._padding)
+        staged.fill({name: self._idle.get(name, tensor[:0]) for name, tensor in inputs.items()}, self._padding)
         views = self._room_for(self._graphs.warm_up(lambda: self._function(staged.tensors)))
 
         def step() -> None:
@@ -158,16 +158,16 @@ class StagedInputs:
         starts = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes.values())]).tolist()
         self._host = torch.zeros(starts[-1], dtype=torch.int32, pin_memory=self._on_gpu)
         self._device = torch.zeros(starts[-1], dtype=torch.int32, device=device) if self._on_gpu else self._host
-        places = {name: slice(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)}
+        slices = {name: slice(start, start + sizes[name]) for name, start in zip(sizes, starts, strict=False)}
         self._arrays: dict[str, np.ndarray] = {}
         self.tensors: dict[str, Tensor] = {}
-        for name, given in inputs.items():
-            if isinstance(given, np.ndarray):
-                dtype = torch.from_numpy(given[:0]).dtype
-                staged, buffer = (x[places[name]].view(dtype).view(shapes[name]) for x in (self._host, self._device))
+        for name, tensor in inputs.items():
+            if isinstance(tensor, np.ndarray):
+                dtype = torch.from_numpy(tensor[:0]).dtype
+                staged, buffer = (x[slices[name]].view(dtype).view(shapes[name]) for x in (self._host, self._device))
                 self._arrays[name], self.tensors[name] = staged.numpy(), buffer
             else:
-                self.tensors[name] = torch.zeros(shapes[name], dtype=given.dtype, device=device)
+                self.tensors[name] = torch.zeros(shapes[name], dtype=tensor.dtype, device=device)
 
     def fill(self, inputs: Inputs, padding: Mapping[str, float]) -> None:
         """Copy the inputs into the buffers, followed by padding."""
@@ -185,4 +185,4 @@ class StagedInputs:
 
 
 def _shapes(inputs: Inputs, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    return {name: (sizes.get(name, len(given)), *given.shape[1:]) for name, given in inputs.items()}
+    return {name: (sizes.get(name, len(tensor)), *tensor.shape[1:]) for name, tensor in inputs.items()}

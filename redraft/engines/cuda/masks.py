@@ -25,12 +25,12 @@ def guide_masks(batch: TargetBatch, samplers: Sequence[Sampler | None]) -> dict[
     those whose grammar has grown past its limits, or allows nothing without a draft: only the host knows how they go
     on."""
     masks = {}
-    for place, sampler in enumerate(samplers):
+    for index, sampler in enumerate(samplers):
         if sampler and (grammar := sampler.grammar):
-            bits = row_masks(batch, place, grammar)
+            bits = row_masks(batch, index, grammar)
             if bits[:1].any() and not grammar.past_limits:
                 bits[~bits.any(axis=1)] = EVERY_TOKEN
-                masks[place] = bits
+                masks[index] = bits
     return masks
 
 
@@ -51,6 +51,6 @@ def forbid(logits: Tensor, rows: np.ndarray, masks: np.ndarray, at_once: int) ->
     uint8 [G, ceil(V / 8)] of rows int [G]."""
     bits = 1 << torch.arange(8, dtype=torch.uint8, device=logits.device)
     every = (upload(array, logits.device).split(at_once) for array in (rows, masks))
-    for places, allowed in zip(*every, strict=True):
+    for where, allowed in zip(*every, strict=True):
         forbidden = (allowed[:, :, None] & bits).flatten(1)[:, : logits.shape[1]] == 0
-        logits.index_copy_(0, places, logits[places].masked_fill_(forbidden, -math.inf))
+        logits.index_copy_(0, where, logits[where].masked_fill_(forbidden, -math.inf))

@@ -31,12 +31,12 @@ class SampledRows:
     """Tokens int32 [R], and logits float32 [F, V] of some rows: `places` int [R] is a row's place there, -1 for none.
     See `LogitRows`."""
 
-    def __init__(self, tokens: np.ndarray, logits: np.ndarray, places: np.ndarray):
-        self._tokens, self._logits, self._places = tokens, logits, places
+    def __init__(self, tokens: np.ndarray, logits: np.ndarray, indices: np.ndarray):
+        self._tokens, self._logits, self._places = tokens, logits, indices
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        place = self._places[rows.start]
-        return self._tokens[rows] if place < 0 else self._logits[place : place + rows.stop - rows.start]
+        index = self._places[rows.start]
+        return self._tokens[rows] if index < 0 else self._logits[index : index + rows.stop - rows.start]
 
 
 def draws_on(device: torch.device) -> bool:
@@ -63,13 +63,15 @@ def sample(logits: Tensor, batch: TargetBatch, samplers: Samplers, results: Resu
     masks = guide_masks(batch, samplers) if draws else {}
     if masks:
         forbid(logits, np.flatnonzero(np.isin(owners, [*masks])), np.concatenate([*masks.values()]), _at_once(logits))
-    chosen = [one if one and (one.grammar is None or place in masks) else None for place, one in enumerate(samplers)]
+    chosen = [
+        each if each and (each.grammar is None or index in masks) else None for index, each in enumerate(samplers)
+    ]
     kinds, tables = _plan(batch, owners, chosen, draws)
-    wanted, places = np.flatnonzero(kinds == LOGITS), np.full(len(kinds), -1)
-    places[wanted] = np.arange(len(wanted))
+    wanted, indices = np.flatnonzero(kinds == LOGITS), np.full(len(kinds), -1)
+    indices[wanted] = np.arange(len(wanted))
     rows = logits.index_select(0, upload(wanted, logits.device)).float()
     tokens, fetched = results.fetch([sample_tokens(logits, tables), rows])
-    return SampledRows(tokens, fetched, places)
+    return SampledRows(tokens, fetched, indices)
 
 
 def sample_tokens(logits: Tensor, tables: Sequence[np.ndarray]) -> Tensor:
@@ -85,11 +87,11 @@ def sample_tokens(logits: Tensor, tables: Sequence[np.ndarray]) -> Tensor:
                 rows, low, high, positions, top_k, scales, margins, *top_p = part
                 rows, keys = rows.long(), torch.stack((low, high, positions), dim=1)
                 filters = torch.stack((top_k, *top_p), dim=1) if filtered else None
-                given = logits[rows].float()
+                floats = logits[rows].float()
                 if min_p:
-                    floors = given.amax(1) + margins.view(torch.float32)
-                    given.masked_fill_(given < floors[:, None], -math.inf)
-                tokens[rows] = race(given, scales.view(torch.float32), keys, filters)
+                    floors = floats.amax(1) + margins.view(torch.float32)
+                    floats.masked_fill_(floats < floors[:, None], -math.inf)
+                tokens[rows] = race(floats, scales.view(torch.float32), keys, filters)
     return tokens
 
 

@@ -41,8 +41,8 @@ class Results:
         are the outputs' own memory."""
         if not self._on_gpu:
             return [output.numpy() for output in outputs]
-        found = [
+        result = [
             self._pinned.like(output, number).copy_(output, non_blocking=True) for number, output in enumerate(outputs)
         ]
         torch.cuda.current_stream().synchronize()
-        return [output.numpy() for output in found]
+        return [output.numpy() for output in result]

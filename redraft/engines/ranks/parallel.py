@@ -185,8 +185,8 @@ class Ranks:
         if self.config.backend.needs_gpu:
             from redraft.engines.cuda import device as gpu
 
-            one = "a bundle built with --tp 1"
-            self.agree(lambda: gpu.require_capability(gpu.device(), "sums over GPUs", or_take=one))
+            remedy = "a bundle built with --tp 1"
+            self.agree(lambda: gpu.require_capability(gpu.device(), "sums over GPUs", or_take=remedy))
         else:
             from redraft.plugins import kernels
             from redraft.plugins.operators.all_reduce import mpi

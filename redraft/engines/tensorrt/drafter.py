@@ -78,13 +78,13 @@ class TensorRTDrafter(NetworkDrafter):
     @torch.inference_mode()
     def _run(self, batch: DraftBatch, inputs: dict[str, np.ndarray], outputs: tuple[str, ...]) -> list[np.ndarray]:
         with self._stream.current(), self._within_memory():
-            step, places = self._ingest(batch) if self.reads_context else self._roots(batch)
+            step, indices = self._ingest(batch) if self.reads_context else self._roots(batch)
             for name, array in inputs.items():
                 placed = np.zeros((len(step.inputs[name]), *array.shape[1:]), array.dtype)
-                placed[places] = array
+                placed[indices] = array
                 self._host.send(placed, step.inputs[name], name)
             step.execute()
-            chosen = upload(places, self._stream.device)
+            chosen = upload(indices, self._stream.device)
             return self._results.fetch([_host_form(step.outputs[name].index_select(0, chosen)) for name in outputs])
 
     @torch.inference_mode()
@@ -142,10 +142,10 @@ class TensorRTDrafter(NetworkDrafter):
     def _on_device(self, batch: DraftBatch) -> Tensor:
         return torch.as_tensor(batch.features, device=self._stream.device)
 
-    def _send_features(self, features: Tensor, step: Step, places: np.ndarray) -> None:
+    def _send_features(self, features: Tensor, step: Step, indices: np.ndarray) -> None:
         """Features [n, F] to these flat places of the step's, zeros elsewhere."""
         to = step.inputs["features"].flatten(0, -2).zero_()
-        to.index_copy_(0, upload(places, features.device), features.to(to.dtype))
+        to.index_copy_(0, upload(indices, features.device), features.to(to.dtype))
 
     def _fitting(self, sequences: int, rows: int) -> int:
         number = self._buckets.fitting(sequences, rows)

@@ -145,12 +145,12 @@ def require_fit(bundle: Bundle, library: TensorRTLibrary, version: str, device: 
     rebuild = f"on this machine {bundle.manifest.rebuild}"
     if (built := versions.get(library.backend.name)) != version:
         raise BundleError(f"{bundle.path} was built by {library.title} {built}, this is {version}; {rebuild}")
-    if (wanted := versions.get(CAPABILITY)) not in (None, found := gpu.capability(device)):
+    if (wanted := versions.get(CAPABILITY)) not in (None, actual := gpu.capability(device)):
         raise BundleError(
-            f"{bundle.path} was built for a GPU of compute capability {wanted}, this one has {found}; {rebuild}"
+            f"{bundle.path} was built for a GPU of compute capability {wanted}, this one has {actual}; {rebuild}"
         )
-    if (model := versions.get(GPU)) not in (None, own := torch.cuda.get_device_name(device)):
-        print(f"{bundle.path} was built on {model}, this is {own}: for its best speed {rebuild}", file=sys.stderr)
+    if (model := versions.get(GPU)) not in (None, gpu_name := torch.cuda.get_device_name(device)):
+        print(f"{bundle.path} was built on {model}, this is {gpu_name}: for its best speed {rebuild}", file=sys.stderr)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -44,8 +44,8 @@ class Buckets:
     @property
     def profiles(self) -> list[tuple[Bucket, Bucket, Bucket]]:
         """Smallest, usual and largest bucket of every profile. Kernels are selected for the usual one."""
-        found = [self._profile(group) for group in self._groups]
-        return [*found, *([self.prefill] if self.prefill else [])]
+        profiles = [self._profile(group) for group in self._groups]
+        return [*profiles, *([self.prefill] if self.prefill else [])]
 
     def profile_of(self, step: int) -> int:
         """The index of a step's profile."""
@@ -139,11 +139,11 @@ def drafter_shapes(reads_context: bool) -> Shapes:
     return shapes
 
 
-def shape_of(name: str, own: Sequence[int], leading: dict[str, Leading], bucket: Bucket) -> tuple[int, ...]:
+def shape_of(name: str, shape: Sequence[int], leading: dict[str, Leading], bucket: Bucket) -> tuple[int, ...]:
     """An input's whole shape, from the network's shape, in which variable sizes are negative."""
     cache = name.startswith(("k_cache.", "v_cache."))
     first = leading.get("caches" if cache else name, (bucket.sequences,))
-    return *first, *own[len(first) :]
+    return *first, *shape[len(first) :]
 
 
 Range = tuple[tuple[int, ...], ...]

@@ -87,7 +87,7 @@ class HostBuffers:
 def named_caches(caches: Sequence[Tensor] | Tensor) -> dict[str, Tensor]:
     """A network's caches by the names of its inputs, from the layers' k, then their v."""
     layers = len(caches) // 2
-    return {f"{kind}_cache.{i}": caches[place * layers + i] for place, kind in enumerate("kv") for i in range(layers)}
+    return {f"{kind}_cache.{i}": caches[index * layers + i] for index, kind in enumerate("kv") for i in range(layers)}
 
 
 class Step:
@@ -185,8 +185,8 @@ class Session:
 
     def _require_profiles(self, path: Path) -> None:
         """Raise BundleError where a profile does not reach from the smallest to the largest shapes that steps have."""
-        own = {name: tuple(self._engine.get_tensor_shape(name)) for name in self.inputs}
-        for profile, ranges in enumerate(profile_ranges(own, self._buckets, self._shapes)):
+        shapes = {name: tuple(self._engine.get_tensor_shape(name)) for name in self.inputs}
+        for profile, ranges in enumerate(profile_ranges(shapes, self._buckets, self._shapes)):
             for name, (smallest, _, largest) in ranges.items():
                 low, _, high = (tuple(shape) for shape in self._engine.get_tensor_profile_shape(name, profile))
                 if (low, high) != (smallest, largest):

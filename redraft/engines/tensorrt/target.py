@@ -109,8 +109,8 @@ class NativeTarget:
         bucket, step = self._buckets.steps[number], self.session.step(number)
         starts = np.full(bucket.sequences, self._limits.max_len, np.int64)
         starts[slots] = batch.cache_lengths[owners[rows]]
-        places = slots * bucket.rows + rows - batch.row_offsets[owners[rows]]
-        return self._execute(step, batch, bucket, starts, rows, places, name="step")
+        indices = slots * bucket.rows + rows - batch.row_offsets[owners[rows]]
+        return self._execute(step, batch, bucket, starts, rows, indices, name="step")
 
     def _chunk(self, batch: TargetBatch, b: int, rows: np.ndarray, owners: np.ndarray) -> _Part:
         """Execute all rows of a sequence."""
@@ -162,8 +162,8 @@ class NativeTarget:
         moved = sources != targets
         if moved.any():
             moves = np.stack([batch.slots[owners], sources, targets])[:, moved].astype(np.int64)
-            slots, source, place = upload(moves, self._device)
-            self._caches[:, slots, :, place] = self._caches[:, slots, :, source]
+            slots, source, target = upload(moves, self._device)
+            self._caches[:, slots, :, target] = self._caches[:, slots, :, source]
 
 
 class _Part(NamedTuple):
@@ -189,8 +189,8 @@ def score_mask(words: Tensor, starts: Tensor, cache_rows: int) -> Tensor:
     return torch.where(seen, 0.0, HIDDEN_SCORE)
 
 
-def _placed(values: np.ndarray, places: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def _placed(values: np.ndarray, indices: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """Values at flat places of [sequences, rows], zeros elsewhere."""
     placed = np.zeros(shape, values.dtype)
-    placed.reshape(-1)[places] = values
+    placed.reshape(-1)[indices] = values
     return placed

@@ -63,8 +63,8 @@ class Logic:
         return types <= NUMBERS and _no_number([*parts[0], *parts[1]])
 
     def _disjoint_at(self, name: str, mine: list[Node], theirs: list[Node], depth: int) -> bool:
-        pairs = ((one, other) for one in _values(mine, name) for other in _values(theirs, name))
-        return any(self.disjoint(one, other, depth + 1) for one, other in pairs)
+        pairs = ((left, other) for left in _values(mine, name) for other in _values(theirs, name))
+        return any(self.disjoint(left, other, depth + 1) for left, other in pairs)
 
     def excluding(self, schema: Schema, other: Schema) -> Schema | None:
         """A schema that, joined with the first one, leaves only values that are not of the other."""
@@ -217,22 +217,22 @@ def _rejects(part: Node, value: Any) -> bool:
         return True
     if "const" in part and not same(part["const"], value):
         return True
-    if "enum" in part and not any(same(one, value) for one in part["enum"]):
+    if "enum" in part and not any(same(member, value) for member in part["enum"]):
         return True
     if kind == "string":  # without its pattern: one that a client sends may take any time here
         return not part.get("minLength", 0) <= len(value) <= part.get("maxLength", len(value))
     return kind in NUMBERS and _no_number([part, Node((), {"minimum": value, "maximum": value})])
 
 
-def same(one: Any, other: Any) -> bool:
+def same(left: Any, other: Any) -> bool:
     """Whether two values are equal in JSON, where 1 is 1.0 and not true."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    return bool(one == other)
+    if isinstance(left, bool) or isinstance(other, bool):
+        return left is other
+    if isinstance(left, list) and isinstance(other, list):
+        return len(left) == len(other) and all(map(same, left, other))
+    if isinstance(left, dict) and isinstance(other, dict):
+        return left.keys() == other.keys() and all(same(left[name], other[name]) for name in left)
+    return bool(left == other)
 
 
 def _no_number(parts: list[Node]) -> bool:

@@ -32,9 +32,9 @@ NO_THOUGHTS = "none"
 
 def marks_of(template: str, codec: TextCodec) -> ThoughtMarks | None:
     """The marks that a chat template has, or else a vocabulary; None where neither does."""
-    shown = (marks for marks in MARKS.values() if marks.end in template)
+    used = (marks for marks in MARKS.values() if marks.end in template)
     tokens = (marks for marks in MARKS.values() if len(codec.encode_part(marks.end)) == 1)
-    return next(shown, None) or next(tokens, None)
+    return next(used, None) or next(tokens, None)
 
 
 @dataclass(frozen=True)

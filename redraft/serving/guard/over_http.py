@@ -116,10 +116,10 @@ class HttpGuard:
     async def _run(self, request: web.BaseRequest, path: str, action: str, body: bytes) -> web.StreamResponse:
         """Run a request for as long as its client waits: where that goes, aiohttp cancels this."""
         headers = {"Content-Type": "application/json"}
-        if action == "infer" and (given := request.headers.get(JSON_LENGTH)) is not None:
-            if not (given.isascii() and given.isdecimal() and len(given) < 9 and int(given) <= len(body)):
+        if action == "infer" and (length := request.headers.get(JSON_LENGTH)) is not None:
+            if not (length.isascii() and length.isdecimal() and len(length) < 9 and int(length) <= len(body)):
                 raise RequestError(f"{JSON_LENGTH}: expected 0 to {len(body)}, the body's length")
-            text, rest = body[: int(given)], body[int(given) :]
+            text, rest = body[: int(length)], body[int(length) :]
             text = checked_json(text, infer=True)
             body, headers[JSON_LENGTH] = text + rest, str(len(text))
         else:
@@ -207,11 +207,11 @@ def models_route(method: str, path: str) -> tuple[str, str]:
     if fixed in _FIXED:
         wanted, action = "GET", ""
     else:
-        found = _MODEL.fullmatch(path)
-        action = (found["action"] or "") if found else ""
-        if found is None or action not in (*_ASKED, *_RUN):
+        match = _MODEL.fullmatch(path)
+        action = (match["action"] or "") if match else ""
+        if match is None or action not in (*_ASKED, *_RUN):
             raise RequestError(f"unknown path {clipped(path, 100)!r}: {_SERVED}", Code.NOT_FOUND)
-        check_model(found["model"], found["version"] or "")
+        check_model(match["model"], match["version"] or "")
         fixed, wanted = path, "POST" if action in _RUN else "GET"
     _check_method(method, wanted)
     return f"http://triton{fixed}", action
