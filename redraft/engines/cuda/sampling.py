@@ -28,14 +28,14 @@ min-p, top-k or top-p."""
 
 
 class SampledRows:
-    """Tokens int32 [R], and logits float32 [F, V] of some rows: `places` int [R] is a row's place there, -1 for none.
+    """Tokens int32 [R], and logits float32 [F, V] of some rows: `indices` int [R] is a row's index there, -1 for none.
     See `LogitRows`."""
 
     def __init__(self, tokens: np.ndarray, logits: np.ndarray, indices: np.ndarray):
-        self._tokens, self._logits, self._places = tokens, logits, indices
+        self._tokens, self._logits, self._indices = tokens, logits, indices
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        index = self._places[rows.start]
+        index = self._indices[rows.start]
         return self._tokens[rows] if index < 0 else self._logits[index : index + rows.stop - rows.start]
 
 
