@@ -26,9 +26,9 @@ loadtest: $(SETUP) ## load-test the running service: redraft loadtest
 quickstart: $(SETUP) ## serve with and without speculation, load-test both in turn, write a report
 	$(PY) -m benchmarks.load.quickstart $(ARGS)
 test: $(SETUP) ## the tests that a change needs while it is made, in under 5 minutes on 2 cores
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" $(ARGS)
 test-all: $(SETUP) ## all tests
-	$(PYTEST)
+	$(PYTEST) $(ARGS)
 lint: $(SETUP) ## ruff, format check, mypy
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 kernels: $(SETUP) ## compile the CUDA kernels (no GPU needed) and check their registers, spills and instructions
