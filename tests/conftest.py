@@ -100,6 +100,8 @@ def exit_code_of(work: Callable[[], object]) -> int | None:
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     child.join(600)
+    if child.is_alive():
+        child.kill()
     return child.exitcode
 
 

@@ -128,7 +128,7 @@ ONE_ROW = "_perturbed(log_probs, noise[:, :1].repeat(count, axis=1), greedy)"
 SURE = ("RSD-C, a sure drafter", "K-SEQ, a sure drafter")
 WIDE = "RSD-C, wider than its support"
 TOKEN_WORDS = "philox(keys, counters, ids >> 2, none, last)"
-COINS = "philox(keys, places, none, ids, none)[:1] * 4"
+COINS = "philox(keys, counters, none, ids, none)[:1] * 4"
 NARROW, NARROW_K_SEQ = "multi-round, a narrow support", "K-SEQ, a narrow support"
 
 

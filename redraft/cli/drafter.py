@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 
-from redraft.bundle.backends import OPENVINO, Backend, Precision, check_precision
+from redraft.bundle.backends import OPENVINO, TORCH, Backend, Precision, check_precision
 from redraft.cli.distill import teacher_engine
 from redraft.cli.options import BACKEND_NAMES, ColumnOption, ModelOption, PromptsOption, backend_named
 from redraft.cli.steps import Steps
@@ -70,6 +71,10 @@ def main(
         raise typer.BadParameter(str(error)) from None
     layers = layers_of(kind)
     output, data = output or own_drafter(model.name, kind), data or data_of(model.name, layers)
+    try:
+        texts = load_prompts(prompts or PROMPTS, column if prompts else None)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
     steps = Steps("redraft drafter", output / LOG)
 
     def say(text: str) -> None:
@@ -79,8 +84,9 @@ def main(
     reading = ["--prompts", prompts, *(["--column", column] if column else [])] if prompts else []
     begun = time.monotonic()
     try:
-        texts = load_prompts(prompts or PROMPTS, column if prompts else None)
-        engine = teacher_engine(model, data, layers, steps, backend)
+        # A GPU writes teacher data many times as fast, whatever executes the bundles.
+        teacher_backend = TORCH if torch.cuda.is_available() and backend is OPENVINO else backend
+        engine = teacher_engine(model, data, layers, steps, teacher_backend)
         plan = plan_training(output / "plan.json", model, engine, data, texts, hours, say, kind, layers)
         for line in plan.lines():
             say(line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from redraft.bundle.manifest import is_bundle
 from redraft.cli.steps import Steps
 from redraft.home import DEFAULT_MODEL, HOME
 from redraft.serving.settings import DEFAULT, ServeSettings
@@ -15,10 +14,7 @@ RECORD = "source.json"
 
 
 def prepared(settings: ServeSettings) -> Path:
-    """The tuned bundle of a model, by way of the commands that make it; `settings.source` may be a bundle already.
-    Ends the process where one fails."""
-    if is_bundle(Path(settings.source)):
-        return Path(settings.source)
+    """The tuned bundle of a model, by way of the commands that make it. Ends the process where one fails."""
     steps = Steps("redraft serve")
     model = fetched(settings.source, steps)
     options = {"--model": str(model), "--precision": settings.precision, "--backend": settings.backend}

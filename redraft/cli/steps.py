@@ -13,6 +13,7 @@ from redraft.bound import bound
 from redraft.bundle.budget import why_untuned
 from redraft.cli.bundles import as_arguments, complete, needs_build
 from redraft.console.output import err, fail
+from redraft.errors import BundleError
 from redraft.serving.processes import ServingError
 from redraft.serving.ranks import launch_command
 
@@ -57,7 +58,11 @@ class Steps:
         if options["--precision"] == "fp8" and "--calibration" not in options:
             self.run("calibrate", "--model", options["--model"])
             options = complete(options)
-        if needs_build(options):
+        try:
+            build = needs_build(options)
+        except BundleError as error:
+            fail(f"{self.program}: {error}")
+        if build:
             self.run("build", *as_arguments(options), *replace)
         bundle = Path(options["--output"])
         if minutes and (reason := why_untuned(bundle)):

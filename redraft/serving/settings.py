@@ -280,6 +280,8 @@ def read(flags: Mapping[str, Any], file: Path | None = None) -> ServeSettings:
     if bundle and (others := [name for name in OF_A_MODEL if name in values and name != bundle]):
         both = f"{setting(others[0])} and {setting(bundle)}"
         raise SettingsError(f"{both}: a bundle is served as it is, expected one of the two")
+    if bundle == "source":
+        values["bundle"], origins["bundle"] = values.pop("source"), origins["source"]
     try:
         return ServeSettings.model_validate(values)
     except ValidationError as error:

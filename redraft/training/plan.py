@@ -54,8 +54,8 @@ class Plan(BaseModel):
     prompts: str | None = None
     """Digest of the prompts; None, as that of the chat template, in plans that were made before both were stored"""
     chat_template: str | None = None
-    kind: str = RECURRENT
-    """Kind of drafter; the default is that of plans made before it was stored."""
+    kind: str | None = None
+    """Kind of drafter; None in plans that were made before it was stored"""
     hours: float = Field(gt=0)
     teacher_rate: float
     """Tokens of teacher data per second."""
@@ -147,7 +147,7 @@ def plan_training(
                     f"{path} is of {what}: remove or rename {path.parent}, {teacher} and {teacher}-held-out"
                 )
     if there and (there.model, there.hours) == (digest, hours):
-        if there.kind != kind:
+        if there.kind not in (None, kind):
             raise ValueError(
                 f"{path} is of a drafter of kind {there.kind}, not {kind}: choose another --output, or remove or "
                 f"rename {path.parent}"

@@ -29,7 +29,7 @@ from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import give_layers
 from tests.cli.commands import invoke
 from tests.conftest import slow
-from tests.engines.tiny import VOCAB, chain, make_batch, tiny_drafter, tiny_target, write_model
+from tests.engines.tiny import VOCAB, chain, make_batch, tiny_drafter, tiny_drafter_of, tiny_target, write_model
 
 run = partial(invoke, build.main)
 
@@ -132,8 +132,10 @@ def test_methods_of_one_network_export_it_once(model, tmp_path, monkeypatch, bac
 
 @pytest.mark.slow
 def test_a_bundle_of_several_methods(model, tmp_path, capsys):
-    """One target, the drafter's weights once, and each method's answers those of a bundle of its own."""
-    tiny_drafter(tiny_target()).save(tmp_path / "recurrent")
+    """One target, the drafters' weights once, and each method's answers those of a bundle of its own."""
+    target = tiny_target()
+    tiny_drafter(target).save(tmp_path / "recurrent")
+    tiny_drafter_of(target, "hidden_state").save(tmp_path / "hidden")
     (tmp_path / "methods.toml").write_text(
         f"""
         [wide]
@@ -143,6 +145,15 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
         drafter = "{tmp_path}/recurrent"
         beam_width = 2
         ngram = false
+        [lyanna]
+        drafter = "{tmp_path}/hidden"
+        beam_length = 3
+        resample_above = 0
+        [rsd-s]
+        drafter = "{tmp_path}/recurrent"
+        construction = "stochastic_beam"
+        levels = "3,2"
+        support = 9
         [lookup]
         ngram = true
         [served]
@@ -156,12 +167,16 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
     assert done.exit_code == 0, done.output
     bundle, alone = (Bundle.load(tmp_path / name) for name in ("b", "alone"))
     methods = bundle.config.methods
-    assert list(methods) == ["wide", "narrow", "lookup", "served"]
-    served = methods["served"]
-    assert (served.construction, served.drafter, served.ngram) == ("ngram_trie", None, True)
+    assert list(methods) == ["wide", "narrow", "lyanna", "rsd-s", "lookup", "served"]
+    assert (methods["served"].construction, methods["served"].drafter, methods["served"].ngram) == (
+        "ngram_trie",
+        None,
+        True,
+    )
     assert (methods["wide"].beam_width, methods["narrow"].ngram, methods["lookup"].drafter) == (5, False, None)
+    assert methods["rsd-s"].verification == "recursive_rejection"
     sizes = [entry.manifest.files["drafters.weights"].size for entry in (bundle, alone)]
-    assert sizes[0] < 1.5 * sizes[1], "two methods of one drafter, whose weights are there once"
+    assert sizes[0] < 3.5 * sizes[1], "three methods of one drafter, whose weights are there once"
     engine, own = load_engine(bundle), load_engine(alone)
     assert set(engine.drafters) == set(methods) - {"lookup", "served"}
     batch = DraftBatch.of_roots(np.ones((2, 96), np.float32), np.array([3, 7], np.int32))

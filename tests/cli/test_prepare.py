@@ -87,12 +87,6 @@ def test_what_is_there_is_not_made_again(commands, tmp_path, monkeypatch):
     assert not commands.ran
 
 
-def test_a_bundle_is_served_as_it_is(commands, tmp_path):
-    (tmp_path / "manifest.json").write_text("{}")
-    assert bundle_of(str(tmp_path)) == tmp_path
-    assert not commands.ran
-
-
 @pytest.mark.parametrize("source", ["owner/Tiny-1B", "Tiny-1B.gguf", "models/Tiny-1B/"])
 def test_a_model_without_a_drafter_drafts_from_ngrams(commands, tmp_path, source):
     assert bundle_of(source, minutes=0) == tmp_path / "engines" / "Tiny-1B-ngrams-bf16"

@@ -81,7 +81,8 @@ def test_a_word_after_a_value_is_the_model(monkeypatch, asked, words):
     ],
 )
 def test_a_bundle_is_not_served_against_what_is_asked_for(tmp_path, monkeypatch, asked, words, text, refusal):
-    monkeypatch.setattr("redraft.cli.service.prepared", lambda settings: Path(settings.source))
+    """A bundle as SOURCE is served as `--bundle` is: nothing is prepared, and its own ranks count."""
+    monkeypatch.setattr("redraft.cli.service.prepared", lambda settings: Path(settings.source, "built"))
     (tmp_path / "manifest.json").touch()
     options = [str(tmp_path) if word == "BUNDLE" else word for word in words.split()]
     done = run_command(["serve", *options, "--config", str(file := written(tmp_path, text))])
@@ -90,7 +91,7 @@ def test_a_bundle_is_not_served_against_what_is_asked_for(tmp_path, monkeypatch,
         expected = f"redraft serve: {both}: a bundle is served as it is, expected one of the two\n"
         assert (done.exit_code, done.output, asked) == (2, expected, [])
     else:
-        assert asked[0].bundle in (tmp_path, Path("b"), Path("m"))
+        assert asked[0].bundle in (tmp_path, Path("b"), Path("m/built"))
         assert (asked[0].tp, asked[0].precision == "int8") == (1, words.startswith("m"))
 
 

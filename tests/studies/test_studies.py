@@ -1,6 +1,7 @@
 """Every study starts, its replays are right, and the parts of its Makefile name what there is.
 
-It would catch a study that a change of the product has broken. `tests/docs/test_site.py` holds the tables and plots.
+It would catch a study that no longer starts, or names what is gone: nothing runs one to its end.
+`tests/docs/test_site.py` holds the tables and plots.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def test_the_makefile_names_what_there_is():
 def test_every_study_starts(study, capsys):
     module = importlib.import_module(study)
     assert execute(getattr(module, "app", None) or module.main, ["--help"]) == 0
-    assert "--output" in capsys.readouterr().out or hasattr(module, "app")
+    assert "Usage:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "studies" / "methods").iterdir()), ids=lambda file: file.stem)

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from redraft.chat import ChatTemplate
+from redraft.compiler.built_from import IN_FOLDERS
 from redraft.compiler.checkpoints import hub, shipped
 from redraft.compiler.checkpoints.adapter import AdaptedCheckpoint, read_settings
 from redraft.compiler.checkpoints.folder import FolderCheckpoint
@@ -35,6 +36,8 @@ from redraft.templates.renderer import TemplateError
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 RECORD, TEMPLATE = "source.json", "chat_template.jinja"
+READ = (*IN_FOLDERS, "*.index.json", "adapter_config.json", "adapter_model.bin")
+"""What is read of a folder, in which training leaves more."""
 PROCESS_BYTES = 900_000_000
 """Memory of the process itself, which peaks when it rebuilds a GGUF file's tokenizer of 150,000 tokens: measured."""
 BLOCK_BYTES = 24 * BLOCK
@@ -81,11 +84,12 @@ class Request:
 
     @property
     def files(self) -> dict[str, list[int]]:
-        """Size and time of modification of each file of a local source and of the adapter: they may change under the
-        same name, as when training goes on."""
+        """Size and time of modification of each file that is read of a local source and of the adapter: they may change
+        under the same name, as when training goes on."""
         roots = [Path(self.source)] * self.is_local + [self.adapter] * (self.adapter is not None)
-        files = [file for root in roots if root for file in (root.iterdir() if root.is_dir() else [root])]
-        stats = {str(file.resolve()): file.stat() for file in sorted(files) if file.is_file()}
+        inside = {file for root in roots if root for pattern in READ for file in root.glob(pattern)}
+        files = [*inside, *(root for root in roots if root and root.is_file())]
+        stats = {str(file.resolve()): file.stat() for file in sorted(files)}
         return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 

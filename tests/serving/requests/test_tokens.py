@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from redraft.serving import launcher
+from tests.conftest import wait_until
 from tests.serving.client_side import grpc_inputs, start
 from tests.toy_engine import toy_tokenizer
 from tests.worker.toy_worker import LIMITS
@@ -156,7 +159,8 @@ def test_what_is_wrong_is_named(client, model, fields, message):
 
 
 def test_the_default_model(smollm2_bundle, run_folder):
-    """As `ensemble` gives it, and the three models: a tokenizer whose tokens join over spaces, as the toy's do not."""
+    """As `ensemble` gives it, and the three models: a tokenizer whose tokens join over spaces, as the toy's do not. A
+    worker that is killed fails the request that it had, and its successor answers as it did."""
     folder, prompt = run_folder / "real", "The capital of France is"
     service = start(folder, smollm2_bundle, decoupled=False)
     try:
@@ -167,5 +171,18 @@ def test_the_default_model(smollm2_bundle, run_folder):
             stopped = at_once(client, prompt, 24, stop_words=words("answer"))
             assert stopped.endswith(b"answer")
             assert step_by_step(client, prompt, 24, STOP_WORDS_DICT=words("answer")) == stopped
+        body = {"text_input": prompt, "max_tokens": 24}
+        assert service.generate(body)["text_output"].encode() == text
+        answers: list[dict] = []
+        long = {"text_input": "Once upon a time", "max_tokens": 400, "end_id": -1}
+        running = threading.Thread(target=lambda: answers.append(service.generate(long)))
+        running.start()
+        wait_until(lambda: service.metrics()["redraft_num_requests_running"] == 1)
+        psutil.Process(service.state.worker_pid).kill()
+        running.join(60)
+        assert "worker went away" in answers[0]["error"]
+        assert "worker is restarting" in service.generate(body)["error"]
+        wait_until(lambda: service.state.worker_restarts == 1 and service.state.phase == "ready")
+        assert service.generate(body)["text_output"].encode() == text
     finally:
         launcher.stop(folder)
