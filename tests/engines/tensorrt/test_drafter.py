@@ -23,7 +23,6 @@ from tests.engines.draws import LEVELS, SUPPORT, draft_batch, sampling_of
 from tests.engines.scheduling import generate
 from tests.engines.tensorrt.bundles import LIMITS, bundle_of
 from tests.engines.tiny import (
-    BLOCK_DRAFTERS,
     METHOD,
     VOCAB,
     tiny_bundle,
@@ -34,7 +33,7 @@ from tests.engines.tiny import (
 
 @pytest.mark.parametrize(
     "variant",
-    slow_but(["eagle"], ["eagle", "eagle3", "draft_lm, model", "block", "medusa"]),
+    slow_but(["eagle"], ["eagle", "eagle3", "medusa"]),
 )
 @torch.no_grad()
 def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
@@ -42,8 +41,6 @@ def test_drafts_are_those_of_the_module(variant, monkeypatch, tmp_path):
     target = tiny_target()
     drafter = tiny_drafter_of(target, variant)
     options: dict = {"beam_length": 2} if variant == "eagle3" else {}  # deeper ones are as eagle's
-    if variant in BLOCK_DRAFTERS:  # trees are smaller than a block
-        options = {"limits": LIMITS.model_copy(update={"max_len": 81, "max_tree": 5})}
     engine = load_engine(bundle_of("tensorrt_rtx", monkeypatch, tmp_path, trained=drafter, **options))
     rng, sequences = np.random.default_rng(3), [Drafting(slot) for slot in (4, 0, 2)]
     steps = [([0], [40]), ([0, 1], [1, 9]), ([2, 0], [8, 3]), ([1, 0, 2], [4, 1, 5]), ([2], [1])]
