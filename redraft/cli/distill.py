@@ -101,6 +101,7 @@ def teacher_engine(
 
 
 @interruptible("redraft distill", "what was written so far is kept: the same command goes on")
+@torch.no_grad()
 def main(
     model: ModelOption = Path(DEFAULT_MODEL),
     output: Annotated[
@@ -168,7 +169,6 @@ def main(
     threads: ThreadsOption = None,
 ) -> None:
     """Write teacher data (tokens and hidden states) for training drafters."""
-    torch.set_grad_enabled(False)
     if threads:
         torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -149,7 +149,7 @@ def test_a_model_without_a_chat_template_goes_on_with_plain_text(target, start):
     assert (list(doc.pending), doc.answer_start) == ([1, 97, 98], 3)
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 def test_without_prompts_the_target_writes_its_own(target, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(parts, "LEAST_HELD_OUT", 300)
     write_model(target, tmp_path)

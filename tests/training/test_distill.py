@@ -72,7 +72,7 @@ def test_a_killed_run_goes_on_with_what_was_under_way(target, tmp_path, monkeypa
     assert all(text in texts for text in before)
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 def test_responses_that_are_too_short_are_left_out(target, tmp_path, monkeypatch, capsys):
     """Where all of them are, there is nothing to read."""
     monkeypatch.setattr(parts, "LEAST_HELD_OUT", 20)
@@ -87,7 +87,7 @@ def test_responses_that_are_too_short_are_left_out(target, tmp_path, monkeypatch
     assert "5 of 9 responses have fewer than 8 tokens and are left out" in capsys.readouterr().err
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 def test_runs_of_a_folder_go_through_the_prompts_in_turn(target, tmp_path):
     """A run begins with those that no other has drawn."""
     write_model(target, tmp_path)
@@ -114,7 +114,7 @@ def test_a_removed_shards_number_is_not_given_again(tmp_path):
     assert [file.stem[-1] for file in sorted(tmp_path.glob("shard-*"))] == ["0", "2", "3"]
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 def test_shards_of_another_model_or_division_are_refused(target, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "LEAST_HELD_OUT", 60)
     write_model(target, tmp_path)
@@ -131,7 +131,7 @@ def test_shards_of_another_model_or_division_are_refused(target, tmp_path, monke
         write_teacher(tmp_path, lines, 300)
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 def test_shards_of_other_prompts_or_another_template_are_not_taken_for_these(target, tmp_path, monkeypatch, capsys):
     """Shards that tell neither, as older ones, are taken."""
     monkeypatch.setattr(parts, "LEAST_HELD_OUT", 60)
@@ -172,7 +172,7 @@ def test_more_tokens_than_the_disk_holds_are_refused(tmp_path, monkeypatch):
         parts.require_space([part], 1156)
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 @pytest.mark.parametrize(
     ("given", "message"),
     [

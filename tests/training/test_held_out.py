@@ -19,7 +19,7 @@ from tests.engines.tiny import write_model
 from tests.training.teacher import RESERVED, UNRESERVED, begun_with, write_lines, write_teacher
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 @pytest.mark.parametrize(("texts", "apart"), [(UNRESERVED[:40], 1), (RESERVED[:3], 2), (["7", "8", "7 "], 1)])
 def test_anybodys_prompts_are_distilled(target, tmp_path, monkeypatch, texts, apart):
     """Prompts without a source, some with: both parts are written, however few prompts there are, from none of the
@@ -34,7 +34,7 @@ def test_anybodys_prompts_are_distilled(target, tmp_path, monkeypatch, texts, ap
     assert len({text.strip() for text in held}) == apart
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 def test_a_single_prompt_is_trained_on(target, tmp_path, monkeypatch, capsys):
     """Judging is by prompts that the target writes itself; where it must not write any, the file is refused."""
     monkeypatch.setattr(parts, "LEAST_HELD_OUT", 100)
@@ -49,7 +49,7 @@ def test_a_single_prompt_is_trained_on(target, tmp_path, monkeypatch, capsys):
     assert "held: 100 tokens held out, to judge drafters by; from the target's own prompts" in capsys.readouterr().err
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 def test_a_larger_file_moves_no_prompt_to_the_other_part(target, tmp_path, monkeypatch):
     """The first file has no prompt that is held out by the usual rank; the second has."""
     monkeypatch.setattr(parts, "LEAST_HELD_OUT", 60)
@@ -82,7 +82,7 @@ def test_training_refuses_prompts_that_are_held_out(tmp_path):
         TeacherData([tmp_path / "data", tmp_path / "more"], 1, False)
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 def test_shares_are_drawn_as_they_are_named(target, tmp_path):
     prompts = [Prompt(str(place), "few" if place < 2 else "many", (str(place),)) for place in range(50)]
     even = teacher_prompts.draw_prompts(teacher_prompts.by_share(prompts, {}), 0)
@@ -97,7 +97,7 @@ def test_shares_are_drawn_as_they_are_named(target, tmp_path):
             write_teacher(tmp_path, lines, shares=shares)
 
 
-@torch.no_grad()  # which ends with the test, unlike the command's own
+@torch.no_grad()
 def test_a_prompt_that_is_too_long_is_no_partner_of_the_others(target, tmp_path, monkeypatch, capsys):
     """The ranks of those that are used decide which is held out: here that of the long one is the lowest."""
     monkeypatch.setattr(parts, "LEAST_HELD_OUT", 100)

@@ -126,7 +126,7 @@ def test_what_loaders_require_is_there_and_reads_back(target, model, tmp_path, f
     """A head that is the target's is written too, since SGLang and TensorRT-LLM require one."""
     drafter = drafter_of(target, qkv_bias=biases, head=head)
     drafter.save(tmp_path / "ours")
-    done = run("--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out", "--form", form)
+    done = run("--model", model, "--drafter", tmp_path / "ours", "--output", tmp_path / "out", "--format", form)
     assert done.exit_code == 0, done.output
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     layer = {f"{FIRST[form]}.{name}": shape for name, shape in (LAYER | (BIASES if biases else {})).items()}
@@ -161,7 +161,7 @@ def test_what_only_speculators_form_says_reads_back(target, model, tmp_path):
     same_weights(back, drafter)
     given = json.loads((tmp_path / "out" / "config.json").read_text())["speculators_config"]
     assert (given["verifier"]["name_or_path"], given["proposal_methods"][0]["speculative_tokens"]) == ("a/b", 4)
-    done = run(*options, "--form", "specforge")
+    done = run(*options, "--format", "specforge")
     beyond = "norm_before_residual, norm_output, num_layers 2, norms of heads, sliding windows"
     assert f"SpecForge's form has no {beyond}" in " ".join(done.output.split())
 
