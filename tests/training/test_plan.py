@@ -129,6 +129,10 @@ def test_a_run_that_was_killed_goes_on_with_its_plan(tmp_path, monkeypatch):
     assert plan.plan_training(tmp_path / "plan.json", Path("model"), *arguments) == stored
     with pytest.raises(ValueError, match="drafter of another plan, for --hours 1: remove or rename it"):
         plan.plan_training(tmp_path / "plan.json", Path("model"), Path("engine"), Path("data"), [], 2.0, lambda _: None)
+    assert plan.plan_training(tmp_path / "plan.json", Path("model"), *arguments, kind="eagle3") == stored, (
+        "it tells none"
+    )
+    stored.model_copy(update={"kind": "recurrent"}).write(tmp_path / "plan.json")
     with pytest.raises(ValueError, match="is of a drafter of kind recurrent, not eagle3"):
         plan.plan_training(tmp_path / "plan.json", Path("model"), *arguments, kind="eagle3")
 
