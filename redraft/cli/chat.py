@@ -13,7 +13,7 @@ from rich.console import Console
 
 from redraft.bundle.budget import untuned_warning
 from redraft.chat import ChatMessage
-from redraft.cli.options import MethodOption, ThreadsOption
+from redraft.cli.options import MethodOption, SeedOption, TemperatureOption, ThreadsOption, TopPOption
 from redraft.console.interrupt import noted_interrupts
 from redraft.console.output import err, fail, out
 from redraft.console.template_options import TemplateOptions
@@ -38,13 +38,9 @@ def main(
         int | None,
         typer.Option(min=1, max=INT32_MAX, help="Tokens of an answer at most; default: all that fit the context."),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy decoding.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Probability that the sampled tokens add up to; only with --temperature.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of sampling; default: a drawn one.")
-    ] = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
     method: MethodOption = None,
     system: Annotated[str, typer.Option(help="System message; default: the chat template's own.")] = "",
     chat_template_kwargs: TemplateOptions = None,

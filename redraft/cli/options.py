@@ -53,6 +53,11 @@ FetchedModelOption = Annotated[
     Path, typer.Option("--model", metavar="FOLDER", help="The target: a folder made by redraft fetch.")
 ]
 BundleOption = Annotated[Path, typer.Option("--bundle", metavar="FOLDER", help="Engine bundle.")]
+TemperatureOption = Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy decoding.")]
+TopPOption = Annotated[
+    float | None, typer.Option(help="Probability that the sampled tokens add up to; only with --temperature.")
+]
+SeedOption = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of sampling; default: a drawn one.")]
 MethodOption = Annotated[
     str | None,
     typer.Option("--method", metavar="NAME", help="A method of the bundle, or auto_regressive; default: its first."),

@@ -14,7 +14,7 @@ from rich.markup import escape
 from redraft.bundle.budget import BudgetFile, doubtful_warning, untuned_warning
 from redraft.chat import Writing, render_chat
 from redraft.cli.flags import with_settings
-from redraft.cli.options import MethodOption
+from redraft.cli.options import MethodOption, SeedOption, TemperatureOption, TopPOption
 from redraft.cli.prepare import prepared
 from redraft.console.interrupt import interruptible
 from redraft.console.output import err, fail, out
@@ -154,13 +154,9 @@ def status(
 def generate(
     text: Annotated[str, typer.Argument(help="What to say to the model.")],
     max_tokens: Annotated[int, typer.Option(min=1, max=INT32_MAX, help="Tokens of the answer at most.")] = 128,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy decoding.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Probability that the sampled tokens add up to; only with --temperature.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of sampling; default: a drawn one.")
-    ] = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
     method: MethodOption = None,
     chat: Annotated[bool, typer.Option(help="Apply the model's chat template, or continue the text as it is.")] = True,
     chat_template_kwargs: TemplateOptions = None,
