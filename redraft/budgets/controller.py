@@ -1,0 +1,200 @@
+"""The budgets of a scheduler's steps: whether to draft, how many nodes to verify, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from redraft.budgets.choice import best_count
+from redraft.budgets.cost import RATE, StepCosts, StepShape
+from redraft.budgets.gain import Calibration
+from redraft.decoding.token_tree import TokenTree
+
+ALLOWED_LOSS = 0.01
+"""The most time, as a share of all, that drafts may lose against plain decoding."""
+LEAST_GAIN = 0.02
+"""How much faster than plain decoding, as a share, drafts should make steps: times are not known better than so."""
+CREDIT_S = 0.1
+"""Most seconds that the ledger holds: what is lost at once when predictable text ends."""
+
+
+class History(BaseModel):
+    """What a method's last drafts at some load were, as running means."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    promised: float
+    """Sum of the uncorrected chances of the nodes that were chosen, per token of a step without them."""
+    slower: float
+    """Expected seconds of the step with the drafts over those without."""
+
+    def advantage(self, ratio: float) -> float:
+        """How much faster than without them, as a share, steps with such drafts are where chances are corrected by
+        this factor."""
+        return (1 + ratio * self.promised) / self.slower - 1
+
+    def add(self, promised: float, slower: float) -> None:
+        """Count a draft."""
+        self.promised += RATE * (promised - self.promised)
+        self.slower += RATE * (slower - self.slower)
+
+
+class Estimates(BaseModel):
+    """All that a scheduler learns of its engine and its traffic."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    costs: StepCosts
+    calibrations: dict[str, Calibration] = Field(default_factory=dict)
+    """By method."""
+    histories: dict[str, History] = Field(default_factory=dict)
+    """By method and load."""
+
+
+@dataclass
+class Drafts:
+    """What a method verifies in a step."""
+
+    bands: np.ndarray
+    """int [B], of the sequences that it drafts for."""
+    nodes: int = 0
+    expected: float = 0.0
+    """Nodes of these that should be accepted."""
+
+
+@dataclass
+class Step:
+    """A step on its way."""
+
+    shape: StepShape
+    probes: bool = False
+    """Whether something is drafted that is not expected to pay, to see whether that is still right."""
+    drafts: dict[str, Drafts] = field(default_factory=dict)
+    """By method that drafts."""
+
+    @property
+    def rows(self) -> int:
+        """Rows known so far: a root of each sequence, the prompts', and the nodes of methods that have drafted."""
+        return self.shape.running + self.shape.prompt_rows + sum(drafts.nodes for drafts in self.drafts.values())
+
+    @property
+    def tokens(self) -> float:
+        """Expected tokens so far."""
+        return self.shape.running + sum(drafts.expected for drafts in self.drafts.values())
+
+
+class BudgetController:
+    """Decides for each step, in this order: `begin`; for each method `pays`, and if so `share`; `end`.
+
+    A ledger keeps the promise that drafts are never slower than plain decoding, whatever the estimates say: it is
+    credited with ALLOWED_LOSS of the time, debited with what each step with drafts lost, and paid back what it won. On
+    an empty one nothing is drafted. A full one pays for probes of what is not expected to pay.
+    """
+
+    def __init__(self, estimates: Estimates):
+        self.estimates = estimates
+        self.balance_s = CREDIT_S
+        self.held_back = 0
+        """Methods' drafts, one a step, that should have paid and that the ledger did not allow."""
+        self.step = Step(StepShape(0))
+
+    @property
+    def costs(self) -> StepCosts:
+        """The cost model."""
+        return self.estimates.costs
+
+    def begin(self, shape: StepShape) -> None:
+        """Begin a step."""
+        self.step = Step(shape)
+
+    def pays(self, method: str, bands: np.ndarray) -> bool:
+        """Whether the method should draft for its sequences, of these bands [B]: whether its last drafts at this load
+        made steps faster, or a probe is due."""
+        history = self.estimates.histories.get(self._key(method))
+        ratio = float(self._calibration(method).ratios[bands].mean())
+        should_pay = history is not None and history.advantage(ratio) >= LEAST_GAIN
+        if self.balance_s <= 0:
+            self.held_back += should_pay
+            return False
+        if not should_pay:
+            loss = float(self._seconds(np.array([len(bands)]), method)[0]) - self._plain_s()
+            if self.balance_s < min(loss, CREDIT_S):
+                return False
+            self.step.probes = True
+        self.step.drafts[method] = Drafts(bands)
+        return True
+
+    def share(self, method: str, tree: TokenTree) -> list[int]:
+        """How many nodes of each tree of the method's sequences to verify, the best of each: the total that
+        `best_count` says, of the best nodes of all trees."""
+        drafts = self.step.drafts[method]
+        scored = np.exp(tree.scores[:, 1:])
+        chances = np.minimum(scored * self._calibration(method).ratios[drafts.bands][:, None], 1.0)
+        order = np.argsort(-chances, axis=None, kind="stable")[: int(tree.sizes.sum()) - len(chances)]
+        ranked, tokens = chances.ravel()[order], self.step.tokens
+        seconds = self._seconds(np.arange(len(ranked) + 1), method)
+        count = best_count(ranked, tokens, seconds)
+        if self.step.probes:
+            # As if scores were right: what they promised and did not hold shows only where it is tried again.
+            hoped = best_count(scored.ravel()[order], tokens, seconds)
+            count = min(max(hoped, count, 1), len(ranked))
+        promised = float(scored.ravel()[order[:count]].sum()) / tokens
+        self._remember(method, promised, float(seconds[count]) / self._seconds_before(method))
+        drafts.nodes, drafts.expected = count, float(ranked[:count].sum())
+        return np.bincount(order[:count] // max(chances.shape[1], 1), minlength=len(chances)).tolist()
+
+    def end(
+        self,
+        methods: Sequence[str],
+        bands: np.ndarray,
+        tree: TokenTree,
+        accepted: Sequence[int],
+        step_s: float,
+        target_s: float,
+    ) -> None:
+        """Learn from the step: the method and the band of each sequence that decoded, the tree that was verified, how
+        many of its nodes were accepted, and the seconds that the step took, of which `target_s` in the target."""
+        step, plain_s = self.step, self._plain_s()
+        rows = int(tree.sizes.sum()) + step.shape.prompt_rows
+        expected_s = float(self.costs.step(np.array([rows]), step.drafts, step.shape)[0])
+        self.costs.observe(rows, step.drafts, step.shape, step_s, target_s)
+        self.balance_s += ALLOWED_LOSS * step_s
+        if step.drafts:
+            self._calibrate(methods, bands, tree, np.asarray(accepted))
+            # A step that was delayed by something else, as the model knows better, is no loss of its drafts.
+            taken = min(max(step_s, expected_s / 2), 2 * expected_s)
+            self.balance_s += plain_s * (1 + sum(accepted) / step.shape.running) - taken
+        self.balance_s = min(self.balance_s, CREDIT_S)
+
+    def _calibrate(self, methods: Sequence[str], bands: np.ndarray, tree: TokenTree, accepted: np.ndarray) -> None:
+        expected, named = np.exp(tree.scores).sum(1) - 1, np.asarray(methods)
+        for method in self.step.drafts:
+            chosen = (named == method) & (tree.sizes > 1)
+            self._calibration(method).observe(bands[chosen], accepted[chosen], expected[chosen])
+
+    def _calibration(self, method: str) -> Calibration:
+        return self.estimates.calibrations.setdefault(method, Calibration())
+
+    def _key(self, method: str) -> str:
+        return f"{method}:{self.step.shape.load}"
+
+    def _remember(self, method: str, promised: float, slower: float) -> None:
+        first = History(promised=promised, slower=slower)
+        self.estimates.histories.setdefault(self._key(method), first).add(promised, slower)
+
+    def _seconds(self, nodes: np.ndarray, method: str) -> np.ndarray:
+        """Seconds of the step with so many nodes of a method on top of what is known."""
+        return self.costs.step(self.step.rows + nodes, {*self.step.drafts, method}, self.step.shape)
+
+    def _seconds_before(self, method: str) -> float:
+        """Seconds of the step without the method's drafts."""
+        others = self.step.drafts.keys() - {method}
+        return float(self.costs.step(np.array([self.step.rows]), others, self.step.shape)[0])
+
+    def _plain_s(self) -> float:
+        """Seconds of the step without any drafts."""
+        shape = self.step.shape
+        return float(self.costs.step(np.array([shape.running + shape.prompt_rows]), (), shape)[0])

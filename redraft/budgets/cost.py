@@ -1,0 +1,148 @@
+"""The cost of a step: seconds by rows and running sequences, from a table that is corrected by every step."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+RATE = 0.05
+"""Weight of a new value in a running mean."""
+WARM_UP = 5
+"""First values of a running mean, of which the least counts: whatever is slow the first time is not slow for ever."""
+MOST_APART = 1.25
+"""A value that is larger or smaller than expected by more than this factor counts as if by this factor."""
+UNKNOWN_SHARE = 0.3
+"""What is taken for the drafter's and the host's time before any was seen, as a share of the target's."""
+
+
+class StepShape(NamedTuple):
+    """What a step's time depends on."""
+
+    running: int
+    """Sequences that decode."""
+    prompts: int = 0
+    """Sequences whose prompts it takes rows of."""
+    prompt_rows: int = 0
+
+    @property
+    def load(self) -> str:
+        """The class of its load: 1, 2, 3 to 4, 5 to 8, ... sequences, those with prompt rows apart."""
+        return f"{max(self.running - 1, 0).bit_length()}{'p' if self.prompt_rows else ''}"
+
+
+class RunningMean(BaseModel):
+    """A mean of the last 20 values or so, which single outliers move little."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    value: float = Field(default=0.0, ge=0)
+    count: int = Field(default=0, ge=0)
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        if self.count < WARM_UP:
+            self.value = min(value, self.value) if self.count else value
+        else:
+            value = min(max(value, self.value / MOST_APART), self.value * MOST_APART)
+            self.value += RATE * (value - self.value)
+        self.count += 1
+
+
+class TimeTable(BaseModel):
+    """Seconds of the target's steps of up to `sequences` sequences, at some row counts in ascending order."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sequences: int = Field(ge=1)
+    rows: list[int] = Field(min_length=1)
+    seconds: list[float] = Field(min_length=1)
+    padded: bool
+    """Whether steps are padded to these row counts, so that a step takes the time of the next larger one. Else the
+    time is linear in between."""
+
+    def look_up(self, rows: np.ndarray) -> np.ndarray:
+        """Seconds of steps with so many rows: never less than with fewer, and after the last count in proportion."""
+        counts, seconds = np.array(self.rows), np.maximum.accumulate(self.seconds)
+        after = np.maximum(rows / counts[-1], 1.0)
+        if self.padded:
+            return seconds[np.minimum(np.searchsorted(counts, rows), len(counts) - 1)] * after
+        return np.interp(rows, counts, seconds) * after
+
+    def correct(self, rows: int, ratio: float) -> None:
+        """Move the seconds at the nearest row counts by `ratio`, the time that a step of `rows` rows took over what was
+        expected of it."""
+        above = min(bisect_left(self.rows, rows), len(self.rows) - 1)
+        below = max(above - 1, 0)
+        share = 1.0
+        if not self.padded and above > below:
+            share = min((rows - self.rows[below]) / (self.rows[above] - self.rows[below]), 1.0)
+            self.seconds[below] *= 1 + RATE * (1 - share) * (ratio - 1)
+        self.seconds[above] *= 1 + RATE * share * (ratio - 1)
+
+
+class StepCosts(BaseModel):
+    """A step's time in two parts. The target's comes from tables by rows, times a factor of the step's load, which
+    holds what cached rows and a busy machine add. The drafters' and the host's is a mean by load and by what
+    drafts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tables: list[TimeTable] = Field(min_length=1)
+    """By ascending number of sequences."""
+    factors: dict[str, RunningMean] = Field(default_factory=dict)
+    """By `StepShape.load`."""
+    others: dict[str, RunningMean] = Field(default_factory=dict)
+    """Seconds of drafters and host by what drafts and the step's load."""
+    error: float = 0.0
+    """Running mean of how far predictions were from what steps took, as a share of it."""
+
+    def target(self, rows: np.ndarray, shape: StepShape) -> np.ndarray:
+        """Seconds of the target with so many rows, those of prompts included."""
+        return self._table(shape).look_up(rows) * _nearest(self.factors, "", shape.load, 1.0)
+
+    def other(self, drafting: Iterable[str], shape: StepShape) -> float:
+        """Seconds of the drafters and the host where these methods draft; none: of the host."""
+        key = "+".join(sorted(drafting))
+        unknown = UNKNOWN_SHARE * float(self.target(np.array([shape.running]), shape)[0]) if key else 0.0
+        return _nearest(self.others, f"{key}:", shape.load, unknown)
+
+    def step(self, rows: np.ndarray, drafting: Iterable[str], shape: StepShape) -> np.ndarray:
+        """Seconds of whole steps with so many rows, those of prompts included."""
+        return self.target(rows, shape) + self.other(drafting, shape)
+
+    def observe(self, rows: int, drafting: Iterable[str], shape: StepShape, step_s: float, target_s: float) -> None:
+        """Correct the estimates by a step, which took `step_s`, of which `target_s` in the target."""
+        drafting, count = sorted(drafting), np.array([rows])
+        expected = float(self.step(count, drafting, shape)[0])
+        self.error += RATE * (min(abs(expected / step_s - 1), 1.0) - self.error)
+        table = self._table(shape)
+        self.factors.setdefault(shape.load, RunningMean()).add(target_s / float(table.look_up(count)[0]))
+        if not shape.prompt_rows:  # prompt rows cost other times, as few of them have logits
+            ratio = target_s / float(self.target(count, shape)[0])
+            table.correct(rows, min(max(ratio, 1 / MOST_APART), MOST_APART))
+        self.others.setdefault(f"{'+'.join(drafting)}:{shape.load}", RunningMean()).add(step_s - target_s)
+
+    def _table(self, shape: StepShape) -> TimeTable:
+        """The table of the fewest sequences that holds a step's."""
+        sequences = shape.running + shape.prompts
+        return next((table for table in self.tables if table.sequences >= sequences), self.tables[-1])
+
+
+def _nearest(means: dict[str, RunningMean], prefix: str, load: str, default: float) -> float:
+    """The mean of a load, or else of the nearest load that was seen; prompts stand for prompts first."""
+    if mean := means.get(prefix + load):
+        return mean.value
+    number, prompts = int(load.rstrip("p")), load.endswith("p")
+    seen = [key for key in means if key.startswith(prefix) and ":" not in key[len(prefix) :]]
+    if not seen:
+        return default
+
+    def distance(key: str) -> tuple[bool, int]:
+        other = key[len(prefix) :]
+        return other.endswith("p") is not prompts, abs(int(other.rstrip("p")) - number)
+
+    return means[min(seen, key=distance)].value

@@ -1,0 +1,76 @@
+"""The gain of drafts: a running calibration that makes a node's score the chance that it is accepted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+HORIZON, FAST_HORIZON = 2000, 50
+"""Drafts of single sequences, the last ones, that the calibration rests on; and those that may prove it wrong."""
+PRIOR = (4.0, 8.0)
+"""Accepted and expected nodes that stand for what was not seen yet: half of what scores promise, to draft little."""
+SURE = 3.0
+"""The last drafts replace all before where they are so many standard deviations off: the traffic has changed."""
+LEAST_RATIO, MOST_RATIO = 0.02, 1.5
+BANDS = np.array([0.0, 0.5, 0.85])
+"""Upper ends of the temperature bands, of which the first is greedy; the last band has none."""
+
+
+def bands_of(temperatures: np.ndarray) -> np.ndarray:
+    """The temperature bands of sequences, int [B]."""
+    return np.searchsorted(BANDS, temperatures)
+
+
+class Tally(BaseModel):
+    """Nodes accepted and expected, by temperature band, old ones fading away."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    horizon: int = Field(ge=1)
+    accepted: list[float] = Field(default=[PRIOR[0]] * (len(BANDS) + 1), min_length=4, max_length=4)
+    expected: list[float] = Field(default=[PRIOR[1]] * (len(BANDS) + 1), min_length=4, max_length=4)
+
+    def add(self, band: int, accepted: float, expected: float, drafts: int) -> None:
+        """Count so many drafts of a band."""
+        keep = (1 - 1 / self.horizon) ** drafts
+        self.accepted[band] = keep * self.accepted[band] + accepted
+        self.expected[band] = keep * self.expected[band] + expected
+
+    def ratio(self, band: int) -> float:
+        """Accepted over expected nodes."""
+        return self.accepted[band] / self.expected[band] if self.expected[band] else LEAST_RATIO
+
+
+class Calibration(BaseModel):
+    """What a method's chances are multiplied by, by temperature band: accepted over expected nodes of its last drafts.
+    A short tally beside the long one notices when the traffic changes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    long: Tally = Tally(horizon=HORIZON)
+    short: Tally = Tally(horizon=FAST_HORIZON)
+
+    @property
+    def ratios(self) -> np.ndarray:
+        """The factors by band, float64 [4]."""
+        return np.clip([self.long.ratio(band) for band in range(len(BANDS) + 1)], LEAST_RATIO, MOST_RATIO)
+
+    def observe(self, bands: np.ndarray, accepted: np.ndarray, expected: np.ndarray) -> None:
+        """Count drafts of sequences in these bands [B]: nodes that were accepted, and the sum of their uncorrected
+        chances, of each."""
+        for band in set(bands.tolist()):
+            chosen = bands == band
+            sums = float(accepted[chosen].sum()), float(expected[chosen].sum()), int(chosen.sum())
+            self.long.add(band, *sums)
+            self.short.add(band, *sums)
+            if self._changed(band):
+                self.long.accepted[band] = self.short.accepted[band]
+                self.long.expected[band] = self.short.expected[band]
+
+    def _changed(self, band: int) -> bool:
+        """Whether chance does not explain what the short tally has. The nodes of a tree are accepted together, so that
+        their number varies about twice as much as if each were by itself."""
+        accepted, expected = self.short.accepted[band], self.long.ratio(band) * self.short.expected[band]
+        return abs(accepted - expected) > SURE * math.sqrt(2 * max(accepted, expected) + 1)

@@ -1,0 +1,59 @@
+"""The cost model: what a table says between its counts, and what steps correct."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from redraft.budgets.cost import MOST_APART, RunningMean, StepCosts, StepShape, TimeTable
+
+LINEAR = TimeTable(sequences=8, rows=[1, 16, 64], seconds=[0.010, 0.016, 0.040], padded=False)
+PADDED = LINEAR.model_copy(update={"padded": True})
+
+
+def seconds(table, *rows):
+    return table.look_up(np.array(rows)).round(6).tolist()
+
+
+def test_time_is_linear_between_counts_or_that_of_the_next():
+    assert seconds(LINEAR, 1, 16, 40, 128) == [0.010, 0.016, 0.028, 0.080]
+    assert seconds(PADDED, 1, 2, 16, 17, 64, 128) == [0.010, 0.016, 0.016, 0.040, 0.040, 0.080]
+
+
+def test_more_rows_never_cost_less():
+    noisy = TimeTable(sequences=1, rows=[1, 2, 4], seconds=[0.012, 0.010, 0.011], padded=False)
+    assert seconds(noisy, 1, 2, 3, 4) == [0.012] * 4
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_steps_correct_a_table_that_is_wrong(padded):
+    """Rows 8 and 40 take other times than the table says, at a load that makes all slower, with a slow step now and
+    then."""
+    rng = np.random.default_rng(0)
+    costs = StepCosts(tables=[TimeTable(sequences=8, rows=[8, 40, 64], seconds=[0.010, 0.016, 0.040], padded=padded)])
+    truth, shape = {8: 0.015, 40: 0.045}, StepShape(8)
+    for _ in range(400):
+        rows = int(rng.choice([8, 40]))
+        drafting = {"m"} if rows > 8 else set()
+        slow = 10 if rng.random() < 0.01 else 1
+        costs.observe(rows, drafting, shape, truth[rows] * slow + (0.004 if drafting else 0.001), truth[rows] * slow)
+    predicted = costs.target(np.array([8, 40]), shape)
+    assert predicted == pytest.approx([0.015, 0.045], rel=0.08)
+    assert (costs.other((), shape), costs.other({"m"}, shape)) == pytest.approx((0.001, 0.004))
+    assert costs.error < 0.15
+
+
+def test_a_load_that_was_not_seen_takes_the_nearest():
+    costs = StepCosts(tables=[LINEAR])
+    costs.observe(1, {"m"}, StepShape(1), 0.015, 0.010)
+    costs.observe(64, {"m"}, StepShape(1, 1, 63), 0.060, 0.040)
+    assert costs.other({"m"}, StepShape(16)) == pytest.approx(0.005)
+    assert costs.other({"m"}, StepShape(2, 1, 9)) == pytest.approx(0.020)
+    assert costs.other((), StepShape(16)) == 0, "of the host alone nothing is known"
+
+
+def test_a_mean_forgets_a_slow_start_and_shrugs_at_outliers():
+    mean = RunningMean()
+    for value in (1.0, 0.1, 0.1, 0.1, 0.1, 0.1, 5.0):
+        mean.add(value)
+    assert mean.value <= 0.1 * MOST_APART
