@@ -42,6 +42,8 @@ class OutputStream:
         """`stop_words`: those of the request that are no special tokens. Text is due at most every `interval_s`
         seconds."""
         self._key, self._request, self._prompt_tokens = key, request, len(prompt)
+        self._has_stop_words = bool(stop_words)
+        """Else nothing asks for the text until it is taken."""
         self._text = TextStream(codec, prompt, stop_words, request.include_stop_words, request.skip_special_tokens)
         self._tail: deque[int] = deque(maxlen=max(map(len, request.stop_word_ids), default=0))
         self._interval_s = interval_s
@@ -61,16 +63,22 @@ class OutputStream:
         """Whether the client streams, and should get what there is now."""
         return self._request.stream and bool(self._output.token_ids) and time.perf_counter() >= self._next_at
 
+    def extend(self, verdict: Verdict, start: int, end: int) -> None:
+        """Append the verdict's tokens from `start` to `end`, at least one."""
+        output, scores, total = self._output, verdict.log_probs, len(verdict.tokens)
+        output.token_ids += verdict.tokens[start:end]
+        output.drafted += [True] * (end - start)
+        output.drafted[-1] = end < total
+        if scores is not None and output.log_probs is not None:
+            output.log_probs += scores.chosen[start:end].tolist()
+            if output.top_log_probs is not None:
+                output.top_log_probs += scores.top[start:end]
+
     def push(self, verdict: Verdict, index: int) -> bool:
         """Append the verdict's token at this index; whether it completes a stop word."""
-        token, output, scores = verdict.tokens[index], self._output, verdict.log_probs
-        output.token_ids.append(token)
-        output.drafted.append(index + 1 < len(verdict.tokens))
-        if scores is not None and output.log_probs is not None:
-            output.log_probs.append(float(scores.chosen[index]))
-            if output.top_log_probs is not None:
-                output.top_log_probs.append(scores.top[index])
-        return self._text.push(token) or self._completes_stop_word(token)
+        self.extend(verdict, index, index + 1)
+        token = verdict.tokens[index]
+        return (self._has_stop_words and self._text.push(token)) or self._completes_stop_word(token)
 
     def add_tree(self, tree: DraftTree) -> None:
         """Append a step's draft tree, if the request wants them."""
@@ -81,12 +89,9 @@ class OutputStream:
         """Append the log-probabilities of the prompt's next tokens."""
         self._prompt_scores.append(scores)
 
-    def finish(self) -> None:
-        """End the text: what was held back becomes certain."""
-        self._text.finish()
-
-    def take(self, prompt_scored: bool) -> Output:
-        """Return what is new. The prompt's scores come in one piece, once it is `prompt_scored` to its end."""
+    def take(self, prompt_scored: bool, finished: bool) -> Output:
+        """Return what is new, all of it if the request has `finished`. The prompt's scores come in one piece, once it
+        is `prompt_scored` to its end."""
         output, self._output = self._output, self._empty()
         if self._prompt_scores and prompt_scored:
             chosen = (scores.chosen.tolist() for scores in self._prompt_scores)
@@ -94,6 +99,11 @@ class OutputStream:
             if self._request.top_log_probs:
                 output.prompt_top_log_probs = [[], *chain.from_iterable(scores.top for scores in self._prompt_scores)]
             self._prompt_scores = []
+        if not self._has_stop_words:
+            for token in output.token_ids:
+                self._text.push(token)
+        if finished:
+            self._text.finish()
         output.text += self._text.take()
         if output.text:
             self._next_at = time.perf_counter() + self._interval_s

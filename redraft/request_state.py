@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from redraft.grammar.state import Grammar
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(NamedTuple):
     """What one step of one sequence added to the counts of the same names in `SequenceStats`, and to the metrics."""
 
     output_tokens: int
@@ -42,7 +40,8 @@ class RequestState:
     """A request's state. The cache holds its first `cache_length` tokens once the rows `commit` have been moved.
 
     `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `features` [1, F] of
-    the token before the root, or the `pairs` that a drafter with a context ingests.
+    the token before the root, or the `pairs` that a drafter with a context ingests, if that `reads_features` at all.
+    `method` is the name of the method that drafts for it.
 
     `memory` is what its method drafts from beside the drafter, and is told every token of; None: nothing.
     `generated` are the tokens taken so far, an end token included.
@@ -87,6 +86,8 @@ class RequestState:
             seed,
             None if grammar is None else grammar.start(self.end_ids),
         )
+        self.method = ""
+        self.reads_features = False
         self.memory: NgramIndex | RetrievalText | None = None
         self.generated: list[int] = []
         self.slot = -1
@@ -104,6 +105,8 @@ class RequestState:
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
         self._output = OutputStream(key, request, prompt, codec, stop_words, stream_interval_s)
+        self._asks_each_token = bool(stop_words or request.stop_word_ids or grammar is not None)
+        """Whether any token may end the text, so that each is looked at on its own."""
         self.arrive(arrived)
 
     def arrive(self, at: float | None = None) -> None:
@@ -158,8 +161,11 @@ class RequestState:
         return int(self.cache_length + rows == len(self.prompt))
 
     def kept(self, rows: list[int]) -> list[int]:
-        """The rows whose features the drafter will need: all if it has a context cache, else the last."""
-        return rows if self.pairs is not None else rows[-1:]
+        """The rows whose features the drafter will need: all if it has a context cache, else the last, if it reads
+        features."""
+        if self.pairs is not None:
+            return rows
+        return rows[-1:] if self.reads_features else []
 
     def prefill(self, rows: int, features: Features | None) -> None:
         """`rows` more tokens of the prompt are in the cache; `features` are those of `kept`'s rows."""
@@ -201,7 +207,8 @@ class RequestState:
         goes_on = goes_on or taken < len(verdict.tokens)
         self.cache_length += taken
         self.commit = path if path[-1] != accepted else []
-        self._count_depths(accepted, accepted + goes_on)
+        if offered := accepted + goes_on:
+            self._count_depths(accepted, offered)
         if self.pairs is not None and features is not None:
             self.pairs.add(features[:taken], verdict.tokens[:taken])
         else:
@@ -222,9 +229,8 @@ class RequestState:
                 counts[level] += 1
 
     def finish(self, reason: FinishReason) -> None:
-        """End the sequence: held back text becomes certain."""
+        """End the sequence: its next output is the last one."""
         self.finish_reason = reason
-        self._output.finish()
         now = time.perf_counter()
         if self.prefilled:
             self.stats.decode_ms = 1e3 * (now - self._first_token)
@@ -236,7 +242,7 @@ class RequestState:
         None."""
         if self.finish_reason is None and not self._output.due:
             return None
-        output = self._output.take(prompt_scored=self.to_prefill <= 0)
+        output = self._output.take(self.to_prefill <= 0, finished=self.finish_reason is not None)
         output.finish_reason, output.stop_reason, output.error = self.finish_reason, self.stop_reason, self.error
         if self.finish_reason:
             output.stats = self.stats
@@ -245,10 +251,8 @@ class RequestState:
     def _advance(self, verdict: Verdict, nodes: list[Node]) -> int:
         """Take the tokens up to the text's end, an end token included; how many they are. `nodes` are the tree's."""
         self.root = verdict.tokens[-1]
-        taken, before = 0, self.stats.output_tokens
-        while not self.finish_reason and taken < len(verdict.tokens):
-            self._append(verdict, taken)
-            taken += 1
+        before = self.stats.output_tokens
+        taken = self._append_each(verdict) if self._asks_each_token else self._append_all(verdict)
         if self.proposals is not None:
             gained = verdict.tokens[: self.stats.output_tokens - before]
             path = verdict.path[: taken + 1]
@@ -263,11 +267,36 @@ class RequestState:
             self.memory.extend(verdict.tokens[:taken])
         return taken
 
+    def _append_all(self, verdict: Verdict) -> int:
+        """`_append_each` for a request whose text only an end token or its length ends."""
+        tokens = verdict.tokens
+        room = self.remaining
+        gained = taken = min(len(tokens), room)
+        if not self.end_ids.isdisjoint(tokens):
+            ends = (index for index in range(gained) if tokens[index] in self.end_ids)
+            if (end := next(ends, None)) is not None:
+                gained, taken = end, end + 1
+        self.stats.output_tokens += gained
+        if gained:
+            self._output.extend(verdict, 0, gained)
+        if taken > gained:
+            self._end_with(tokens[gained])
+        elif gained == room:
+            self.finish("length")
+        return taken
+
+    def _append_each(self, verdict: Verdict) -> int:
+        """Append the verdict's tokens to the output, and end the text where it ends; how many were taken."""
+        taken = 0
+        while not self.finish_reason and taken < len(verdict.tokens):
+            self._append(verdict, taken)
+            taken += 1
+        return taken
+
     def _append(self, verdict: Verdict, index: int) -> None:
         token = verdict.tokens[index]
         if token in self.end_ids:
-            self.stop_reason = self._stop_reasons.get(token)
-            return self.finish("stop")
+            return self._end_with(token)
         self.stats.output_tokens += 1
         grammar = self.sampler.grammar
         if self._output.push(verdict, index):
@@ -285,3 +314,7 @@ class RequestState:
         if not self.remaining:
             return self.finish("length")
         return None
+
+    def _end_with(self, token: int) -> None:
+        self.stop_reason = self._stop_reasons.get(token)
+        self.finish("stop")

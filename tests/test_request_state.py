@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from redraft import request_state as module
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.verification import Verdict
+from redraft.output import Output
 from redraft.pairs import Pairs
 from redraft.request import GenerateRequest
 from redraft.request_state import RequestState
+from redraft.text import TextStream
 from tests.toy_engine import toy_codec
 
 CODEC = toy_codec()
@@ -176,3 +182,76 @@ def test_the_first_pairs_are_those_of_the_first_rows():
     later = Pairs(ingested=2, features=parts, tokens=[10, 11, 12, 13, 14, 15], skipped=5)
     assert (later.rows, later.first(8).tokens, later.first(6).ingested, later.first(6).rows) == (13, [10], 1, 6)
     assert later.first(4) == Pairs(skipped=4)
+
+
+WHOLE = toy_codec(257)
+"""Its tokens are bytes: characters of several tokens, and bytes that are no text."""
+
+
+@st.composite
+def served(draw) -> tuple[dict, frozenset[int], list[tuple[Verdict, bool, bool]]]:
+    """A request's fields, the model's end tokens, and steps: a verdict, whether its tree goes on, and whether the
+    output is taken after it."""
+    fields = {
+        "max_tokens": draw(st.integers(1, 9)),
+        "stop_token_ids": draw(st.lists(st.integers(0, 9), max_size=1)),
+        "return_log_probs": draw(st.booleans()),
+        "draft_trees": draw(st.booleans()),
+        "stream": draw(st.booleans()),
+    }
+    fields["top_log_probs"] = 2 * (fields["return_log_probs"] and draw(st.booleans()))
+    steps = []
+    for _ in range(draw(st.integers(1, 6))):
+        tokens = draw(st.lists(st.integers(0, 9) | st.integers(0, 256), min_size=1, max_size=6))
+        best = np.array([[token, 0] for token in tokens])
+        scores = LogProbs(-np.arange(1.0, len(tokens) + 1), best, -best - 0.5)
+        path = sorted(
+            draw(st.lists(st.integers(1, 8), min_size=len(tokens) - 1, max_size=len(tokens) - 1, unique=True))
+        )
+        steps.append((Verdict([0, *path], tokens, scores), draw(st.booleans()), draw(st.booleans())))
+    return fields, draw(st.frozensets(st.integers(0, 9), max_size=3)), steps
+
+
+def answer(fields: dict, end_ids: frozenset[int], steps: list[tuple[Verdict, bool, bool]]) -> list:
+    """All that a request's client and its scheduler see of it."""
+    request = GenerateRequest(id="r", input_ids=PROMPT, **fields)
+    sequence = RequestState("r", request, PROMPT, WHOLE, end_ids)
+    sequence.memory = learned = []
+    sequence.prefill(len(PROMPT), None)
+    (first, _, _), *others = steps
+    sequence.begin(Verdict([0], first.tokens[:1], first.log_probs))
+    seen = [sequence.take_output()]
+    for gained, goes_on, take in others:
+        if sequence.finish_reason:
+            break
+        seen.append(sequence.step(gained, None, NODES, goes_on))
+        if take or sequence.finish_reason:
+            seen.append(sequence.take_output())
+    stats = replace(sequence.stats, queue_ms=0, prefill_ms=0, decode_ms=0)
+    seen += [learned, sequence.root, sequence.commit, sequence.cache_length, sequence.cached_tokens.tolist(), stats]
+    for output in seen:
+        if isinstance(output, Output) and output.stats is not None:
+            output.stats = None
+    return seen
+
+
+@settings(max_examples=80, deadline=None)
+@given(case=served())
+def test_tokens_that_are_taken_at_once_are_those_that_are_taken_one_by_one(case):
+    """A word of a token that never comes asks for each token."""
+    fields, end_ids, steps = case
+    assert answer(fields, end_ids, steps) == answer(fields | {"stop_word_ids": [[300]]}, end_ids, steps)
+
+
+@settings(max_examples=80, deadline=None)
+@given(case=served())
+def test_text_that_is_read_when_it_is_taken_is_that_of_each_token(case):
+    fields, end_ids, steps = case
+    text = TextStream(WHOLE, PROMPT)
+    for output in answer(fields, end_ids, steps):
+        if isinstance(output, Output):
+            for token in output.token_ids:
+                text.push(token)
+            if output.finish_reason:
+                text.finish()
+            assert output.text == text.take()

@@ -106,6 +106,9 @@ class Sampler:
         self._biased = np.fromiter(biases.keys(), np.int64, len(biases))
         self._biases = np.fromiter(biases.values(), np.float32, len(biases))
         self._penalized = bool(self._repetition != 1 or self._presence or self._frequency)
+        shortest = self._min_length if self.end_ids else 0
+        self._plain_from = math.inf if self._penalized or biases or self._bad_words else shortest
+        """The output position from which on it is `plain`."""
         self._counts: dict[int, int] = {}
         if self._penalized:
             for token in prompt:
@@ -115,8 +118,7 @@ class Sampler:
     def plain(self) -> bool:
         """Whether nothing but logits, grammar, filters and position says what is chosen, here and at all later
         positions."""
-        short = self.position < self._min_length and self.end_ids
-        return not (self._penalized or short or self._bad_words or len(self._biased))
+        return self.position >= self._plain_from
 
     def accept(self, token: int) -> None:
         """Append a token to the history and move on to the next output position."""

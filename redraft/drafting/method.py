@@ -30,6 +30,9 @@ NO_BUDGET = Budget(0)
 class AutoRegressive:
     """The method that drafts nothing."""
 
+    reads_features = False
+    """Whether it drafts from the target's features."""
+
     def __init__(self) -> None:
         self.verify = VERIFIERS["greedy"].verify
 
@@ -73,6 +76,7 @@ class Method(AutoRegressive):
         super().__init__()
         config.check()
         self._config, self._drafter, self._bigrams, self._unknown_tokens = config, drafter, bigrams, unknown_tokens
+        self.reads_features = drafter is not None
         self._verifier = VERIFIERS[config.verification]
         self.verify = self._verifier.verify
         self._table = config.table

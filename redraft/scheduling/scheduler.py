@@ -95,7 +95,7 @@ class Scheduler:
         self._observe = observe
         self._waiting: deque[RequestState] = deque()
         self._left = False
-        """Whether one that waits has ended."""
+        """Whether a sequence has ended since the last step."""
         self._due = math.inf
         """No deadline is before."""
         self._running: list[RequestState] = []
@@ -123,14 +123,13 @@ class Scheduler:
         self.require_room()
         self.metrics[metrics.REQUESTS].inc()
         self._due = min(self._due, sequence.deadline)
-        sequence.pairs = self._source(sequence).pairs()
+        sequence.method = sequence.request.method or self._default
+        source = self._source(sequence)
+        sequence.pairs, sequence.reads_features = source.pairs(), source.reads_features
         self._waiting.append(sequence)
 
-    def _method(self, sequence: RequestState) -> str:
-        return sequence.request.method or self._default
-
     def _source(self, sequence: RequestState) -> AutoRegressive:
-        return self._sources[self._method(sequence)]
+        return self._sources[sequence.method]
 
     def cancel(self, key: Hashable) -> None:
         """End a sequence before the next step; its final output comes with that step. Unknown keys are ignored."""
@@ -167,7 +166,7 @@ class Scheduler:
         """Admit what fits, execute one step of all running sequences, and return their outputs."""
         started, engine_s, draft_s = time.perf_counter(), self.clock.engine_s, self.clock.draft_s
         self._end_late(started)
-        outputs = self._sweep()
+        outputs = self._sweep() if self._left else []
         decoding = [sequence for sequence in self._running if sequence.prefilled]
         chunks = self._prefill_chunks(len(decoding))
         if not self._running:
@@ -188,7 +187,7 @@ class Scheduler:
 
     def _admit(self, sequence: RequestState) -> None:
         self._waiting.remove(sequence)
-        self._slots.admit(sequence, self._method(sequence))
+        self._slots.admit(sequence)
         sequence.memory = self._source(sequence).remember(sequence)
         self.metrics[metrics.PROMPT_TOKENS].inc(len(sequence.prompt))
         if self._slots.reads(sequence):
@@ -215,11 +214,13 @@ class Scheduler:
     def _prefill_chunks(self, decoding: int) -> list[Chunk]:
         """Which sequences prefill how many rows in this step, in which `decoding` decode; those that wait take a slot
         with their first rows, unless these are about to be there for another."""
+        if decoding == len(self._running) and not self._waiting:
+            return []
         prompts = [sequence for sequence in self._running if not sequence.prefilled]
         followers: dict[RequestState, int] = {}
         if free := len(self._slots.free):
             earliest = list(islice(self._waiting, LOOKED_AT))
-            self._slots.count_reusable((sequence, self._method(sequence)) for sequence in earliest)
+            self._slots.count_reusable(earliest)
             for sequence in earliest:
                 if (leader := self._leader(sequence)) is None:
                     prompts.append(sequence)
@@ -236,7 +237,7 @@ class Scheduler:
         return chunks
 
     def _leader(self, sequence: RequestState) -> RequestState | None:
-        return self._slots.leader(sequence, self._method(sequence))
+        return self._slots.leader(sequence)
 
     def _draft(self, sequences: list[RequestState]) -> TokenTree:
         """Draft trees of the sequences, in their order; each method drafts for all of its own at once."""
@@ -305,7 +306,8 @@ class Scheduler:
         features: Features | None,
     ) -> list[Features | None]:
         """The features that each sequence keeps, first of trees, then of chunks: slices of one copy."""
-        if features is None:
+        prompts = (sequence for sequence, _ in chunks)
+        if features is None or not any(sequence.reads_features for sequence in (*sequences, *prompts)):
             return [None] * (len(sequences) + len(chunks))
         start, rows, ends = 0, list[int](), [0]
         for sequence, nodes, verdict in zip(sequences, tree.nodes, verdicts, strict=True):
@@ -328,7 +330,7 @@ class Scheduler:
         ):
             goes_on = bool(inner >> verdict.path[-1] & 1)
             gain = sequence.step(verdict, features, nodes, goes_on)
-            self.metrics.note_gain(self._method(sequence), gain, now - sequence.gained_at)
+            self.metrics.note_gain(sequence.method, gain, now - sequence.gained_at)
             sequence.gained_at = now
 
     def _take_chunks(self, chunks: list[Chunk], logit_row: int, logits: LogitRows, kept: list[Features | None]) -> None:

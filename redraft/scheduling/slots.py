@@ -87,14 +87,14 @@ class Slot:
         self.commit = self.user.commit if self.user.to_prefill > 0 else []
         return (len(self.tokens), len(self.commit)) != before
 
-    def rows_for(self, sequence: RequestState, method: str) -> int:
-        """How many of its rows a sequence of a method can begin after. Its drafter may lack the pairs of most of them,
-        unless its drafts decide the answer."""
+    def rows_for(self, sequence: RequestState) -> int:
+        """How many of its rows a sequence can begin after. Its drafter may lack the pairs of most of them, unless its
+        drafts decide the answer."""
         if self.salt != sequence.request.cache_salt:
             return 0
         rows = _common(self.tokens, sequence.prompt) - 1
         if sequence.pairs is not None:
-            known = self.known.get(method)
+            known = self.known.get(sequence.method)
             paired = min(rows, known.rows if known else 0)
             if sequence.pairs.whole or rows - paired < max(SKIPPED_PAIRS, paired):
                 rows = paired
@@ -125,15 +125,15 @@ class Slots:
         """Whether a sequence may begin after rows that are there. Scores of a prompt take all of its rows."""
         return self._copy is not None and sequence.request.cache_prompt and not sequence.scored
 
-    def count_reusable(self, waiting: Iterable[tuple[RequestState, str]]) -> None:
-        """Say of sequences, each with its method, how many rows they would begin after, were they admitted now; a slot
-        must be free. They are asked again only when the slots hold something else."""
+    def count_reusable(self, waiting: Iterable[RequestState]) -> None:
+        """Say of sequences how many rows they would begin after, were they admitted now; a slot must be free. They are
+        asked again only when the slots hold something else."""
         self._look()
-        for sequence, method in waiting:
+        for sequence in waiting:
             if sequence.reusable_in != self._state:
-                sequence.reusable, sequence.reusable_in = self._choose(sequence, method)[2], self._state
+                sequence.reusable, sequence.reusable_in = self._choose(sequence)[2], self._state
 
-    def leader(self, sequence: RequestState, method: str) -> RequestState | None:
+    def leader(self, sequence: RequestState) -> RequestState | None:
         """The sequence, if any, for which most of a prompt is about to be prefilled: its rows can be copied then."""
         if not self.reads(sequence):
             return None
@@ -141,7 +141,9 @@ class Slots:
             leader = slot.user
             if leader is None or leader.to_prefill <= 0 or not leader.request.cache_prompt:
                 continue
-            if slot.salt != sequence.request.cache_salt or (sequence.pairs is not None and slot.method != method):
+            if slot.salt != sequence.request.cache_salt or (
+                sequence.pairs is not None and slot.method != sequence.method
+            ):
                 continue
             soon = _common(leader.prompt, sequence.prompt) - 1
             if soon < self._earliest(slot):
@@ -150,9 +152,9 @@ class Slots:
                 return leader
         return None
 
-    def admit(self, sequence: RequestState, method: str) -> None:
+    def admit(self, sequence: RequestState) -> None:
         """Give a sequence a slot, and what is in place there. Its rows are copied now where they are another's."""
-        source, target, rows = self._choose(sequence, method)
+        source, target, rows = self._choose(sequence)
         others = {name: pairs.first(rows) for name, pairs in source.known.items()} if rows else {}
         commit: list[int] = []
         if source is target:
@@ -161,13 +163,13 @@ class Slots:
             self._copy(source.number, target.number, rows)
             source.used = self._now()
         target.written = self._written(source) if rows else 0
-        known = others.pop(method, None)
+        known = others.pop(sequence.method, None)
         if sequence.pairs is None:
             known = None
         elif rows and (known is None or known.rows < rows):
             known = Pairs(skipped=rows)
         sequence.admit(target.number, rows, commit, known)
-        target.user, target.method, target.salt = sequence, method, sequence.request.cache_salt
+        target.user, target.method, target.salt = sequence, sequence.method, sequence.request.cache_salt
         target.tokens, target.commit = NO_TOKENS, []
         target.pairs = {name: _shortened(known) for name, known in others.items()}
         self._state += 1
@@ -184,7 +186,7 @@ class Slots:
         if sequence.pairs is not None:
             slot.pairs[slot.method] = _shortened(sequence.pairs)
 
-    def _choose(self, sequence: RequestState, method: str) -> tuple[Slot, Slot, int]:
+    def _choose(self, sequence: RequestState) -> tuple[Slot, Slot, int]:
         """Return the slot that a sequence's first rows come from, the free slot that it takes, and how many rows it
         begins after. The first two are the same where nothing is copied."""
         free = self.free
@@ -192,7 +194,7 @@ class Slots:
         if not self.reads(sequence):
             return oldest, oldest, 0
         self._look()
-        rows = {slot: self._usable(slot, slot.rows_for(sequence, method)) for slot in self._slots}
+        rows = {slot: self._usable(slot, slot.rows_for(sequence)) for slot in self._slots}
         # A copy reads only settled rows: those that a commit has yet to move are not in their places.
         copied = {slot: self._usable(slot, min(rows[slot], slot.settled)) for slot in self._slots}
         # Taking the best free slot overwrites the rest of its record, which another request may want, such as a chat's

@@ -327,7 +327,7 @@ def test_what_a_waiting_prompt_can_reuse_is_counted_again_when_the_slots_have_ch
     scheduler, monkeypatch, leaves_rows
 ):
     choose, asked = Slots._choose, list[Any]()
-    monkeypatch.setattr(Slots, "_choose", lambda self, one, method: asked.append(one.key) or choose(self, one, method))
+    monkeypatch.setattr(Slots, "_choose", lambda self, one: asked.append(one.key) or choose(self, one))
     scheduler.submit(make(0, prompt=SYSTEM, max_tokens=2, cache_prompt=leaves_rows))
     scheduler.step()
     waiting = make(1, prompt=[*SYSTEM, *SYSTEM], max_tokens=2)
