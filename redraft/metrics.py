@@ -7,13 +7,28 @@ unit, such as `_seconds` or `_tokens`. prometheus_client keeps the values and wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import numpy as np
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.parser import text_string_to_metric_families
+
+
+class Histogram(prometheus_client.Histogram):
+    """A histogram that takes many values at once, too: `observe` takes two locks for each."""
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Observe all of the values."""
+        # prometheus_client has no such call. A value counts in the first bucket whose bound it does not exceed.
+        counts = np.bincount(np.searchsorted(self._upper_bounds, values), minlength=len(self._buckets))
+        for bucket, count in zip(self._buckets, counts.tolist(), strict=True):
+            bucket.inc(count)
+        self._sum.inc(sum(values))
+
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 PREFIX = "redraft_"
