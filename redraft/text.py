@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,11 @@ class TextCodec:
         self.byte_level = "ByteLevel" in steps
         """Whether every token stands for bytes, which may be parts of characters."""
         self._byte_fallback = "ByteFallback" in steps
-        self.longest_token = _longest_token(tokenizer, self.byte_level)
+        vocabulary = tokenizer.get_vocab()
+        ids = frozenset(vocabulary.values())
+        # A range tells as fast as a set, and takes no memory where no id is left out, as is usual.
+        self._known_ids: Container[int] = range(len(ids)) if max(ids) < len(ids) else ids
+        self.longest_token = _longest_token(vocabulary, {token.content for token in added.values()}, self.byte_level)
         """Bytes of the longest token: a text of n bytes has at least n / `longest_token` tokens."""
         self._special = {token.content: token_id for token_id, token in added.items() if token.special}
         self._special_ids = frozenset(self._special.values())
@@ -117,9 +122,7 @@ class TextCodec:
 
     def is_silent(self, token_id: int, skip_special: bool = True) -> bool:
         """Whether `decode` leaves a token out: a special one, if those are skipped, or an unknown id."""
-        if skip_special and token_id in self._special_ids:
-            return True
-        return self._tokenizer.id_to_token(token_id) is None
+        return token_id not in self._known_ids or (skip_special and token_id in self._special_ids)
 
     def fallback_byte(self, token_id: int) -> bytes | None:
         """The byte that a token such as `<0xE6>` stands for; None for a token that is a text. A run of such tokens
@@ -194,7 +197,8 @@ class TextStream:
         if byte := self._codec.fallback_byte(token):
             self._push_byte(token, byte)
         else:
-            self._end_run()
+            if self._run or self._broken:
+                self._end_run()
             self._window.append(token)
         if not self._stop_words:
             return False
@@ -363,12 +367,9 @@ def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
         yield from _kinds(inner)
 
 
-def _longest_token(tokenizer: Tokenizer, byte_level: bool) -> int:
+def _longest_token(texts: Iterable[str], added: AbstractSet[str], byte_level: bool) -> int:
     """Bytes of text that the longest token stands for, or more: a byte-level vocabulary has a character per byte.
 
     A normalizer that shrinks the text (NFKC, a strip of spaces) can make a token stand for more.
     """
-    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    return max(
-        len(token) if byte_level and token not in added else len(token.encode()) for token in tokenizer.get_vocab()
-    )
+    return max(len(text) if byte_level and text not in added else len(text.encode()) for text in texts)

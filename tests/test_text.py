@@ -205,6 +205,18 @@ def test_special_tokens_are_text_on_request_only(skip, text):
     assert "".join(pieces) == text
 
 
+@pytest.mark.parametrize("ids", [{"a": 0, "b": 1, "c": 2}, {"a": 1, "b": 4}, {"a": 0, "b": 0, "c": 3}])
+def test_unknown_ids_are_silent(ids):
+    """Whether the vocabulary has a token for each id or not."""
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="a"))
+    tokenizer.add_special_tokens(["<s>"])
+    codec = TextCodec(tokenizer)
+    for token in range(9):
+        for skip in (True, False):
+            said = codec.decode([token], skip)
+            assert codec.is_silent(token, skip) == (not said), (token, skip)
+
+
 def test_endless_invalid_bytes_do_not_pile_up():
     tokens = [CODEC.encode("🙂")[1]] * 100
     pieces, _ = stream(tokens)
