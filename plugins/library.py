@@ -18,8 +18,8 @@ PLUGINS = Path(__file__).resolve().parent
 COMPILED = PLUGINS / "compiled"
 """What a wheel holds compiled: the libraries, for one version of OpenVINO, and the CUDA kernels' PTX."""
 KERNELS = "libredraft_kernels.so"
-HOST_ONLY = "operators/sampling"
-"""Kernels that the host calls and no network: a bundle does not depend on them."""
+HOST_ONLY = ("operators/sampling", "trees")
+"""Folders of what the host calls and no network: a bundle does not depend on them."""
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
@@ -30,7 +30,10 @@ INSTRUCTION_SETS = {
     "avx2": AVX2, "avx512": AVX512, "avx512vnni": AVX512_VNNI, "avx512bf16": AVX512_BF16, "amx": AMX,
 }  # fmt: skip
 SHARED = ["-shared", f"-Wl,-soname,{KERNELS}"]  # found beside the extension, wherever the folder moves
-GENERIC_SOURCES = ("pool", "check", "failure", "dispatch", "c_api", "layout", "../operators/all_reduce/exchange")
+GENERIC_SOURCES = (
+    *("pool", "check", "failure", "dispatch", "c_api", "layout"),
+    *("../operators/all_reduce/exchange", "../trees/c_api"),
+)
 
 
 class BuildError(RuntimeError):
@@ -77,7 +80,7 @@ def compile_for_wheel(folder: Path) -> list[Path]:
 
 def operators_digest() -> str:
     """Name the source text of the networks' operators: a network runs on the operators that it was lowered for."""
-    return _digest("", set((PLUGINS / HOST_ONLY).iterdir()))[:16]
+    return _digest("", {path for folder in HOST_ONLY for path in (PLUGINS / folder).iterdir()})[:16]
 
 
 def _folder() -> Path:
@@ -134,7 +137,7 @@ def _built(digest: str) -> Path:
 
 
 def _build_kernels(folder: Path) -> None:
-    objects = [folder / f"{Path(name).name}.o" for name in (*INSTRUCTION_SETS, *GENERIC_SOURCES)]
+    objects = [folder / f"{name.replace('/', '-')}.o" for name in (*INSTRUCTION_SETS, *GENERIC_SOURCES)]
     commands = [
         # GCC warns about its own AVX-512 headers.
         ["-c", "kernels_isa.cpp", "-Wno-maybe-uninitialized", f"-DREDRAFT_ISA_NAMESPACE={name}", *flags]

@@ -129,6 +129,12 @@ class DraftCandidates:
     parents: np.ndarray  # int32 [B, L, W]
     raw_logits: np.ndarray | None = None  # float32 [B, L, K], of a chain: what re-sampling starts from
 
+    def of(self, group: list[int]) -> DraftCandidates:
+        """The candidates of the sequences at these ascending indices."""
+        if len(group) == len(self.candidates):
+            return self
+        return DraftCandidates(self.candidates[group], self.log_probs[group], self.parents[group])
+
 
 @dataclass
 class DraftSampling:

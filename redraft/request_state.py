@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -194,11 +194,13 @@ class RequestState:
         self._advance(verdict, [(int(self.prompt[-1]), -1, 0.0)])
         return None
 
-    def step(self, verdict: Verdict, features: Features | None, nodes: list[Node], goes_on: bool) -> Gain:
-        """Take the tokens of a step over a tree, and return what it gained.
+    def step(
+        self, verdict: Verdict, features: Features | None, rows: int, goes_on: bool, nodes: Sequence[Node] = ()
+    ) -> Gain:
+        """Take the tokens of a step over a tree of so many rows, and return what it gained.
 
-        `features` are those of `kept`'s rows; `goes_on` says whether the tree has nodes below the accepted path. Tokens
-        after the text's end count as rejected.
+        `features` are those of `kept`'s rows; `goes_on` says whether the tree has nodes below the accepted path;
+        `nodes` are the tree's, for a request that wants to see it. Tokens after the text's end count as rejected.
         """
         stats = self.stats
         before, reused = stats.output_tokens, stats.reused
@@ -213,7 +215,6 @@ class RequestState:
             self.pairs.add(features[:taken], verdict.tokens[:taken])
         else:
             self.features = features
-        rows = len(nodes)
         gain = Gain(stats.output_tokens - before, rows - 1, accepted, stats.reused - reused, rows)
         stats.steps += 1
         stats.drafted += gain.drafted
@@ -248,7 +249,7 @@ class RequestState:
             output.stats = self.stats
         return output
 
-    def _advance(self, verdict: Verdict, nodes: list[Node]) -> int:
+    def _advance(self, verdict: Verdict, nodes: Sequence[Node]) -> int:
         """Take the tokens up to the text's end, an end token included; how many they are. `nodes` are the tree's."""
         self.root = verdict.tokens[-1]
         before = self.stats.output_tokens

@@ -11,8 +11,9 @@ is wasted, and the text is right. Only a tree that is another sequence's, or who
 Of the truncated Gumbels only what puts a node's children in another order shows: any number of them may be kept, as
 long as whether the next one is does not depend on which it is.
 
-`reference_draws` is what a drafter's network is compared with elsewhere, and stands for it here. So does
-`ReferenceDraws` for the kernels that draw the target's tokens, where the noise is a mutant.
+`reference_draws` is what a drafter's network is compared with elsewhere, and stands for it here. So do `ReferenceDraws`
+for the kernels that draw the target's tokens, where the noise is a mutant, and the Python functions that cut and pack
+trees for the compiled ones.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from redraft.decoding import draws, noise, random_trees, rejection, sampling, token_tree, verification
-from redraft.decoding.token_tree import NodeDraws, TokenTree
+from redraft.decoding import draws, native, noise, random_trees, rejection, sampling, token_tree, verification
+from redraft.decoding.token_tree import NodeDraws, TokenTree, mask_words
 from redraft.plugins.operators.sampling.cpu import TokenDraws
 from redraft.plugins.operators.sampling.reference import winner
 from redraft.request_state import RequestState
@@ -60,6 +61,14 @@ class ReferenceDraws(TokenDraws):
     def race(self, ids: np.ndarray | None, weights: np.ndarray, position: int) -> int:
         ids = np.arange(len(weights)) if ids is None else ids
         return winner(ids, weights, noise.race(self.seed, position, ids))
+
+
+def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray]:
+    """`native.pack_trees` by the paths of `TokenTree.ancestors`."""
+    paths = [path for paths in tree.ancestors for path in paths]
+    depths = np.array([path.bit_count() - 1 for path in paths], np.int32)
+    masks = np.array(mask_words(paths, words), np.uint32).view(np.int32).reshape(-1, words)
+    return np.repeat(starts, tree.sizes) + depths, masks
 
 
 def by_probability(kept: np.ndarray, log_probs: list[list[float]], parents: np.ndarray) -> np.ndarray:
@@ -107,6 +116,7 @@ ANY_PARENT = "next((below for (_, drafted), below in child_at.items() if drafted
 FIRST_CHILD = "sampler.accept(next((drafted for above, drafted in child_at if above == node), token))"
 CUT = "[_best_nodes(*limits) for limits in zip(tree.nodes, budgets, depths, scores, strict=True)]"
 BY_SIZE = "sorted((_best_nodes(*limits) for limits in zip(tree.nodes, budgets, depths, scores, strict=True)), key=len)"
+ORDER = "np.argsort(np.concatenate([indices for indices, _ in parts]))"
 MERGED, BEAMS = "RSD-S merged with n-grams", "beams merged with n-grams and re-sampled trees"
 ANCESTORS = TokenTree.__dict__["ancestors"].func
 Q = "q = sampler.distribution(node_logits)"
@@ -230,7 +240,7 @@ MUTANTS = [
     Mutant("the residual on another scale than the tokens outside of p's support, K-SEQ",
            sampling.Distribution.put, SCALED, "probabilities[present]", NARROW_K_SEQ, 2000, kind="penalized"),
     Mutant("trees joined in the order of their groups",
-           token_tree.join_trees, "[nodes[index] for index in sorted(nodes)]", "[*nodes.values()]", MERGED, 40),
+           token_tree.join_trees, ORDER, "np.arange(sum(len(indices) for indices, _ in parts))", MERGED, 40),
     Mutant("the walk follows a child of another token",
            verification.walk, SAME_CHILD, ANY_CHILD, MERGED, 40),
     Mutant("the walk follows another node's child",
@@ -270,7 +280,10 @@ def planted(mutant: Mutant) -> Iterator[None]:
     function.__globals__.update(helpers)
     function.__code__ = scope[function.__name__].__code__
     try:
-        with patch.object(sampling, "TokenDraws", reference):
+        with (
+            patch.object(sampling, "TokenDraws", reference),
+            patch.multiple(native, pack_trees=pack_trees, prune_tree=token_tree.prune_tree),
+        ):
             yield
     finally:
         function.__code__ = shipped

@@ -22,7 +22,7 @@ from tests.toy_engine import toy_codec
 
 CODEC = toy_codec()
 PROMPT = [1, 2, 3]
-NODES = [(1, node - 1, 0.0) for node in range(9)]
+ROWS = 9
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def verdict(text: str) -> Verdict:
 
 def step(sequence: RequestState, text: str) -> None:
     gained = verdict(text)
-    sequence.step(gained, None, NODES[: len(gained.tokens)], False)
+    sequence.step(gained, None, len(gained.tokens), False)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_nothing_counts_behind_the_end_of_the_text(word, accepted):
     sequence.memory = RetrievalText(retrieval, [*PROMPT, *CODEC.encode("a")])
     word_tokens = [0] if word == "<end>" else CODEC.encode("P")
     tokens = [*CODEC.encode("STO"), *word_tokens, *CODEC.encode("xyz")]
-    sequence.step(Verdict(list(range(7)), tokens), None, NODES, False)
+    sequence.step(Verdict(list(range(7)), tokens), None, ROWS, False)
     assert sequence.stats.accepted == accepted
     assert sum(sequence.stats.accepted_by_depth) == accepted
     assert len(sequence.stats.offered_by_depth) == min(accepted + 1, 6)
@@ -159,7 +159,7 @@ def test_what_is_left_in_the_cache_ends_with_the_text(word, taken):
     sequence.pairs = Pairs(ingested=len(PROMPT))
     tokens = [*CODEC.encode("STO"), *([0] if word == "<end>" else CODEC.encode("P")), *CODEC.encode("xyz")]
     path = [0, 1, 3, 4, 6, 7, 8]
-    sequence.step(Verdict(path, tokens), np.arange(7.0)[:, None], NODES, False)
+    sequence.step(Verdict(path, tokens), np.arange(7.0)[:, None], ROWS, False)
     assert sequence.cached_tokens.tolist() == [*PROMPT, *CODEC.encode("a"), *tokens[: taken - 1]]
     assert sequence.commit == path[:taken]
     assert sequence.pairs.rows == sequence.cache_length

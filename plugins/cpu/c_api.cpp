@@ -1,28 +1,10 @@
 // The kernels without OpenVINO, for tests and measurements (plugins/kernels.py). Every function returns
 // null, or a message that is valid until the thread's next call.
-#include <exception>
-#include <string>
-
 #include "../operators/all_reduce/exchange.h"
 #include "check.h"
 #include "failure.h"
+#include "guarded.h"
 #include "pool.h"
-
-namespace {
-
-template <class F>
-const char* guarded(F run) {
-    static thread_local std::string message;
-    try {
-        run();
-        return nullptr;
-    } catch (const std::exception& error) {
-        message = error.what();
-        return message.c_str();
-    }
-}
-
-}  // namespace
 
 using namespace redraft;
 

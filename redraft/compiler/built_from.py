@@ -38,8 +38,8 @@ SOURCES = (
     "engines/memory.py",
     *(f"engines/tensorrt/{name}.py" for name in ("engine", "library", "profiles")),
 )
-NOT_SOURCES = f"plugins/{HOST_ONLY}/"
-"""The code that decides what a bundle holds, and a folder of it that does not."""
+NOT_SOURCES = tuple(f"plugins/{folder}/" for folder in HOST_ONLY)
+"""The code that decides what a bundle holds, and folders of it that do not."""
 CODE = "the code that builds it has changed"
 
 

@@ -37,14 +37,13 @@ def pack_beams(roots: np.ndarray, beams: np.ndarray, log_probs: np.ndarray | Non
     parent = np.concatenate([np.zeros((batch, width, 1), np.int32), shared_node[:, :, :-1]], axis=2)
 
     sizes = 1 + flat_unique.sum(axis=1, dtype=np.int32)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     sequence, beam, depth = np.nonzero(unique)
-    column = node[sequence, beam, depth]
-    nodes = int(sizes.max())
-    tokens = np.zeros((batch, nodes), dtype=np.int32)
-    parents = np.full((batch, nodes), -1, dtype=np.int32)
-    scores = np.full((batch, nodes), -np.inf, dtype=np.float32)
-    tokens[:, 0], scores[:, 0] = roots, 0.0
-    tokens[sequence, column] = beams[sequence, beam, depth]
-    parents[sequence, column] = parent[sequence, beam, depth]
-    scores[sequence, column] = log_probs[sequence, beam, depth]
-    return TokenTree(tokens, parents, sizes, scores)
+    row = offsets[sequence] + node[sequence, beam, depth]
+    count = offsets[-1]
+    tokens, parents, scores = np.zeros(count, np.int32), np.full(count, -1, np.int32), np.zeros(count)
+    tokens[offsets[:-1]] = roots
+    tokens[row] = beams[sequence, beam, depth]
+    parents[row] = parent[sequence, beam, depth]
+    scores[row] = log_probs[sequence, beam, depth]
+    return TokenTree(offsets, tokens, parents, scores)

@@ -131,6 +131,10 @@ class Sampler:
             self._tail.append(token)
             del self._tail[: -self._tail_length]
 
+    def skip(self, count: int) -> None:
+        """`accept` so many tokens, where nothing but the position tells of them: plain, and without a grammar."""
+        self.position += count
+
     @cached_property
     def _draws(self) -> TokenDraws:
         return TokenDraws(self.seed, float(self.inverse_temperature), self.top_k, self.top_p)

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 MASK_BITS = 32
+UNLIMITED = 2**31 - 1
+"""A depth that no tree has."""
 
 Node = tuple[int, int, float]
 """Token, parent and score: see the arrays of `TokenTree`."""
@@ -32,17 +35,17 @@ class NodeDraws:
 
 
 class TokenTree:
-    """B draft trees of up to N nodes. Node 0 is the root: the last token that is certain. Parents come before children.
+    """B draft trees. Node 0 is the root: the last token that is certain. Parents come before children.
 
-    Trees are lists of nodes or arrays; each form is made from the other when it is first asked for. A few nodes cost
-    least as lists. `draws`, per sequence the draws below each expanded node, is there only for trees of random draws.
+    Trees are lists of nodes, or arrays of all trees' nodes back to back; each form is made from the other when it is
+    first asked for. `draws`, per sequence the draws below each expanded node, is there only for trees of random draws.
     """
 
     draws: list[dict[int, NodeDraws]] | None = None
 
-    def __init__(self, tokens: np.ndarray, parents: np.ndarray, sizes: np.ndarray, scores: np.ndarray):
+    def __init__(self, offsets: np.ndarray, tokens: np.ndarray, parents: np.ndarray, scores: np.ndarray):
         """Trees from their arrays, see below."""
-        self.tokens, self.parents, self.sizes, self.scores = tokens, parents, sizes, scores
+        self.offsets, self.tokens, self.parents, self.scores = offsets, tokens, parents, scores
 
     @classmethod
     def from_nodes(cls, trees: Sequence[list[Node]]) -> TokenTree:
@@ -54,43 +57,44 @@ class TokenTree:
     @classmethod
     def root_only(cls, roots: Iterable[int]) -> TokenTree:
         """Trees without draft tokens from the root tokens [B]."""
-        return cls.from_nodes([[(int(root), -1, 0.0)] for root in roots])
+        tokens = np.fromiter(roots, np.int32)
+        count = len(tokens)
+        return cls(np.arange(count + 1, dtype=np.int32), tokens, np.full(count, -1, np.int32), np.zeros(count))
+
+    def __len__(self) -> int:
+        """Trees."""
+        return len(self.offsets) - 1
 
     @cached_property
     def nodes(self) -> list[list[Node]]:
         """Each tree's nodes, root first."""
-        columns = (array.tolist() for array in (self.sizes, self.tokens, self.parents, self.scores))
-        return [
-            list(zip(tokens[:size], parents[:size], scores[:size], strict=True))
-            for size, tokens, parents, scores in zip(*columns, strict=True)
-        ]
+        nodes = list(zip(self.tokens.tolist(), self.parents.tolist(), self.scores.tolist(), strict=True))
+        return [nodes[start:end] for start, end in pairwise(self.offsets.tolist())]
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """int32 [B + 1]: the nodes of tree b are those from offsets[b] to offsets[b + 1] of the arrays, T in all."""
+        return np.array([0, *accumulate(map(len, self.nodes))], np.int32)
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """int32 [B, N]; 0 past a tree's end."""
-        return self._column(0, 0, np.int32)
+        """int32 [T]."""
+        return np.array([token for nodes in self.nodes for token, _, _ in nodes], np.int32)
 
     @cached_property
     def parents(self) -> np.ndarray:
-        """int32 [B, N]; -1 at the root and past a tree's end."""
-        return self._column(1, -1, np.int32)
+        """int32 [T], counted within the tree; -1 at a root."""
+        return np.array([parent for nodes in self.nodes for _, parent, _ in nodes], np.int32)
 
     @cached_property
     def scores(self) -> np.ndarray:
-        """float32 [B, N], estimated log-probability that a node is accepted; 0 at the root, -inf past the end."""
-        return self._column(2, -np.inf, np.float32)
+        """float64 [T], estimated log-probability that a node is accepted; 0 at a root."""
+        return np.array([score for nodes in self.nodes for _, _, score in nodes], np.float64)
 
-    @cached_property
+    @property
     def sizes(self) -> np.ndarray:
         """int32 [B], nodes of each tree, root included."""
-        return np.array([len(nodes) for nodes in self.nodes], dtype=np.int32)
-
-    def _column(self, index: int, past_end: float, dtype: type[np.generic]) -> np.ndarray:
-        shape = len(self.nodes), max(map(len, self.nodes), default=0)
-        column = np.full(shape, past_end, dtype=dtype)
-        for row, nodes in zip(column, self.nodes, strict=True):
-            row[: len(nodes)] = [node[index] for node in nodes]
-        return column
+        return np.diff(self.offsets)
 
     @cached_property
     def ancestors(self) -> list[list[int]]:
@@ -107,15 +111,17 @@ class TokenTree:
         return paths
 
     @cached_property
-    def inner(self) -> list[int]:
-        """Per tree, the nodes that have children, as a set of bits."""
-        result = []
-        for nodes in self.nodes:
-            inner = 0
-            for _, parent, _ in nodes[1:]:
-                inner |= 1 << parent
-            result.append(inner)
+    def inner(self) -> np.ndarray:
+        """bool [T], which nodes have children."""
+        result = np.zeros(len(self.tokens), np.bool_)
+        if len(self.tokens) > len(self):
+            rows = self.parents + np.repeat(self.offsets[:-1], self.sizes)
+            result[rows[self.parents >= 0]] = True
         return result
+
+    def of(self, group: Sequence[int]) -> TokenTree:
+        """The trees at these indices, without draws."""
+        return self if len(group) == len(self) else TokenTree.from_nodes([self.nodes[index] for index in group])
 
 
 def mask_width(rows: int) -> int:
@@ -160,15 +166,16 @@ def join_trees(parts: Sequence[tuple[Sequence[int], TokenTree]]) -> TokenTree:
     """The trees of several groups of sequences as one batch: each group with its sequences' places in it."""
     if len(parts) == 1:
         return parts[0][1]
-    nodes: dict[int, list[Node]] = {}
-    draws: dict[int, dict[int, NodeDraws]] = {}
-    for indices, tree in parts:
-        nodes |= zip(indices, tree.nodes, strict=True)
-        if tree.draws is not None:
-            draws |= zip(indices, tree.draws, strict=True)
-    joined = TokenTree.from_nodes([nodes[index] for index in sorted(nodes)])
-    if draws:
-        joined.draws = [draws.get(index, {}) for index in sorted(nodes)]
+    order = np.argsort(np.concatenate([indices for indices, _ in parts]))
+    sizes = np.concatenate([tree.sizes for _, tree in parts])
+    starts = np.cumsum(sizes) - sizes
+    offsets = np.concatenate([[0], np.cumsum(sizes[order])]).astype(np.int32)
+    rows = np.repeat(starts[order] - offsets[:-1], sizes[order]) + np.arange(offsets[-1])
+    columns = ([getattr(tree, name) for _, tree in parts] for name in ("tokens", "parents", "scores"))
+    joined = TokenTree(offsets, *(np.concatenate(arrays)[rows] for arrays in columns))
+    draws = [drawn for _, tree in parts for drawn in tree.draws or [{}] * len(tree)]
+    if any(draws):
+        joined.draws = [draws[index] for index in order]
     return joined
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from redraft.decoding import native
 from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
@@ -98,6 +99,17 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler) -
         verdict.tokens.append(token)
         node = None if token in sampler.end_ids else child_at.get((node, token))
     return verdict
+
+
+def walk_chosen(tree: TokenTree, chosen: np.ndarray, samplers: Sequence[Sampler]) -> list[Verdict]:
+    """`walk` of each tree of a batch, over what plain samplers without grammars choose at every node: int32 [T]."""
+    verdicts = []
+    for sampler, walked in zip(
+        samplers, native.walk_trees(tree, chosen, [each.end_ids for each in samplers]), strict=True
+    ):
+        verdicts.append(Verdict(*walked))
+        sampler.skip(len(verdicts[-1].tokens))
+    return verdicts
 
 
 def _joined(nodes: list[Node]) -> dict[tuple[int, int], int]:

@@ -9,10 +9,12 @@ import numpy as np
 
 from redraft.bundle.budget_table import Budget
 from redraft.bundle.method import MethodConfig
+from redraft.decoding import native
+from redraft.decoding.native import NativeNgrams
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.sampling import Sampler
-from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree, shared_budgets, without_tokens
+from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree, without_tokens
 from redraft.decoding.verification import VERIFIERS, walk
 from redraft.drafting.groups import note, roots_only, split_trees
 from redraft.drafting.inputs import temperature_of
@@ -92,7 +94,7 @@ class Method(AutoRegressive):
         prompt = sequence.prompt.tolist()
         if self._retrieval is not None:
             return RetrievalText(self._retrieval, prompt, own_first=self._config.ngram)
-        return NgramIndex(prompt, self._bigrams) if self._config.ngram else None
+        return NativeNgrams(prompt, self._bigrams) if self._config.ngram else None
 
     def pairs(self) -> Pairs | None:
         """Where a new sequence keeps its pairs, if the drafter reads them."""
@@ -164,6 +166,6 @@ class Method(AutoRegressive):
         nodes = limits.nodes
         if len(nodes) > 1:
             # First what no tree may have whatever it is given, so that such nodes take no share.
-            tree = prune_tree(tree, [self._room] * len(nodes), limits.depths, limits.scores)
-            nodes = shared_budgets(tree, sum(nodes))
-        return prune_tree(tree, nodes, limits.depths, limits.scores)
+            tree = native.prune_tree(tree, [self._room] * len(nodes), limits.depths, limits.scores)
+            nodes = native.shared_budgets(tree, sum(nodes))
+        return native.prune_tree(tree, nodes, limits.depths, limits.scores)

@@ -13,17 +13,20 @@ import numpy as np
 from redraft.batch import DraftCandidates, DraftSampling
 from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.method import MethodConfig
-from redraft.decoding.construction import CONSTRUCTIONS, best_first
+from redraft.decoding import native
+from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.growth import grow_trees
+from redraft.decoding.native import NativeNgrams
 from redraft.decoding.ngram import NGRAM_LENGTH, NgramIndex, ngram_chains
 from redraft.decoding.random_trees import DrawShape, pack_draws
 from redraft.decoding.retrieval import RetrievalText, retrieved_trees
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import VERIFIERS
-from redraft.drafting.groups import note
+from redraft.drafting.groups import note, split_trees
 from redraft.drafting.inputs import draft_batch, next_noise, roots_of, sampling_filters, scores_of
 from redraft.engines.api import DraftEngine, DrawingEngine
+from redraft.grammar.state import GrammarState
 from redraft.request_state import RequestState
 
 
@@ -94,7 +97,7 @@ class SearchedTrees:
         if drafter is None:
             raise ValueError(f"{config.construction!r} needs a drafter, and this engine has none for it")
         self._drafter, self._table = drafter, table
-        self._build = CONSTRUCTIONS[config.construction or ""].build
+        self._build = native.best_first if config.grows else CONSTRUCTIONS[config.construction or ""].build
         self._grows = config.grows
         self._joins_ngrams = config.joins_ngrams
         self.candidates: DraftCandidates | None = None
@@ -110,11 +113,39 @@ class SearchedTrees:
         if not (self._joins_ngrams or guided):
             return note("drafter", sequences, self._build(self.candidates, roots, limits.largest))
         indices, odds = ngrams_of(sequences), [score.ngram_odds for score in scores]
-        tree = grow_trees(self.candidates, roots, limits.largest, indices, odds, self._drafter.reads_context, grammars)
+        tree = self._grow(self.candidates, roots, limits.largest, indices, odds, grammars)
         if any(grammars):
             note("grammar", sequences, tree)
         self._note_origins(sequences, tree, indices, roots)
         return tree
+
+    def _grow(
+        self,
+        drafts: DraftCandidates,
+        roots: np.ndarray,
+        budget: int,
+        indices: list[NgramIndex],
+        odds: list[float],
+        grammars: list[GrammarState | None],
+    ) -> TokenTree:
+        """Grow trees: in compiled code, but for those that a grammar has a say in."""
+        reads_context = self._drafter.reads_context
+
+        def grow(group: list[int]) -> TokenTree:
+            own = [index for b in group if isinstance(index := indices[b], NativeNgrams)]
+            factors = [odds[b] for b in group]
+            return native.grow_trees(drafts.of(group), roots[group], budget, own, factors, reads_context)
+
+        def grow_others(group: list[int]) -> TokenTree:
+            factors, guides = [odds[b] for b in group], [grammars[b] for b in group]
+            own = [indices[b] for b in group]
+            return grow_trees(drafts.of(group), roots[group], budget, own, factors, reads_context, guides)
+
+        compiled = [
+            grammar is None and isinstance(index, NativeNgrams)
+            for grammar, index in zip(grammars, indices, strict=True)
+        ]
+        return split_trees(compiled, grow, grow_others)
 
     def _note_origins(
         self, sequences: list[RequestState], tree: TokenTree, indices: list[NgramIndex], roots: np.ndarray
@@ -123,7 +154,7 @@ class SearchedTrees:
         growth itself does not tell them apart."""
         if self.candidates is None or all(sequence.proposals is None for sequence in sequences):
             return
-        note("drafter", sequences, best_first(self.candidates, roots, self.candidates.candidates[0].size))
+        note("drafter", sequences, native.best_first(self.candidates, roots, self.candidates.candidates[0].size))
         for sequence, nodes, index in zip(sequences, tree.nodes, indices, strict=True):
             if sequence.proposals is not None:
                 sequence.proposals.add_guesses(nodes, index)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, islice, pairwise
+from typing import Any
 from weakref import WeakMethod
 
 import numpy as np
@@ -16,9 +17,10 @@ import numpy as np
 from redraft import metrics
 from redraft.batch import TargetBatch, step_rows
 from redraft.bundle.method import MethodConfig
+from redraft.decoding import native
 from redraft.decoding.log_probs import LogProbs
-from redraft.decoding.token_tree import TokenTree, join_trees, mask_width, mask_words
-from redraft.decoding.verification import Verdict
+from redraft.decoding.token_tree import TokenTree, join_trees, mask_width
+from redraft.decoding.verification import Verdict, walk_chosen
 from redraft.drafting import start_method
 from redraft.drafting.method import AutoRegressive
 from redraft.engines.api import Engine, LogitRows
@@ -179,7 +181,7 @@ class Scheduler:
         verdicts = self._verify(decoding, tree, logits)
         kept = self._kept(decoding, tree, verdicts, chunks, features)
         self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
-        self._take_chunks(chunks, sum(map(len, tree.nodes)), logits, kept[len(decoding) :])
+        self._take_chunks(chunks, len(tree.tokens), logits, kept[len(decoding) :])
         outputs += self._sweep()
         spent = self.clock.engine_s - engine_s, self.clock.draft_s - draft_s
         self.metrics.note_step(time.perf_counter() - started, *spent)
@@ -255,47 +257,39 @@ class Scheduler:
 
     def _batch(self, decoding: list[RequestState], tree: TokenTree, chunks: list[Chunk]) -> TargetBatch:
         sequences = [*decoding, *(sequence for sequence, _ in chunks)]
-        rows = [*map(len, tree.nodes), *(count for _, count in chunks)]
-        input_ids = [token for nodes in tree.nodes for token, _, _ in nodes]
-        paths = [path for paths in tree.ancestors for path in paths]
-        positions = [
-            sequence.cache_length + path.bit_count() - 1
-            for sequence, paths in zip(decoding, tree.ancestors, strict=True)
-            for path in paths
-        ]
-        logit_rows = list(range(len(input_ids)))
-        for sequence, count in chunks:
-            start, end = sequence.cache_length, sequence.cache_length + count
-            logit_rows += range(len(input_ids) + count - sequence.logits_of(count), len(input_ids) + count)
-            input_ids += sequence.prompt[start:end].tolist()
-            paths += [0] * count
-            positions += range(start, end)
+        starts = np.array([sequence.cache_length for sequence in sequences], np.int32)
+        positions, masks = native.pack_trees(tree, starts[: len(decoding)], self._words)
         batch = TargetBatch(
-            **_int32_arrays(
-                input_ids=input_ids,
-                positions=positions,
-                row_offsets=_offsets(rows),
-                slots=[sequence.slot for sequence in sequences],
-                cache_lengths=[sequence.cache_length for sequence in sequences],
-                tree_mask=mask_words(paths, self._words),
-                commit_src=[row for sequence in sequences for row in sequence.commit],
-                commit_offsets=_offsets([len(sequence.commit) for sequence in sequences]),
-                logit_rows=logit_rows,
-            )
+            input_ids=tree.tokens,
+            positions=positions,
+            row_offsets=tree.offsets,
+            slots=np.array([sequence.slot for sequence in sequences], np.int32),
+            cache_lengths=starts,
+            tree_mask=masks,
+            commit_src=np.array([row for sequence in sequences for row in sequence.commit], np.int32),
+            commit_offsets=_offsets([len(sequence.commit) for sequence in sequences]),
+            logit_rows=np.arange(len(positions), dtype=np.int32),
         )
-        batch.tree_mask = batch.tree_mask.reshape(len(paths), self._words)
-        return batch
+        return _with_prompts(batch, chunks) if chunks else batch
 
     def _verify(self, sequences: list[RequestState], tree: TokenTree, logits: LogitRows) -> list[Verdict]:
-        verdicts, start = [], 0
+        rows = [logits[start:end] for start, end in pairwise(tree.offsets.tolist())]
+        # Where the engine chose the tokens only the paths are left to find, but for grammars, which follow each token.
+        walked = [
+            index
+            for index, sequence in enumerate(sequences)
+            if rows[index].ndim == 1 and sequence.sampler.grammar is None
+        ]
+        verdicts: dict[int, Verdict] = {}
+        if walked:
+            chosen, samplers = np.concatenate([rows[b] for b in walked]), [sequences[b].sampler for b in walked]
+            verdicts = dict(zip(walked, walk_chosen(tree.of(walked), chosen, samplers), strict=True))
         for index, sequence in enumerate(sequences):
-            end = start + len(tree.nodes[index])
-            verdict = self._verdict(sequence, tree, index, logits[start:end])
+            if index not in verdicts:
+                verdicts[index] = self._verdict(sequence, tree, index, rows[index])
             if self._observe:
-                self._observe(tree, index, verdict)
-            verdicts.append(verdict)
-            start = end
-        return verdicts
+                self._observe(tree, index, verdicts[index])
+        return [verdicts[index] for index in range(len(sequences))]
 
     def _kept(
         self,
@@ -309,11 +303,11 @@ class Scheduler:
         prompts = (sequence for sequence, _ in chunks)
         if features is None or not any(sequence.reads_features for sequence in (*sequences, *prompts)):
             return [None] * (len(sequences) + len(chunks))
-        start, rows, ends = 0, list[int](), [0]
-        for sequence, nodes, verdict in zip(sequences, tree.nodes, verdicts, strict=True):
+        rows, ends = list[int](), [0]
+        for sequence, start, verdict in zip(sequences, tree.offsets.tolist(), verdicts, strict=False):
             rows += sequence.kept([start + node for node in verdict.path])
             ends.append(len(rows))
-            start += len(nodes)
+        start = len(tree.tokens)
         for sequence, count in chunks:
             rows += sequence.kept(list(range(start, start + count)))
             ends.append(len(rows))
@@ -325,11 +319,13 @@ class Scheduler:
         self, sequences: list[RequestState], tree: TokenTree, verdicts: list[Verdict], kept: list[Features | None]
     ) -> None:
         now = time.perf_counter()
-        for sequence, verdict, features, nodes, inner in zip(
-            sequences, verdicts, kept, tree.nodes, tree.inner, strict=True
-        ):
-            goes_on = bool(inner >> verdict.path[-1] & 1)
-            gain = sequence.step(verdict, features, nodes, goes_on)
+        offsets = tree.offsets.tolist()
+        ends = [start + verdict.path[-1] for start, verdict in zip(offsets, verdicts, strict=False)]
+        going_on = tree.inner[ends].tolist()
+        for index, (sequence, verdict, features) in enumerate(zip(sequences, verdicts, kept, strict=True)):
+            rows = offsets[index + 1] - offsets[index]
+            nodes = tree.nodes[index] if sequence.proposals is not None else ()
+            gain = sequence.step(verdict, features, rows, going_on[index], nodes)
             self.metrics.note_gain(sequence.method, gain, now - sequence.gained_at)
             sequence.gained_at = now
 
@@ -365,12 +361,28 @@ def _gauge(status: WeakMethod[Callable[[], Status]], name: str) -> float:
     return getattr(call(), name) if (call := status()) else 0
 
 
-def _int32_arrays(**columns: list[int]) -> dict[str, np.ndarray]:
-    """Lists of 32-bit words as views of one array: many small ones cost more."""
-    whole = np.array([value for column in columns.values() for value in column], dtype=np.uint32).view(np.int32)
-    ends = accumulate(map(len, columns.values()))
-    return {name: whole[end - len(column) : end] for (name, column), end in zip(columns.items(), ends, strict=True)}
+def _with_prompts(batch: TargetBatch, chunks: list[Chunk]) -> TargetBatch:
+    """A batch of trees, with the prompts' rows after theirs."""
+    counts = [count for _, count in chunks]
+    ends = len(batch.input_ids) + np.cumsum(counts)
+    spans = [range(sequence.cache_length, sequence.cache_length + count) for sequence, count in chunks]
+    ids = [sequence.prompt[span.start : span.stop] for (sequence, _), span in zip(chunks, spans, strict=True)]
+    wanted = [sequence.logits_of(count) for sequence, count in chunks]
+    logit_rows = [np.arange(end - count, end) for end, count in zip(ends, wanted, strict=True)]
+    causal = np.zeros((sum(counts), batch.tree_mask.shape[1]), np.int32)
+    return replace(
+        batch,
+        input_ids=_joined(batch.input_ids, ids),
+        positions=_joined(batch.positions, spans),
+        row_offsets=_joined(batch.row_offsets, [ends]),
+        tree_mask=_joined(batch.tree_mask, [causal]),
+        logit_rows=_joined(batch.logit_rows, logit_rows),
+    )
 
 
-def _offsets(counts: list[int]) -> list[int]:
-    return [0, *accumulate(counts)]
+def _joined(first: np.ndarray, others: Sequence[Any]) -> np.ndarray:
+    return np.concatenate([first, *others], dtype=np.int32, casting="unsafe")
+
+
+def _offsets(counts: list[int]) -> np.ndarray:
+    return np.array([0, *accumulate(counts)], np.int32)

@@ -105,15 +105,15 @@ def test_packing_keeps_every_draw(case, seed, temperature):
         expected = [path for path, keep in zip(drawn_paths(drafts, b), kept[b], strict=True) if keep and path]
         assert paths(tree, b) == {(), *expected}
         node_paths = [()]
-        for node in range(1, tree.sizes[b]):
-            node_paths.append((*node_paths[tree.parents[b, node]], int(tree.tokens[b, node])))
+        for token, parent, _ in tree.nodes[b][1:]:
+            node_paths.append((*node_paths[parent], token))
         found = []
         for node, drawn in tree.draws[b].items():
             below = [path for path in expected if path[:-1] == node_paths[node]]
             assert [node_paths[child] for child in drawn.children] == below, "the draws, repeated, in draw order"
             assert [int(drawn.ids[place]) for place in drawn.entries] == [path[-1] for path in below]
             for child, place in zip(drawn.children, drawn.entries, strict=True):
-                step = float(tree.scores[b, child] - tree.scores[b, node])
+                step = tree.nodes[b][child][2] - tree.nodes[b][node][2]
                 assert step == pytest.approx(drawn.draft_log_probs[place], rel=1e-4, abs=1e-4 + 1e-6 / temperature)
             found += below
         assert sorted(found) == sorted(expected)
@@ -138,7 +138,7 @@ def test_a_path_that_was_expanded_twice_with_other_bits_keeps_the_targets_law(ru
         drafts = DraftDraws(ids, np.log(p).astype(np.float32), draws)
         tree = pack_draws(drafts, np.array([1], np.int32), np.ones((1, 4), bool))
         drawn = tree.draws[0][1]
-        tokens = [int(tree.tokens[0, child]) for child in drawn.children]
+        tokens = [tree.nodes[0][child][0] for child in drawn.children]
         assert tokens == [int(drawn.ids[place]) for place in drawn.entries] == [7 + first]
         total += p[0, 1, first] * p[0, 2, second] * law(rule, q, drawn)[0]
     np.testing.assert_allclose(total, q, atol=1e-6)
@@ -169,7 +169,7 @@ def test_greedy_requests_get_trees_of_different_likely_paths():
         for b in range(BATCH):
             left = int(np.isfinite(drafts.log_probs[b, 0]).sum())
             best = np.argsort(-drafts.log_probs[b, 0], kind="stable")[: min(shape.widths[0], left)]
-            assert tree.tokens[b, 1 : 1 + len(best)].tolist() == drafts.ids[b, 0, best].tolist()
+            assert [token for token, _, _ in tree.nodes[b][1 : 1 + len(best)]] == drafts.ids[b, 0, best].tolist()
 
 
 def test_a_greedy_stochastic_beam_is_a_beam_search():

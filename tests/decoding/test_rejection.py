@@ -175,7 +175,7 @@ def test_the_walk_follows_accepted_draws_and_takes_the_bonus_from_the_residual()
         verdict = verify(recursive_rejection, tree, 0, logits, sampler)
         seen.add(tuple(verdict.path))
         assert sampler.position == len(verdict.tokens) == len(verdict.path)
-        assert verdict.tokens[:-1] == tree.tokens[0, verdict.path[1:]].tolist()
+        assert verdict.tokens[:-1] == tree.tokens[verdict.path[1:]].tolist()
         if coin(seed, 0, 1) < 0.5:
             assert verdict.path[:2] == [0, 1], "the first draw is accepted with chance .3 / .6"
         else:

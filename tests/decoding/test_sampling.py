@@ -284,7 +284,7 @@ def biased_walk(tree, sequence, logits, chooser):
     """A planted bias: in one of twelve draws the best child is accepted where the target chose another token."""
     verdict = walk(tree, sequence, logits, chooser)
     if coin(chooser.seed, 99, 1) < 1 / 12:
-        verdict.tokens[0] = int(tree.tokens[sequence, 1])
+        verdict.tokens[0] = tree.nodes[sequence][1][0]
         del verdict.tokens[1:]
     return verdict
 
@@ -301,7 +301,7 @@ def test_walk_equals_choosing_one_by_one_and_reports_the_path():
             assert at == node
             tokens.append(chooser.choose(NODE_LOGITS[node]))
             chooser.accept(tokens[-1])
-            children = {int(TREE.tokens[0, n]): n for n in range(1, 6) if TREE.parents[0, n] == node}
+            children = {token: n for n, (token, parent, _) in enumerate(TREE.nodes[0]) if parent == node}
             node = children.get(tokens[-1], -1)
         assert node == -1
         assert verdict.tokens == tokens

@@ -11,18 +11,25 @@ from redraft.batch import DraftCandidates
 from redraft.decoding.construction import CONSTRUCTIONS, best_first, chain
 from redraft.decoding.ngram import NgramIndex, count_bigrams, ngram_chains
 from redraft.decoding.packing import dedup_prefix, pack_beams
-from redraft.decoding.token_tree import TokenTree, mask_width, mask_words, merge_trees, prune_tree, shared_budgets
+from redraft.decoding.token_tree import (
+    TokenTree,
+    join_trees,
+    mask_width,
+    mask_words,
+    merge_trees,
+    prune_tree,
+    shared_budgets,
+)
 
 
 def paths(tree: TokenTree, sequence: int) -> set[tuple[int, ...]]:
     """All root-to-node paths of a tree, roots left out; also checks its shape."""
     found: list[tuple[int, ...]] = [()]
-    assert tree.parents[sequence, 0] == -1
-    for node in range(1, tree.sizes[sequence]):
-        parent = tree.parents[sequence, node]
+    (_, above, score), *nodes = tree.nodes[sequence]
+    assert (above, score) == (-1, 0.0)
+    for node, (token, parent, _) in enumerate(nodes, 1):
         assert 0 <= parent < node
-        found.append((*found[parent], int(tree.tokens[sequence, node])))
-    assert (tree.parents[sequence, tree.sizes[sequence] :] == -1).all()
+        found.append((*found[parent], token))
     assert len(set(found)) == len(found), "a prefix stands in the tree twice"
     return set(found)
 
@@ -77,8 +84,8 @@ def test_the_papers_example():
     beams = np.array([[[91, 92, 93, 95], [91, 92, 94, 96], [91, 92, 93, 97]]], np.int32)
     assert dedup_prefix(beams).tolist() == [[[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 2]]]
     tree = pack_beams(np.array([90], np.int32), beams)
-    assert tree.tokens.tolist() == [[90, 91, 92, 93, 95, 94, 96, 97]]
-    assert tree.parents.tolist() == [[-1, 0, 1, 2, 3, 2, 5, 3]]
+    assert tree.tokens.tolist() == [90, 91, 92, 93, 95, 94, 96, 97]
+    assert tree.parents.tolist() == [-1, 0, 1, 2, 3, 2, 5, 3]
     assert [path.bit_count() - 1 for path in tree.ancestors[0]] == [0, 1, 2, 3, 4, 3, 4, 4]
     masks = mask_words(tree.ancestors[0], 1)
     assert [f"{mask:08b}"[::-1] for mask in masks] == [
@@ -93,7 +100,7 @@ def test_thousands_of_random_beams_against_a_trie():
         tree = pack_beams(roots, beams)
         for b in range(len(beams)):
             assert paths(tree, b) == trie(beams[b])
-        assert tree.tokens[:, 0].tolist() == roots.tolist()
+        assert tree.tokens[tree.offsets[:-1]].tolist() == roots.tolist()
 
 
 def test_beams_that_do_not_exist_have_no_nodes():
@@ -139,8 +146,7 @@ def test_merge_keeps_the_better_score_and_refuses_other_roots():
     left = TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -3.0)]])
     right = TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -1.0), (3, 1, -2.0)]])
     merged = merge_trees([left, right])
-    assert merged.tokens.tolist() == [[1, 2, 3]]
-    assert merged.scores.tolist() == [[0.0, -1.0, -2.0]]
+    assert merged.nodes == [[(1, -1, 0.0), (2, 0, -1.0), (3, 1, -2.0)]]
     with pytest.raises(ValueError, match="same roots"):
         merge_trees([left, TokenTree.root_only(np.array([5]))])
 
@@ -201,8 +207,29 @@ def test_a_batch_shares_its_rows_by_score():
         tree = best_first(random_candidates(seed), np.zeros(3, np.int32), 20)
         pruned = prune_tree(tree, shared_budgets(tree, 25))
         assert pruned.sizes.sum() == 28
-        left = np.sort(tree.scores[tree.scores > -np.inf])[::-1][:28]
-        assert np.sort(pruned.scores[pruned.scores > -np.inf])[::-1].tolist() == left.tolist()
+        assert np.sort(pruned.scores).tolist() == np.sort(tree.scores)[-28:].tolist()
+
+
+def test_groups_of_a_batch_are_joined_in_its_order():
+    nodes = [[(b, -1, 0.0), *((node, node - 1, -0.5) for node in range(1, b + 1))] for b in range(6)]
+    groups = [[1, 4], [0, 5], [2, 3]]
+    for parts in (groups, groups[:1] * 1):
+        trees = [TokenTree.from_nodes([nodes[b] for b in group]) for group in parts]
+        joined = join_trees(list(zip(parts, trees, strict=True)))
+        assert joined.nodes == [nodes[b] for b in sorted(b for group in parts for b in group)]
+    assert joined.draws is None
+
+
+def test_lists_and_arrays_are_the_same_trees():
+    nodes = [[(7, -1, 0.0), (1, 0, -0.5), (2, 1, -1.5)], [(8, -1, 0.0)], [(9, -1, 0.0), (3, 0, -0.1)]]
+    listed = TokenTree.from_nodes(nodes)
+    tree = TokenTree(listed.offsets, listed.tokens, listed.parents, listed.scores)
+    assert tree.nodes == nodes
+    assert len(tree) == 3
+    assert tree.sizes.tolist() == [3, 1, 2]
+    assert tree.inner.tolist() == [True, True, False, False, True, False]
+    assert tree.of([0, 2]).nodes == [nodes[0], nodes[2]]
+    assert TokenTree.root_only([7, 8]).nodes == [[(7, -1, 0.0)], [(8, -1, 0.0)]]
 
 
 def test_a_mask_has_a_bit_for_each_row():

@@ -9,8 +9,9 @@ from redraft.plugins.library import BuildError
 
 
 def test_a_bundle_depends_on_the_operators_of_networks_only(tmp_path, monkeypatch):
-    """It would catch a change of how the host samples that asks to build every bundle again."""
-    changes = {"noise.h": True, "operators/linear/kernel.h": True, "operators/sampling/kernel.h": False}
+    """It would catch a change of how the host samples or drafts that asks to build every bundle again."""
+    changes = {"noise.h": True, "operators/linear/kernel.h": True}
+    changes |= {"operators/sampling/kernel.h": False, "trees/growth.h": False}
     for name in changes:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")

@@ -193,7 +193,7 @@ def test_a_path_ends_with_the_text():
     sequence.begin(Verdict([0], CODEC.encode("a")))
     tokens = CODEC.encode("STOPS")
     nodes = [(1, -1, 0.0), *((token, place, 0.0) for place, token in enumerate(tokens[:-1]))]
-    sequence.step(Verdict([0, 1, 2, 3, 4], tokens), None, nodes, False)
+    sequence.step(Verdict([0, 1, 2, 3, 4], tokens), None, len(nodes), False, nodes)
     first, last = sequence.take_output().draft_trees
     assert (first.token_ids, first.path, first.gained) == ([2], [0], CODEC.encode("a"))
     assert (last.path, last.gained) == ([0, 1, 2, 3], tokens[:3])
@@ -207,7 +207,7 @@ def test_a_guessed_end_is_accepted(guesses, path):
     sequence.prefill(2, None)
     sequence.begin(Verdict([0], [3]))
     nodes = [(3, -1, 0.0), *((token, parent, 0.0) for parent, token in enumerate(guesses))]
-    gain = sequence.step(Verdict([0, 1], [30, 17]), None, nodes, False)
+    gain = sequence.step(Verdict([0, 1], [30, 17]), None, len(nodes), False, nodes)
     _, tree = sequence.take_output().draft_trees
     assert (tree.path, tree.gained) == (path, [30])
     assert gain.accepted == 1

@@ -1,0 +1,86 @@
+// Draft trees on the host with a C ABI, for `trees.py`. A function that can fail returns null, or a message that is
+// valid until the thread's next call.
+#include <new>
+
+#include "../cpu/guarded.h"
+#include "growth.h"
+#include "shape.h"
+
+using namespace redraft;
+
+extern "C" {
+
+void* redraft_ngrams_new(const int64_t* lengths, int64_t count) {
+    return new (std::nothrow) NgramIndex({lengths, static_cast<size_t>(count)});
+}
+void redraft_ngrams_free(void* index) { delete static_cast<NgramIndex*>(index); }
+int64_t redraft_ngrams_tail(const void* index, int32_t* tokens) {
+    const auto tail = static_cast<const NgramIndex*>(index)->tail();
+    std::copy(tail.begin(), tail.end(), tokens);
+    return tail.size();
+}
+int64_t redraft_ngrams_match(void* index, const int32_t* tail, int64_t count, int32_t* token, int32_t* times) {
+    const auto match = static_cast<NgramIndex*>(index)->match({tail, static_cast<size_t>(count)});
+    *token = match.token;
+    *times = match.times;
+    return match.length;
+}
+const char* redraft_ngrams_read(void* const* indices, int64_t count, const int32_t* tokens, const int64_t* ends) {
+    return guarded([&] {
+        int64_t start = 0;
+        for (int64_t b = 0; b < count; start = ends[b++])
+            static_cast<NgramIndex*>(indices[b])->read({tokens + start, static_cast<size_t>(ends[b] - start)});
+    });
+}
+
+const char* redraft_trees_grow(const int32_t* tokens, const float* log_probs, const int32_t* parents, int64_t levels,
+                               int64_t width, int64_t per_node, const int32_t* roots, int64_t count, int64_t budget,
+                               void* const* indices, const double* odds, const double* chances, int64_t times,
+                               double least, double most, double ngram_factor, double joint_factor, int32_t* out_offsets,
+                               int32_t* out_tokens, int32_t* out_parents, double* out_scores) {
+    return guarded([&] {
+        const Growth growth{budget, least, most, chances, times, ngram_factor, joint_factor};
+        const Candidates drafts{tokens, log_probs, parents, levels, width, per_node};
+        Forest forest(out_offsets, out_tokens, out_parents, out_scores);
+        Grower grower(growth);
+        for (int64_t b = 0; b < count; ++b)
+            grower.grow(drafts.of(b), *static_cast<NgramIndex*>(indices[b]), roots[b], odds[b], forest);
+    });
+}
+const char* redraft_trees_best_first(const int32_t* tokens, const float* log_probs, const int32_t* parents,
+                                     int64_t levels, int64_t width, int64_t per_node, const int32_t* roots,
+                                     int64_t count, int64_t budget, int32_t* out_offsets, int32_t* out_tokens,
+                                     int32_t* out_parents, double* out_scores) {
+    return guarded([&] {
+        const Candidates drafts{tokens, log_probs, parents, levels, width, per_node};
+        Forest forest(out_offsets, out_tokens, out_parents, out_scores);
+        Ranker ranker;
+        for (int64_t b = 0; b < count; ++b) ranker.choose(drafts.of(b), roots[b], budget, forest);
+    });
+}
+const char* redraft_trees_cut(int64_t count, const int32_t* offsets, const int32_t* tokens, const int32_t* parents,
+                              const double* scores, const int32_t* budgets, const int32_t* depths, const double* least,
+                              int32_t* out_offsets, int32_t* out_tokens, int32_t* out_parents, double* out_scores,
+                              int64_t* cut) {
+    return guarded([&] {
+        *cut = cut_trees({count, offsets, tokens, parents, scores}, budgets, depths, least,
+                         {out_offsets, out_tokens, out_parents, out_scores});
+    });
+}
+const char* redraft_trees_share(int64_t count, const int32_t* offsets, const double* scores, int64_t total,
+                                int32_t* counts) {
+    return guarded([&] { share_nodes({count, offsets, nullptr, nullptr, scores}, total, counts); });
+}
+const char* redraft_trees_pack(int64_t count, const int32_t* offsets, const int32_t* parents, const int32_t* starts,
+                               int64_t words, int32_t* positions, uint32_t* masks) {
+    return guarded([&] { pack_trees({count, offsets, nullptr, parents, nullptr}, starts, words, positions, masks); });
+}
+const char* redraft_trees_walk(int64_t count, const int32_t* offsets, const int32_t* tokens, const int32_t* parents,
+                               const int32_t* chosen, const int32_t* ends, const int32_t* end_offsets,
+                               int32_t* path_offsets, int32_t* walked) {
+    return guarded([&] {
+        walk_trees({count, offsets, tokens, parents, nullptr}, chosen, ends, end_offsets, path_offsets, walked,
+                   walked + offsets[count]);
+    });
+}
+}

@@ -1,0 +1,59 @@
+"""The functions of `c_api.cpp`, called with arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from redraft.plugins.headers import HeaderError
+from redraft.plugins.kernels import run
+from redraft.plugins.library import kernels_path
+
+RESULTS = {"void": None, "void*": ctypes.c_void_p, "int64_t": ctypes.c_int64, "const char*": ctypes.c_char_p}
+SCALARS = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
+
+
+@cache
+def function(name: str) -> ctypes._NamedFuncPointer:
+    """The function `redraft_<name>`. Arrays are passed by `address`."""
+    result, arguments = _signatures()[name]
+    native = getattr(ctypes.CDLL(str(kernels_path())), f"redraft_{name}")
+    native.restype, native.argtypes = RESULTS[result], arguments
+    return native
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call a function that can fail. Raises ValueError with its message."""
+    run(function(name), *arguments)
+
+
+def address(array: np.ndarray, dtype: type[np.generic]) -> int:
+    """The address of a contiguous array of a dtype. Raises TypeError for any other."""
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise TypeError(f"{array.dtype} {array.shape}: expected contiguous {np.dtype(dtype)}")
+    return array.ctypes.data
+
+
+@cache
+def _signatures() -> dict[str, tuple[str, list[Any]]]:
+    """Each function's result and the types of its arguments, read from the source that is compiled."""
+    text = (Path(__file__).parent / "c_api.cpp").read_text(encoding="utf-8")
+    found = re.findall(r"^(void\*?|int64_t|const char\*) redraft_(\w+)\(([^)]*)\)", text, re.M)
+    return {
+        name: (result, [_type(name, argument) for argument in arguments.split(",")])
+        for result, name, arguments in found
+    }
+
+
+def _type(name: str, argument: str) -> Any:
+    if "*" in argument:
+        return ctypes.c_void_p
+    kind = argument.split()[0]
+    if kind not in SCALARS:
+        raise HeaderError(f"plugins/trees/c_api.cpp: redraft_{name} has an argument that cannot be passed: {argument}")
+    return SCALARS[kind]

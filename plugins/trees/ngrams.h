@@ -1,0 +1,120 @@
+// What followed the last tokens of one sequence most recently: `redraft.decoding.ngram.NgramIndex`, entry for entry.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace redraft {
+
+class NgramIndex {
+  public:
+    struct Match {
+        int32_t token;
+        int64_t length;  // index of the matched length; -1: nothing matches
+        int32_t times;   // that the token followed in a row
+    };
+
+    // The lengths that are matched, ascending.
+    explicit NgramIndex(std::span<const int64_t> lengths) : lengths_(lengths.begin(), lengths.end()), slots_(64) {}
+
+    int64_t longest() const { return lengths_.back(); }
+
+    // The last tokens of the history, as many as can be matched.
+    std::span<const int32_t> tail() const {
+        const auto count = std::min<size_t>(history_.size(), longest());
+        return {history_.data() + history_.size() - count, count};
+    }
+
+    void read(std::span<const int32_t> tokens) {
+        for (const int32_t token : tokens) {
+            for_ends(tail(), [&](uint64_t hash, std::span<const int32_t> end, size_t) {
+                Slot& slot = find(hash, end);
+                if (!slot.length) {
+                    slot = {hash, static_cast<int64_t>(history_.size()), static_cast<int64_t>(end.size()), token, 0};
+                    ++used_;
+                }
+                slot.times = slot.successor == token ? slot.times + 1 : 1;
+                slot.successor = token;
+                return true;
+            });
+            history_.push_back(token);
+            if (2 * (used_ + lengths_.size()) > slots_.size()) grow();
+        }
+    }
+
+    // What followed the longest known end of `tail`.
+    Match match(std::span<const int32_t> tail) {
+        Match longest{-1, -1, 0};
+        for_ends(tail, [&](uint64_t hash, std::span<const int32_t> end, size_t index) {
+            const Slot& slot = find(hash, end);
+            if (!slot.length) return false;  // what never occurred did not occur after other tokens either
+            longest = {slot.successor, static_cast<int64_t>(index), slot.times};
+            return true;
+        });
+        return longest;
+    }
+
+  private:
+    // A match's successor. The match itself is the `length` tokens of the history before `end`; length 0: a free slot.
+    struct Slot {
+        uint64_t hash = 0;
+        int64_t end = 0;
+        int64_t length = 0;
+        int32_t successor = 0;
+        int32_t times = 0;
+    };
+
+    // Call `use` with each end of `tail` that can be matched, the shortest first, until it returns false.
+    template <class F>
+    void for_ends(std::span<const int32_t> tail, F use) const {
+        uint64_t hash = 0;
+        size_t hashed = 0;
+        for (size_t index = 0; index < lengths_.size() && lengths_[index] <= tail.size(); ++index) {
+            for (; hashed < lengths_[index]; ++hashed)
+                hash = mixed(hash ^ static_cast<uint32_t>(tail[tail.size() - 1 - hashed]));
+            if (!use(hash, tail.last(hashed), index)) return;
+        }
+    }
+
+    // Another number for each number: the finalizer of splitmix64 (Steele, Lea and Flood, 2014).
+    static uint64_t mixed(uint64_t x) {
+        x += 0x9e3779b97f4a7c15;
+        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+        x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+        return x ^ (x >> 31);
+    }
+
+    // The slot of a match, or the free one where it belongs.
+    Slot& find(uint64_t hash, std::span<const int32_t> match) {
+        const size_t last = slots_.size() - 1;
+        size_t index = hash & last;
+        while (slots_[index].length && !holds(slots_[index], hash, match)) index = (index + 1) & last;
+        return slots_[index];
+    }
+
+    bool holds(const Slot& slot, uint64_t hash, std::span<const int32_t> match) const {
+        return slot.hash == hash && slot.length == static_cast<int64_t>(match.size()) &&
+               std::equal(match.begin(), match.end(), history_.begin() + (slot.end - slot.length));
+    }
+
+    void grow() {
+        std::vector<Slot> old(2 * slots_.size());
+        old.swap(slots_);
+        const size_t last = slots_.size() - 1;
+        for (const Slot& slot : old) {
+            if (!slot.length) continue;
+            size_t index = slot.hash & last;
+            while (slots_[index].length) index = (index + 1) & last;
+            slots_[index] = slot;
+        }
+    }
+
+    std::vector<size_t> lengths_;
+    std::vector<int32_t> history_;
+    std::vector<Slot> slots_;  // a power of two of them, at most half of them used
+    size_t used_ = 0;
+};
+
+}  // namespace redraft

@@ -1,0 +1,119 @@
+// Cutting, sharing, packing and walking trees: `prune_tree`, `shared_budgets`, `mask_words` of
+// `redraft.decoding.token_tree`, and `redraft.decoding.verification.walk` over tokens that are chosen already.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "forest.h"
+
+namespace redraft {
+
+// The best-scored nodes of each tree: at most `budgets` drafted ones, none deeper than `depths` or of a score below
+// `least`. A node's score counts at most as much as its parent's. Returns how many trees were cut.
+inline int64_t cut_trees(const Trees& trees, const int32_t* budgets, const int32_t* depths, const double* least,
+                         Forest out) {
+    std::vector<int32_t> depth, kept, index_of;
+    std::vector<double> score;
+    int64_t cut = 0;
+    for (int64_t b = 0; b < trees.count; ++b) {
+        const int64_t first = trees.offsets[b], size = trees.offsets[b + 1] - first;
+        depth.assign(size, 0);
+        score.assign(trees.scores + first, trees.scores + first + size);
+        kept.clear();
+        for (int32_t node = 1; node < size; ++node) {
+            const int32_t parent = trees.parents[first + node];
+            depth[node] = depth[parent] + 1;
+            score[node] = std::min(score[node], score[parent]);
+            if (depth[node] <= depths[b] && score[node] >= least[b]) kept.push_back(node);
+        }
+        const bool whole = size - 1 == static_cast<int64_t>(kept.size()) && size - 1 <= budgets[b];
+        cut += !whole;
+        if (static_cast<int64_t>(kept.size()) > budgets[b]) {
+            std::nth_element(kept.begin(), kept.begin() + budgets[b], kept.end(), [&](int32_t a, int32_t c) {
+                return score[a] != score[c] ? score[a] > score[c] : a < c;
+            });
+            kept.resize(budgets[b]);
+            std::sort(kept.begin(), kept.end());
+        }
+        index_of.assign(size, -1);
+        index_of[0] = 0;
+        out.add(trees.tokens[first], -1, trees.scores[first]);
+        for (size_t index = 0; index < kept.size(); ++index) {
+            const int32_t node = kept[index];
+            index_of[node] = static_cast<int32_t>(index) + 1;
+            out.add(trees.tokens[first + node], index_of[trees.parents[first + node]],
+                    whole ? trees.scores[first + node] : score[node]);
+        }
+        out.end_tree();
+    }
+    return cut;
+}
+
+// Per tree, how many of the batch's `total` most likely drafted nodes are its own.
+inline void share_nodes(const Trees& trees, int64_t total, int32_t* counts) {
+    std::vector<std::pair<double, int32_t>> ranked;
+    for (int32_t b = 0; b < trees.count; ++b) {
+        counts[b] = 0;
+        for (int64_t node = trees.offsets[b] + 1; node < trees.offsets[b + 1]; ++node)
+            ranked.emplace_back(-trees.scores[node], b);
+    }
+    const int64_t taken = std::min<int64_t>(total, ranked.size());
+    std::nth_element(ranked.begin(), ranked.begin() + taken, ranked.end());
+    for (int64_t index = 0; index < taken; ++index) ++counts[ranked[index].second];
+}
+
+// Per row its position, from its tree's `starts` on, and the rows that it sees: its own path, as `words` words of bits.
+inline void pack_trees(const Trees& trees, const int32_t* starts, int64_t words, int32_t* positions, uint32_t* masks) {
+    for (int64_t b = 0; b < trees.count; ++b) {
+        const int64_t first = trees.offsets[b], size = trees.offsets[b + 1] - first;
+        if (size > words * 32)
+            throw std::invalid_argument(std::to_string(size) + " tree nodes do not fit " + std::to_string(words) +
+                                        " mask words of 32 bits");
+        for (int64_t node = 0; node < size; ++node) {
+            uint32_t* mask = masks + (first + node) * words;
+            const int64_t parent = trees.parents[first + node];
+            if (parent < 0) {
+                std::fill(mask, mask + words, 0u);
+                positions[first + node] = starts[b];
+            } else {
+                std::copy_n(masks + (first + parent) * words, words, mask);
+                positions[first + node] = positions[first + parent] + 1;
+            }
+            mask[node / 32] |= 1u << node % 32;
+        }
+    }
+}
+
+// Follow, in each tree, the tokens chosen at its nodes: the accepted path's nodes, root first, and the tokens, back to
+// back from `path_offsets` on. A path ends after one of the sequence's end tokens. Where siblings repeat a token it
+// follows all of them, and stands at the first.
+inline void walk_trees(const Trees& trees, const int32_t* chosen, const int32_t* ends, const int32_t* end_offsets,
+                       int32_t* path_offsets, int32_t* path, int32_t* tokens) {
+    std::vector<uint8_t> here, next;
+    int32_t length = 0;
+    for (int64_t b = 0; b < trees.count; ++b) {
+        const int64_t first = trees.offsets[b], size = trees.offsets[b + 1] - first;
+        const int32_t *own_ends = ends + end_offsets[b], *last = ends + end_offsets[b + 1];
+        path_offsets[b] = length;
+        here.assign(size, 0);
+        here[0] = 1;
+        for (int64_t node = 0; node >= 0;) {
+            const int32_t token = chosen[first + node];
+            path[length] = static_cast<int32_t>(node);
+            tokens[length++] = token;
+            node = -1;
+            if (std::find(own_ends, last, token) != last) break;
+            next.assign(size, 0);
+            for (int64_t below = size - 1; below > 0; --below)
+                if (here[trees.parents[first + below]] && trees.tokens[first + below] == token) next[node = below] = 1;
+            here.swap(next);
+        }
+    }
+    path_offsets[trees.count] = length;
+}
+
+}  // namespace redraft

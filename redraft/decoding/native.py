@@ -1,0 +1,199 @@
+"""Trees of a whole batch in one call of compiled code each, without the interpreter's lock.
+
+Every function here gives what the Python function that it names gives, bit for bit: that one is the algorithm to read,
+and the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from weakref import finalize
+
+import numpy as np
+
+from redraft.batch import DraftCandidates
+from redraft.decoding.defaults import JOINT_ODDS, NGRAM_CHANCES
+from redraft.decoding.growth import LEAST, MOST
+from redraft.decoding.ngram import LONGEST, MOST_TIMES, NgramIndex
+from redraft.decoding.token_tree import UNLIMITED, TokenTree
+from redraft.plugins.trees.native import address, call, function
+
+LENGTHS = np.array(sorted(NGRAM_CHANCES), np.int64)
+CHANCES = np.array([NGRAM_CHANCES[length] for length in LENGTHS.tolist()])
+Found = tuple[int, int, int]
+"""A token, the length that was matched, and how often in a row the token followed."""
+
+
+class NativeNgrams(NgramIndex):
+    """`NgramIndex` in compiled code. What is not read yet is handed over with the next draft of the batch."""
+
+    def __init__(self, tokens: Iterable[int] = (), table: np.ndarray | None = None):
+        super().__init__(tokens, table)
+        self.handle: int = function("ngrams_new")(address(LENGTHS, np.int64), len(LENGTHS))
+        if not self.handle:
+            raise MemoryError("no memory for a sequence's n-grams")
+        finalize(self, function("ngrams_free"), self.handle)
+
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """See `NgramIndex.tail`."""
+        read([self])
+        tokens = np.empty(LONGEST, np.int32)
+        count = function("ngrams_tail")(self.handle, address(tokens, np.int32))
+        return tuple(tokens[:count].tolist())
+
+    def _read(self) -> None:
+        read([self])
+        self._tail = self.tail
+
+    def match(self, tail: tuple[int, ...]) -> Found | None:
+        """See `NgramIndex.match`."""
+        read([self])
+        tokens, result = np.array(tail, np.int32), np.empty(2, np.int32)
+        start = address(result, np.int32)
+        index = function("ngrams_match")(self.handle, address(tokens, np.int32), len(tokens), start, start + 4)
+        token, times = result.tolist()
+        return None if index < 0 else (token, int(LENGTHS[index]), min(times, MOST_TIMES))
+
+    def take_unread(self) -> list[int]:
+        """The tokens that were not read, which count as read from now on."""
+        unread, self._unread = self._unread, []
+        return unread
+
+
+def read(indices: Sequence[NativeNgrams]) -> np.ndarray:
+    """Let n-grams read what they were told. Returns their handles, int64 [B]."""
+    handles = np.array([index.handle for index in indices], np.int64)
+    unread = [index.take_unread() for index in indices]
+    tokens = np.array([token for part in unread for token in part], np.int32)
+    if len(tokens):
+        ends = np.array(list(accumulate(map(len, unread))), np.int64)
+        arrays = address(tokens, np.int32), address(ends, np.int64)
+        call("ngrams_read", address(handles, np.int64), len(handles), *arrays)
+    return handles
+
+
+def grow_trees(
+    drafts: DraftCandidates,
+    roots: np.ndarray,
+    budget: int,
+    indices: Sequence[NativeNgrams],
+    odds: Sequence[float],
+    reads_context: bool,
+) -> TokenTree:
+    """`redraft.decoding.growth.grow_trees` of sequences without a grammar."""
+    handles, factors = read(indices), np.array(odds, np.float64)
+    forest = _Forest(len(roots), len(roots) * (budget + 1))
+    call(
+        "trees_grow",
+        *_candidates(drafts, roots),
+        budget,
+        *(address(handles, np.int64), address(factors, np.float64)),
+        *(address(CHANCES, np.float64), MOST_TIMES, LEAST, MOST, *JOINT_ODDS[reads_context]),
+        *forest.addresses,
+    )
+    return forest.trees()
+
+
+def best_first(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
+    """`redraft.decoding.construction.best_first`."""
+    forest = _Forest(len(roots), len(roots) * (min(budget, drafts.candidates[0].size) + 1))
+    call("trees_best_first", *_candidates(drafts, roots), budget, *forest.addresses)
+    return forest.trees()
+
+
+def prune_tree(
+    tree: TokenTree,
+    budgets: Sequence[int],
+    max_depths: Sequence[int] | None = None,
+    least: Sequence[float] | None = None,
+) -> TokenTree:
+    """`redraft.decoding.token_tree.prune_tree` of trees without draws."""
+    count = len(tree.offsets) - 1
+    limits = np.array(budgets, np.int32), np.array(max_depths or [UNLIMITED] * count, np.int32)
+    scores = np.array(least or [-np.inf] * count, np.float64)
+    forest, cut = _Forest(count, len(tree.tokens)), np.empty(1, np.int64)
+    call(
+        "trees_cut",
+        *(count, *_columns(tree), address(tree.scores, np.float64)),
+        *(*(address(limit, np.int32) for limit in limits), address(scores, np.float64)),
+        *(*forest.addresses, address(cut, np.int64)),
+    )
+    return forest.trees() if cut[0] else tree
+
+
+def shared_budgets(tree: TokenTree, total: int) -> list[int]:
+    """`redraft.decoding.token_tree.shared_budgets`."""
+    counts = np.empty(len(tree.offsets) - 1, np.int32)
+    arrays = address(tree.offsets, np.int32), address(tree.scores, np.float64)
+    call("trees_share", len(counts), *arrays, total, address(counts, np.int32))
+    return counts.tolist()
+
+
+def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each row's position, int32 [T], and mask, int32 [T, words], of trees whose roots stand at `starts` int32 [B]: a
+    node's depth in `TokenTree.ancestors`, and its set of bits there as `mask_words`.
+
+    Raises ValueError if a tree has a node that the words do not hold.
+    """
+    rows = len(tree.tokens)
+    positions, masks = np.empty(rows, np.int32), np.empty((rows, words), np.int32)
+    call(
+        "trees_pack",
+        *(len(starts), address(tree.offsets, np.int32), address(tree.parents, np.int32), address(starts, np.int32)),
+        *(words, address(positions, np.int32), address(masks, np.int32)),
+    )
+    return positions, masks
+
+
+def walk_trees(
+    tree: TokenTree, chosen: np.ndarray, end_ids: Sequence[frozenset[int]]
+) -> list[tuple[list[int], list[int]]]:
+    """Path and tokens of each verdict of `redraft.decoding.verification.walk`, where `chosen` int32 [T] are what plain
+    samplers with these end tokens choose at the nodes."""
+    ends = np.array([token for ids in end_ids for token in ids], np.int32)
+    end_offsets = np.array([0, *accumulate(map(len, end_ids))], np.int32)
+    offsets, walked = np.empty(len(end_ids) + 1, np.int32), np.empty((2, len(chosen)), np.int32)
+    call(
+        "trees_walk",
+        *(len(end_ids), *_columns(tree), address(chosen, np.int32)),
+        *(address(ends, np.int32), address(end_offsets, np.int32)),
+        *(address(offsets, np.int32), address(walked, np.int32)),
+    )
+    path, tokens = walked.tolist()
+    return [(path[start:end], tokens[start:end]) for start, end in pairwise(offsets.tolist())]
+
+
+class _Forest:
+    """Arrays that trees are written to."""
+
+    def __init__(self, count: int, nodes: int):
+        """`count` trees of up to `nodes` nodes in all."""
+        self._offsets = np.empty(count + 1, np.int32)
+        self._tokens, self._parents, self._scores = (
+            np.empty(nodes, np.int32),
+            np.empty(nodes, np.int32),
+            np.empty(nodes),
+        )
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Of the four arrays, in the order of the compiled functions' arguments."""
+        columns = self._offsets, self._tokens, self._parents
+        return *(address(column, np.int32) for column in columns), address(self._scores, np.float64)
+
+    def trees(self) -> TokenTree:
+        """What was written."""
+        end = int(self._offsets[-1])
+        return TokenTree(self._offsets, self._tokens[:end], self._parents[:end], self._scores[:end])
+
+
+def _candidates(drafts: DraftCandidates, roots: np.ndarray) -> tuple[int, ...]:
+    arrays = address(drafts.candidates, np.int32), address(drafts.log_probs, np.float32)
+    shape = drafts.candidates.shape[1:]
+    return *arrays, address(drafts.parents, np.int32), *shape, address(roots, np.int32), len(roots)
+
+
+def _columns(tree: TokenTree) -> tuple[int, ...]:
+    return tuple(address(column, np.int32) for column in (tree.offsets, tree.tokens, tree.parents))

@@ -1,0 +1,225 @@
+"""The compiled trees against the Python functions that they repeat: the same nodes, the same bits.
+
+It would catch a compiled step that ranks, breaks ties, rounds or cuts in another way than the algorithm that is read.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redraft.batch import DraftCandidates
+from redraft.decoding import construction, growth, native, token_tree
+from redraft.decoding.native import NativeNgrams
+from redraft.decoding.ngram import NgramIndex, ngram_chains
+from redraft.decoding.sampling import Sampler
+from redraft.decoding.token_tree import MASK_BITS, Node, TokenTree, mask_words
+from redraft.decoding.verification import walk, walk_chosen
+from redraft.plugins.trees.native import address, call
+from redraft.request import SamplingConfig
+from tests.conftest import ROOT
+
+TOKENS = 5
+"""Different tokens: so few that paths, guesses and siblings repeat."""
+HISTORIES = st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=60)
+
+
+@st.composite
+def searches(draw: st.DrawFn, batch: int = 3) -> DraftCandidates:
+    """Candidates of odd sizes, with ties, absent ones, nodes that are expanded twice or not at all, and tokens that
+    stand twice."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    levels, width, per_node = (draw(st.integers(1, most)) for most in (4, 3, 5))
+    shape = batch, levels, width, per_node
+    steps = rng.choice(draw(st.sampled_from([[0.0, 0.5, 1.0], [0.01, 0.3, 2.0, 9.0]])), shape)
+    parents = rng.integers(0, width * per_node, shape[:3]).astype(np.int32)
+    log_probs = np.zeros(shape)
+    log_probs[:, 0, 1:] = -np.inf
+    for level in range(levels):
+        if level:
+            above = np.take_along_axis(log_probs[:, level - 1].reshape(batch, -1), parents[:, level], axis=1)
+            log_probs[:, level] = above[..., None]
+        log_probs[:, level] -= steps[:, level]
+    log_probs[rng.random(shape) < draw(st.sampled_from([0.0, 0.3]))] = -np.inf
+    return DraftCandidates(rng.integers(0, TOKENS, shape).astype(np.int32), log_probs.astype(np.float32), parents)
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> TokenTree:
+    """Trees of odd sizes, up to more than a mask word, with equal scores, scores above their parents' and siblings of
+    one token."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    trees: list[list[Node]] = []
+    for size in draw(st.lists(st.sampled_from([1, 1, 2, 5, 16, 40]), min_size=1, max_size=4)):
+        scores = -rng.choice([0.25, 0.5, 1.0, np.inf], size, p=[0.4, 0.3, 0.28, 0.02])
+        tokens = rng.integers(0, TOKENS, size).tolist()
+        nodes: list[Node] = [(tokens[0], -1, 0.0)]
+        nodes += [(tokens[node], int(rng.integers(0, node)), float(scores[node])) for node in range(1, size)]
+        trees.append(nodes)
+    return TokenTree.from_nodes(trees)
+
+
+def in_arrays(tree: TokenTree) -> TokenTree:
+    """The same trees, that know their arrays only."""
+    return TokenTree(tree.offsets, tree.tokens, tree.parents, tree.scores)
+
+
+@settings(max_examples=300, deadline=None)
+@given(searches(), st.integers(0, 40), st.lists(HISTORIES, min_size=3, max_size=3), st.booleans(), st.data())
+def test_trees_are_grown_alike(drafts, budget, histories, reads_context, data):
+    odds = data.draw(st.lists(st.sampled_from([1.0, 0.4, 3.0]), min_size=3, max_size=3))
+    roots = np.array([history[-1] for history in histories], np.int32)
+    compiled = [NativeNgrams(history) for history in histories]
+    plain = [NgramIndex(history) for history in histories]
+    for _ in range(2):
+        grown = native.grow_trees(drafts, roots, budget, compiled, odds, reads_context)
+        assert grown.nodes == growth.grow_trees(drafts, roots, budget, plain, odds, reads_context).nodes
+        for index, other, more in zip(compiled, plain, histories, strict=True):
+            index.extend(more[:3])
+            other.extend(more[:3])
+
+
+@settings(max_examples=200, deadline=None)
+@given(searches(), st.integers(0, 70))
+def test_the_best_candidates_are_chosen_alike(drafts, budget):
+    drafts.parents[:, 1:] %= drafts.candidates.shape[3]  # children of a node that may itself be absent
+    roots = np.arange(3, dtype=np.int32)
+    try:
+        expected = construction.best_first(drafts, roots, budget)
+    except KeyError:  # a candidate without its parent, which no search gives
+        with pytest.raises(ValueError, match="parent"):
+            native.best_first(drafts, roots, budget)
+        return
+    assert native.best_first(drafts, roots, budget).nodes == expected.nodes
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=6), st.lists(st.integers(0, 3), max_size=8))
+def test_ngrams_are_indexed_alike(parts, tail):
+    """Read in one piece or several, asked about any tail, drafted from with a table and without."""
+    table = np.array([1, -1, 0, 2], np.int32)
+    compiled, plain = NativeNgrams((), table), NgramIndex((), table)
+    for part in parts:
+        compiled.extend(part)
+        plain.extend(part)
+        assert compiled.tail == plain.tail
+        assert compiled.match(tuple(tail)) == plain.match(tuple(tail))
+        assert compiled.draft(5, 0.4) == plain.draft(5, 0.4)
+    text = [token for part in parts for token in part]
+    if text:
+        roots = np.array(text[-1:], np.int32)
+        chains = [ngram_chains(roots, [index], [1.0], 6).nodes for index in (NativeNgrams(text, table), plain)]
+        assert chains[0] == chains[1]
+
+
+def test_a_long_text_of_many_tokens_is_indexed_alike():
+    """The table of slots grows many times; token ids up to the largest."""
+    rng = np.random.default_rng(0)
+    text = (2**31 - 1 - rng.integers(0, 60, 5000)).tolist()
+    compiled, plain = NativeNgrams(text), NgramIndex(text)
+    for end in range(1, 4000):
+        assert compiled.match(tuple(text[max(end - 6, 0) : end])) == plain.match(tuple(text[max(end - 6, 0) : end]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(forests(), st.data())
+def test_trees_are_cut_alike(tree, data):
+    count = len(tree)
+    budgets = data.draw(st.lists(st.integers(0, 45), min_size=count, max_size=count))
+    depths = data.draw(st.none() | st.lists(st.integers(0, 9), min_size=count, max_size=count))
+    least = data.draw(st.none() | st.lists(st.sampled_from([-np.inf, -0.5, -3.0]), min_size=count, max_size=count))
+    cut = native.prune_tree(in_arrays(tree), budgets, depths, least)
+    assert cut.nodes == token_tree.prune_tree(tree, budgets, depths, least).nodes
+
+
+@given(forests(), st.integers(0, 120))
+def test_budgets_are_shared_alike(tree, total):
+    assert native.shared_budgets(in_arrays(tree), total) == token_tree.shared_budgets(tree, total)
+
+
+@given(forests(), st.integers(2, 3), st.data())
+def test_trees_are_packed_alike(tree, words, data):
+    starts = data.draw(st.lists(st.integers(0, 10**6), min_size=len(tree), max_size=len(tree)))
+    positions, masks = native.pack_trees(in_arrays(tree), np.array(starts, np.int32), words)
+    paths = [path for paths in tree.ancestors for path in paths]
+    assert masks.view(np.uint32).ravel().tolist() == mask_words(paths, words)
+    begins = np.repeat(starts, tree.sizes)
+    assert positions.tolist() == [begin + path.bit_count() - 1 for begin, path in zip(begins, paths, strict=True)]
+
+
+def test_a_tree_that_its_mask_does_not_hold_is_refused():
+    tree = TokenTree.from_nodes([[(0, -1, 0.0), *((1, node, 0.0) for node in range(MASK_BITS))]])
+    with pytest.raises(ValueError, match="33 tree nodes do not fit 1 mask words of 32 bits"):
+        native.pack_trees(tree, np.zeros(1, np.int32), 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(forests(), st.data())
+def test_chosen_tokens_are_walked_alike(tree, data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 9999)))
+    chosen = rng.integers(0, TOKENS, len(tree.tokens)).astype(np.int32)
+    ends = [data.draw(st.frozensets(st.integers(0, TOKENS - 1), max_size=2)) for _ in range(len(tree))]
+    samplers, others = ([Sampler(SamplingConfig(), [0], ids) for ids in ends] for _ in range(2))
+    verdicts = walk_chosen(in_arrays(tree), chosen, samplers)
+    for index, (verdict, sampler, other) in enumerate(zip(verdicts, samplers, others, strict=True)):
+        rows = chosen[tree.offsets[index] : tree.offsets[index + 1]]
+        assert verdict == walk(tree, index, rows, other)
+        assert sampler.position == other.position
+
+
+def test_arrays_of_another_type_or_order_are_refused():
+    for array in (np.zeros(4), np.zeros((4, 4), np.int32)[:, 1]):
+        with pytest.raises(TypeError, match="expected contiguous int32"):
+            address(array, np.int32)
+
+
+def test_indices_are_freed_with_their_owners():
+    """Memory of the process stays where it was; with indices that are kept it grows by 300 MB."""
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 50000, 3000).tolist()
+    grown = []
+    for _ in range(3):
+        for _ in range(50):
+            NativeNgrams(text).match((1,))
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            grown.append(int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6)
+    assert grown[2] - grown[0] < 40
+
+
+@pytest.mark.slow
+def test_no_tree_leads_outside_the_arrays(tmp_path):
+    """The same properties under the address and undefined-behaviour sanitizers, in a process that loads them first."""
+    source = ROOT / "plugins" / "trees" / "c_api.cpp"
+    library = tmp_path / "trees.so"
+    flags = ["-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=off", "-fno-sanitize-recover=all"]
+    subprocess.run(["g++", *flags, "-fsanitize=address,undefined", source, "-o", library], check=True)
+    runtime = [  # the sanitizer wraps what throws exceptions, and finds it only if that is there
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")
+    ]
+    code = (
+        "import pytest, sys\n"
+        "from pathlib import Path\n"
+        "from redraft.plugins.trees import native\n"
+        f"native.kernels_path = lambda: Path({str(library)!r})\n"
+        f"failed = pytest.main([{str(__file__)!r}, '-qs', '-m', 'not slow', '-k', 'alike or refused'])\n"
+        f"sys.exit(failed or {str(library)!r} not in Path('/proc/self/maps').read_text())\n"
+    )
+    options = {"LD_PRELOAD": " ".join(runtime), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | options, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_errors_of_the_library_are_raised():
+    with pytest.raises(ValueError, match="1 tree nodes do not fit 0 mask words"):
+        call("trees_pack", 1, *[np.array(v, np.int32).ctypes.data for v in ([0, 1], [-1], [0])], 0, None, None)
