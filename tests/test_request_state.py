@@ -224,7 +224,7 @@ def answer(fields: dict, end_ids: frozenset[int], steps: list[tuple[Verdict, boo
     for gained, goes_on, take in others:
         if sequence.finish_reason:
             break
-        seen.append(sequence.step(gained, None, NODES, goes_on))
+        seen.append(sequence.step(gained, None, ROWS, goes_on))
         if take or sequence.finish_reason:
             seen.append(sequence.take_output())
     stats = replace(sequence.stats, queue_ms=0, prefill_ms=0, decode_ms=0)
