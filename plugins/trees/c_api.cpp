@@ -19,10 +19,10 @@ int64_t redraft_ngrams_tail(const void* index, int32_t* tokens) {
     std::copy(tail.begin(), tail.end(), tokens);
     return tail.size();
 }
-int64_t redraft_ngrams_match(void* index, const int32_t* tail, int64_t count, int32_t* token, int32_t* times) {
+int64_t redraft_ngrams_match(void* index, const int32_t* tail, int64_t count, int32_t* token_and_times) {
     const auto match = static_cast<NgramIndex*>(index)->match({tail, static_cast<size_t>(count)});
-    *token = match.token;
-    *times = match.times;
+    token_and_times[0] = match.token;
+    token_and_times[1] = match.times;
     return match.length;
 }
 const char* redraft_ngrams_read(void* const* indices, int64_t count, const int32_t* tokens, const int64_t* ends) {

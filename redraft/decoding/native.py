@@ -6,8 +6,11 @@ and the oracle of the tests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from operator import le
+from typing import Any
 from weakref import finalize
 
 import numpy as np
@@ -17,7 +20,7 @@ from redraft.decoding.defaults import JOINT_ODDS, NGRAM_CHANCES
 from redraft.decoding.growth import LEAST, MOST
 from redraft.decoding.ngram import LONGEST, MOST_TIMES, NgramIndex
 from redraft.decoding.token_tree import UNLIMITED, TokenTree
-from redraft.plugins.trees.native import address, call, function
+from redraft.plugins.trees.native import call, function, pointer
 
 LENGTHS = np.array(sorted(NGRAM_CHANCES), np.int64)
 CHANCES = np.array([NGRAM_CHANCES[length] for length in LENGTHS.tolist()])
@@ -30,7 +33,7 @@ class NativeNgrams(NgramIndex):
 
     def __init__(self, tokens: Iterable[int] = (), table: np.ndarray | None = None):
         super().__init__(tokens, table)
-        self.handle: int = function("ngrams_new")(address(LENGTHS, np.int64), len(LENGTHS))
+        self.handle: int = function("ngrams_new")(pointer(LENGTHS, np.int64), len(LENGTHS))
         if not self.handle:
             raise MemoryError("no memory for a sequence's n-grams")
         finalize(self, function("ngrams_free"), self.handle)
@@ -40,7 +43,7 @@ class NativeNgrams(NgramIndex):
         """See `NgramIndex.tail`."""
         read([self])
         tokens = np.empty(LONGEST, np.int32)
-        count = function("ngrams_tail")(self.handle, address(tokens, np.int32))
+        count = function("ngrams_tail")(self.handle, pointer(tokens, np.int32))
         return tuple(tokens[:count].tolist())
 
     def _read(self) -> None:
@@ -51,8 +54,8 @@ class NativeNgrams(NgramIndex):
         """See `NgramIndex.match`."""
         read([self])
         tokens, result = np.array(tail, np.int32), np.empty(2, np.int32)
-        start = address(result, np.int32)
-        index = function("ngrams_match")(self.handle, address(tokens, np.int32), len(tokens), start, start + 4)
+        arrays = pointer(tokens, np.int32), len(tokens), pointer(result, np.int32)
+        index = function("ngrams_match")(self.handle, *arrays)
         token, times = result.tolist()
         return None if index < 0 else (token, int(LENGTHS[index]), min(times, MOST_TIMES))
 
@@ -69,8 +72,8 @@ def read(indices: Sequence[NativeNgrams]) -> np.ndarray:
     tokens = np.array([token for part in unread for token in part], np.int32)
     if len(tokens):
         ends = np.array(list(accumulate(map(len, unread))), np.int64)
-        arrays = address(tokens, np.int32), address(ends, np.int64)
-        call("ngrams_read", address(handles, np.int64), len(handles), *arrays)
+        arrays = pointer(tokens, np.int32), pointer(ends, np.int64)
+        call("ngrams_read", pointer(handles, np.int64), len(handles), *arrays)
     return handles
 
 
@@ -89,9 +92,9 @@ def grow_trees(
         "trees_grow",
         *_candidates(drafts, roots),
         budget,
-        *(address(handles, np.int64), address(factors, np.float64)),
-        *(address(CHANCES, np.float64), MOST_TIMES, LEAST, MOST, *JOINT_ODDS[reads_context]),
-        *forest.addresses,
+        *(pointer(handles, np.int64), pointer(factors, np.float64)),
+        *(pointer(CHANCES, np.float64), MOST_TIMES, LEAST, MOST, *JOINT_ODDS[reads_context]),
+        *forest.pointers,
     )
     return forest.trees()
 
@@ -99,7 +102,7 @@ def grow_trees(
 def best_first(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
     """`redraft.decoding.construction.best_first`."""
     forest = _Forest(len(roots), len(roots) * (min(budget, drafts.candidates[0].size) + 1))
-    call("trees_best_first", *_candidates(drafts, roots), budget, *forest.addresses)
+    call("trees_best_first", *_candidates(drafts, roots), budget, *forest.pointers)
     return forest.trees()
 
 
@@ -110,24 +113,29 @@ def prune_tree(
     least: Sequence[float] | None = None,
 ) -> TokenTree:
     """`redraft.decoding.token_tree.prune_tree` of trees without draws."""
-    count = len(tree.offsets) - 1
-    limits = np.array(budgets, np.int32), np.array(max_depths or [UNLIMITED] * count, np.int32)
-    scores = np.array(least or [-np.inf] * count, np.float64)
+    count = len(tree)
+    depths, scores = max_depths or [UNLIMITED] * count, least or [-math.inf] * count
+    drafted = (tree.sizes - 1).tolist()
+    if max(scores) == -math.inf and all(map(le, drafted, map(min, budgets, depths))):
+        return tree
+    limits, least_scores = (np.array(budgets, np.int32), np.array(depths, np.int32)), np.array(scores, np.float64)
     forest, cut = _Forest(count, len(tree.tokens)), np.empty(1, np.int64)
     call(
         "trees_cut",
-        *(count, *_columns(tree), address(tree.scores, np.float64)),
-        *(*(address(limit, np.int32) for limit in limits), address(scores, np.float64)),
-        *(*forest.addresses, address(cut, np.int64)),
+        *(count, *_columns(tree), pointer(tree.scores, np.float64)),
+        *(*(pointer(limit, np.int32) for limit in limits), pointer(least_scores, np.float64)),
+        *(*forest.pointers, pointer(cut, np.int64)),
     )
     return forest.trees() if cut[0] else tree
 
 
 def shared_budgets(tree: TokenTree, total: int) -> list[int]:
     """`redraft.decoding.token_tree.shared_budgets`."""
-    counts = np.empty(len(tree.offsets) - 1, np.int32)
-    arrays = address(tree.offsets, np.int32), address(tree.scores, np.float64)
-    call("trees_share", len(counts), *arrays, total, address(counts, np.int32))
+    if total >= len(tree.tokens) - len(tree):
+        return (tree.sizes - 1).tolist()
+    counts = np.empty(len(tree), np.int32)
+    arrays = pointer(tree.offsets, np.int32), pointer(tree.scores, np.float64)
+    call("trees_share", len(counts), *arrays, total, pointer(counts, np.int32))
     return counts.tolist()
 
 
@@ -138,11 +146,15 @@ def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndar
     Raises ValueError if a tree has a node that the words do not hold.
     """
     rows = len(tree.tokens)
+    if rows == len(tree) and words:  # nothing is drafted
+        masks = np.zeros((rows, words), np.int32)
+        masks[:, 0] = 1
+        return starts, masks
     positions, masks = np.empty(rows, np.int32), np.empty((rows, words), np.int32)
     call(
         "trees_pack",
-        *(len(starts), address(tree.offsets, np.int32), address(tree.parents, np.int32), address(starts, np.int32)),
-        *(words, address(positions, np.int32), address(masks, np.int32)),
+        *(len(starts), pointer(tree.offsets, np.int32), pointer(tree.parents, np.int32), pointer(starts, np.int32)),
+        *(words, pointer(positions, np.int32), pointer(masks, np.int32)),
     )
     return positions, masks
 
@@ -152,14 +164,16 @@ def walk_trees(
 ) -> list[tuple[list[int], list[int]]]:
     """Path and tokens of each verdict of `redraft.decoding.verification.walk`, where `chosen` int32 [T] are what plain
     samplers with these end tokens choose at the nodes."""
+    if len(chosen) == len(tree):  # nothing is drafted
+        return [([0], [token]) for token in chosen.tolist()]
     ends = np.array([token for ids in end_ids for token in ids], np.int32)
     end_offsets = np.array([0, *accumulate(map(len, end_ids))], np.int32)
     offsets, walked = np.empty(len(end_ids) + 1, np.int32), np.empty((2, len(chosen)), np.int32)
     call(
         "trees_walk",
-        *(len(end_ids), *_columns(tree), address(chosen, np.int32)),
-        *(address(ends, np.int32), address(end_offsets, np.int32)),
-        *(address(offsets, np.int32), address(walked, np.int32)),
+        *(len(end_ids), *_columns(tree), pointer(chosen, np.int32)),
+        *(pointer(ends, np.int32), pointer(end_offsets, np.int32)),
+        *(pointer(offsets, np.int32), pointer(walked, np.int32)),
     )
     path, tokens = walked.tolist()
     return [(path[start:end], tokens[start:end]) for start, end in pairwise(offsets.tolist())]
@@ -178,10 +192,10 @@ class _Forest:
         )
 
     @property
-    def addresses(self) -> tuple[int, ...]:
-        """Of the four arrays, in the order of the compiled functions' arguments."""
+    def pointers(self) -> tuple[Any, ...]:
+        """To the four arrays, in the order of the compiled functions' arguments."""
         columns = self._offsets, self._tokens, self._parents
-        return *(address(column, np.int32) for column in columns), address(self._scores, np.float64)
+        return *(pointer(column, np.int32) for column in columns), pointer(self._scores, np.float64)
 
     def trees(self) -> TokenTree:
         """What was written."""
@@ -189,11 +203,11 @@ class _Forest:
         return TokenTree(self._offsets, self._tokens[:end], self._parents[:end], self._scores[:end])
 
 
-def _candidates(drafts: DraftCandidates, roots: np.ndarray) -> tuple[int, ...]:
-    arrays = address(drafts.candidates, np.int32), address(drafts.log_probs, np.float32)
+def _candidates(drafts: DraftCandidates, roots: np.ndarray) -> tuple[Any, ...]:
+    arrays = pointer(drafts.candidates, np.int32), pointer(drafts.log_probs, np.float32)
     shape = drafts.candidates.shape[1:]
-    return *arrays, address(drafts.parents, np.int32), *shape, address(roots, np.int32), len(roots)
+    return *arrays, pointer(drafts.parents, np.int32), *shape, pointer(roots, np.int32), len(roots)
 
 
-def _columns(tree: TokenTree) -> tuple[int, ...]:
-    return tuple(address(column, np.int32) for column in (tree.offsets, tree.tokens, tree.parents))
+def _columns(tree: TokenTree) -> tuple[Any, ...]:
+    return tuple(pointer(column, np.int32) for column in (tree.offsets, tree.tokens, tree.parents))

@@ -94,7 +94,7 @@ class TokenTree:
     @property
     def sizes(self) -> np.ndarray:
         """int32 [B], nodes of each tree, root included."""
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]
 
     @cached_property
     def ancestors(self) -> list[list[int]]:

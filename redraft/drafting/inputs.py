@@ -58,13 +58,15 @@ def _filter(config: SamplingConfig) -> tuple[float, int, float]:
     return config.divisor, config.top_k or 0, config.top_p or 1.0
 
 
-def next_noise(sequences: list[RequestState], scores: list[Scores]) -> SharedNoise:
-    """The noise that the target will choose each sequence's next tokens by.
+def next_noise(sequences: list[RequestState], scores: list[Scores]) -> SharedNoise | None:
+    """The noise that the target will choose each sequence's next tokens by; None where all are greedy.
 
     It is added to log-probabilities at the drafter's temperature, which is the request's own over a fitted slope. The
     slope is 1 where top-p cuts tokens, since another one would move the cut.
     """
     samplers = [sequence.sampler for sequence in sequences]
+    if all(sampler.greedy for sampler in samplers):
+        return None
     filters = sampling_filters([sequence.request.sampling for sequence in sequences])
     fitted = np.array([score.slope for score in scores], np.float32)
     slopes = np.where(filters["top_p"] < 1, np.float32(1), fitted)

@@ -22,7 +22,7 @@ from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import MASK_BITS, Node, TokenTree, mask_words
 from redraft.decoding.verification import walk, walk_chosen
-from redraft.plugins.trees.native import address, call
+from redraft.plugins.trees.native import call, pointer
 from redraft.request import SamplingConfig
 from tests.conftest import ROOT
 
@@ -177,7 +177,7 @@ def test_chosen_tokens_are_walked_alike(tree, data):
 def test_arrays_of_another_type_or_order_are_refused():
     for array in (np.zeros(4), np.zeros((4, 4), np.int32)[:, 1]):
         with pytest.raises(TypeError, match="expected contiguous int32"):
-            address(array, np.int32)
+            pointer(array, np.int32)
 
 
 def test_indices_are_freed_with_their_owners():
@@ -221,5 +221,13 @@ def test_no_tree_leads_outside_the_arrays(tmp_path):
 
 
 def test_errors_of_the_library_are_raised():
+    arrays = [pointer(np.array(values, np.int32), np.int32) for values in ([0, 1], [-1], [0])]
     with pytest.raises(ValueError, match="1 tree nodes do not fit 0 mask words"):
-        call("trees_pack", 1, *[np.array(v, np.int32).ctypes.data for v in ([0, 1], [-1], [0])], 0, None, None)
+        call("trees_pack", 1, *arrays, 0, None, None)
+
+
+def test_arrays_that_may_only_be_read_are_passed():
+    tree = in_arrays(TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.5), (3, 0, -1.0)]]))
+    for column in (tree.offsets, tree.tokens, tree.parents, tree.scores):
+        column.flags.writeable = False
+    assert native.prune_tree(tree, [1]).nodes == [[(1, -1, 0.0), (2, 0, -0.5)]]
