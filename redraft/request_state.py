@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,16 +24,6 @@ from redraft.text import TextCodec
 
 if TYPE_CHECKING:
     from redraft.grammar.state import Grammar
-
-
-class Gain(NamedTuple):
-    """What one step of one sequence added to the counts of the same names in `SequenceStats`, and to the metrics."""
-
-    output_tokens: int
-    drafted: int
-    accepted: int
-    reused: int
-    rows_executed: int
 
 
 class RequestState:
@@ -196,31 +186,29 @@ class RequestState:
 
     def step(
         self, verdict: Verdict, features: Features | None, rows: int, goes_on: bool, nodes: Sequence[Node] = ()
-    ) -> Gain:
-        """Take the tokens of a step over a tree of so many rows, and return what it gained.
+    ) -> None:
+        """Take the tokens of a step over a tree of so many rows.
 
         `features` are those of `kept`'s rows; `goes_on` says whether the tree has nodes below the accepted path;
         `nodes` are the tree's, for a request that wants to see it. Tokens after the text's end count as rejected.
         """
-        stats = self.stats
-        before, reused = stats.output_tokens, stats.reused
         taken = self._advance(verdict, nodes)
-        accepted, path = taken - 1, verdict.path[:taken]
-        goes_on = goes_on or taken < len(verdict.tokens)
+        tokens, path, accepted = verdict.tokens, verdict.path, taken - 1
+        if taken < len(tokens):
+            tokens, path, goes_on = tokens[:taken], path[:taken], True
         self.cache_length += taken
         self.commit = path if path[-1] != accepted else []
-        if offered := accepted + goes_on:
-            self._count_depths(accepted, offered)
         if self.pairs is not None and features is not None:
-            self.pairs.add(features[:taken], verdict.tokens[:taken])
+            self.pairs.add(features[:taken], tokens)
         else:
             self.features = features
-        gain = Gain(stats.output_tokens - before, rows - 1, accepted, stats.reused - reused, rows)
+        stats = self.stats
         stats.steps += 1
-        stats.drafted += gain.drafted
-        stats.accepted += gain.accepted
-        stats.rows_executed += gain.rows_executed
-        return gain
+        stats.rows_executed += rows
+        if rows > 1:
+            stats.drafted += rows - 1
+            stats.accepted += accepted
+            self._count_depths(accepted, accepted + goes_on)
 
     def _count_depths(self, accepted: int, offered: int) -> None:
         by_depth = self.stats.offered_by_depth, self.stats.accepted_by_depth

@@ -225,7 +225,7 @@ def answer(fields: dict, end_ids: frozenset[int], steps: list[tuple[Verdict, boo
     for gained, goes_on, take in others:
         if sequence.finish_reason:
             break
-        seen.append(sequence.step(gained, None, ROWS, goes_on, NODES))
+        sequence.step(gained, None, ROWS, goes_on, NODES)
         if take or sequence.finish_reason:
             seen.append(sequence.take_output())
     stats = replace(sequence.stats, queue_ms=0, prefill_ms=0, decode_ms=0)

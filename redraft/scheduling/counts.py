@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
 
 from redraft import metrics
 from redraft.metrics import Metric, Metrics
 from redraft.request import SequenceStats
-from redraft.request_state import Gain
 
 _TOTALS: dict[str, Metric[Any]] = {
     "requests": metrics.REQUESTS,
@@ -32,7 +29,10 @@ _TOTALS: dict[str, Metric[Any]] = {
 
 
 MOST_NOTED = 1024
-"""Notes that are kept before they are counted, in one step."""
+"""Times that are kept before they are counted, in one step."""
+
+_Sums: TypeAlias = "Counter[tuple[Any, ...]]"
+"""Counts by metric and labels."""
 
 
 class Totals:
@@ -55,13 +55,14 @@ class Totals:
 class EngineMetrics(Metrics):
     """The metrics of one engine. Each end that a request can have has a series from the start.
 
-    What happens in every step is noted, and counted before somebody reads, or when much has been noted: counting takes
-    locks, and at small batches as long as all else that a step does on the host.
+    What happens in every step is counted before somebody reads, since counting takes locks, and at small batches as
+    long as all else that a step does on the host. What steps gained is in the statistics of the requests.
     """
 
     def __init__(self) -> None:
         super().__init__(metrics.ENGINE)
-        self._gains: defaultdict[str, list[Gain]] = defaultdict(list)
+        self._followed: dict[int, tuple[str, SequenceStats, _Sums]] = {}
+        """The requests in slots, each with its method and what has been counted of it, by the statistics' identity."""
         self._gaps: list[float] = []
         self._steps: list[tuple[float, float, float]] = []
         for reason in metrics.FINISH_REASONS:
@@ -77,19 +78,28 @@ class EngineMetrics(Metrics):
         self._count()
         return super().page()
 
-    def note_step(self, step_s: float, engine_s: float, draft_s: float) -> None:
-        """Note a step: its wall time, the part inside of the engine, and the part of that inside of drafters."""
-        self._steps.append((step_s, engine_s, draft_s))
-        if len(self._steps) + len(self._gaps) > MOST_NOTED:
-            self._count()
+    def follow(self, method: str, stats: SequenceStats) -> None:
+        """Count what a request of a method gains, until it ends."""
+        self._followed[id(stats)] = method, stats, Counter()
 
-    def note_gain(self, method: str, gain: Gain, gap_s: float) -> None:
-        """Note what a step gained a sequence, so long after its last one."""
-        self._gains[method].append(gain)
-        self._gaps.append(gap_s)
+    def forget(self) -> None:
+        """Follow no request any more."""
+        self._count()
+        self._followed.clear()
+
+    def note_step(self, step_s: float, engine_s: float, draft_s: float, gaps_s: Iterable[float]) -> None:
+        """Note a step: its wall time, the part inside of the engine, and the part of that inside of drafters; and of
+        each sequence that gained tokens the time since it last did."""
+        self._steps.append((step_s, engine_s, draft_s))
+        self._gaps += gaps_s
+        if len(self._steps) + len(self._gaps) > MOST_NOTED:
+            self._count_times()
 
     def count_end(self, reason: str, stats: SequenceStats) -> None:
         """Count a request that has ended, and the times that it took."""
+        if id(stats) in self._followed:
+            self._count_gains(id(stats))
+            del self._followed[id(stats)]
         self[metrics.ENDED].labels(reason).inc()
         self[metrics.QUEUE_TIME].observe(stats.queue_ms / 1e3)
         if not stats.output_tokens:
@@ -101,6 +111,10 @@ class EngineMetrics(Metrics):
             self[metrics.PER_TOKEN_TIME].observe(stats.decode_ms / 1e3 / (stats.output_tokens - 1))
 
     def _count(self) -> None:
+        self._count_times()
+        self._count_gains(*self._followed)
+
+    def _count_times(self) -> None:
         steps, self._steps = self._steps, []
         self[metrics.STEPS].inc(len(steps))
         times = metrics.STEP_TIME, metrics.ENGINE_TIME, metrics.DRAFT_TIME
@@ -108,18 +122,34 @@ class EngineMetrics(Metrics):
             self[entry].inc(sum(seconds))
         gaps, self._gaps = self._gaps, []
         self[metrics.STEP_GAP].observe_all(gaps)
-        gains, self._gains = self._gains, defaultdict(list)
-        for method, noted in gains.items():
-            output_tokens, drafted, accepted, reused, rows = zip(*noted, strict=True)
-            self[metrics.SEQUENCE_STEPS].inc(len(noted))
-            self[metrics.GENERATION_TOKENS].inc(sum(output_tokens))
-            self[metrics.ROWS].inc(sum(rows))
-            if not any(drafted):
-                continue
-            self[metrics.DRAFTS].labels(method).inc(sum(map(bool, drafted)))
-            self[metrics.DRAFT_TOKENS].labels(method).inc(sum(drafted))
-            self[metrics.REUSED_TOKENS].labels(method).inc(sum(reused))
-            self[metrics.ACCEPTED_TOKENS].labels(method).inc(sum(accepted))
-            _, *reached = np.bincount(accepted)[::-1].cumsum()[::-1].tolist()
-            for depth, count in enumerate(reached):
-                self[metrics.ACCEPTED_AT].labels(method, str(depth)).inc(count)
+
+    def _count_gains(self, *keys: int) -> None:
+        """Count what these requests have gained since they were counted last."""
+        gained: _Sums = Counter()
+        for key in keys:
+            method, stats, counted = self._followed[key]
+            sums = _sums(method, stats)
+            self._followed[key] = method, stats, sums
+            gained.update(sums)
+            gained.subtract(counted)
+        for (entry, *labels), count in gained.items():
+            (self[entry].labels(*labels) if labels else self[entry]).inc(count)
+
+
+def _sums(method: str, stats: SequenceStats) -> _Sums:
+    """What a request has gained since its start."""
+    sums: _Sums = Counter(
+        {
+            (metrics.SEQUENCE_STEPS,): stats.steps,
+            (metrics.GENERATION_TOKENS,): stats.output_tokens,
+            (metrics.ROWS,): stats.rows_executed,
+        }
+    )
+    if stats.drafted:
+        sums[metrics.DRAFTS, method] = stats.offered_by_depth[0]
+        sums[metrics.DRAFT_TOKENS, method] = stats.drafted
+        sums[metrics.ACCEPTED_TOKENS, method] = stats.accepted
+        sums[metrics.REUSED_TOKENS, method] = stats.reused
+        accepted = enumerate(stats.accepted_by_depth)
+        sums.update({(metrics.ACCEPTED_AT, method, str(depth)): count for depth, count in accepted if count})
+    return sums

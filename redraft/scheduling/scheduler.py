@@ -157,6 +157,7 @@ class Scheduler:
         self._waiting.clear()
         self._running.clear()
         self._slots.forget()
+        self.metrics.forget()
 
     def status(self) -> Status:
         """How loaded it is."""
@@ -180,17 +181,18 @@ class Scheduler:
         logits, features = self._engine.execute(batch, samplers)
         verdicts = self._verify(decoding, tree, logits)
         kept = self._kept(decoding, tree, verdicts, chunks, features)
-        self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
+        gaps_s = self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
         self._take_chunks(chunks, len(tree.tokens), logits, kept[len(decoding) :])
         outputs += self._sweep()
         spent = self.clock.engine_s - engine_s, self.clock.draft_s - draft_s
-        self.metrics.note_step(time.perf_counter() - started, *spent)
+        self.metrics.note_step(time.perf_counter() - started, *spent, gaps_s)
         return outputs
 
     def _admit(self, sequence: RequestState) -> None:
         self._waiting.remove(sequence)
         self._slots.admit(sequence)
         sequence.memory = self._source(sequence).remember(sequence)
+        self.metrics.follow(sequence.method, sequence.stats)
         self.metrics[metrics.PROMPT_TOKENS].inc(len(sequence.prompt))
         if self._slots.reads(sequence):
             self.metrics[metrics.CACHE_QUERIES].inc(len(sequence.prompt))
@@ -317,7 +319,8 @@ class Scheduler:
 
     def _take_trees(
         self, sequences: list[RequestState], tree: TokenTree, verdicts: list[Verdict], kept: list[Features | None]
-    ) -> None:
+    ) -> list[float]:
+        """Returns how long after its last tokens each sequence gains these."""
         now = time.perf_counter()
         offsets = tree.offsets.tolist()
         ends = [start + verdict.path[-1] for start, verdict in zip(offsets, verdicts, strict=False)]
@@ -325,15 +328,16 @@ class Scheduler:
         for index, (sequence, verdict, features) in enumerate(zip(sequences, verdicts, kept, strict=True)):
             rows = offsets[index + 1] - offsets[index]
             nodes = tree.nodes[index] if sequence.proposals is not None else ()
-            gain = sequence.step(verdict, features, rows, going_on[index], nodes)
-            self.metrics.note_gain(sequence.method, gain, now - sequence.gained_at)
+            sequence.step(verdict, features, rows, going_on[index], nodes)
+        gaps_s = [now - sequence.gained_at for sequence in sequences]
+        for sequence in sequences:
             sequence.gained_at = now
+        return gaps_s
 
     def _take_chunks(self, chunks: list[Chunk], logit_row: int, logits: LogitRows, kept: list[Features | None]) -> None:
         for (sequence, count), features in zip(chunks, kept, strict=True):
             wanted = sequence.logits_of(count)
             sequence.prefill(count, features)
-            self.metrics[metrics.ROWS].inc(count)
             if not wanted:
                 continue
             rows = logits[logit_row : logit_row + wanted]
@@ -342,7 +346,6 @@ class Scheduler:
                 sequence.score(rows)
             if sequence.cache_length == len(sequence.prompt):
                 sequence.begin(self._first_token(sequence, rows[-1:]) if sequence.remaining else None)
-                self.metrics[metrics.GENERATION_TOKENS].inc(sequence.stats.output_tokens)
 
     def _first_token(self, sequence: RequestState, logits: np.ndarray) -> Verdict:
         """From its logits float32 [1, V], or its token int32 [1]."""

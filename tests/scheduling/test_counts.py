@@ -1,4 +1,4 @@
-"""What is noted of steps is counted."""
+"""What requests gain is counted whenever somebody reads, and once."""
 
 from __future__ import annotations
 
@@ -7,41 +7,71 @@ from collections import Counter
 import numpy as np
 
 from redraft import metrics
-from redraft.request_state import Gain
+from redraft.request import SequenceStats
 from redraft.scheduling.counts import MOST_NOTED, EngineMetrics
 
 
-def test_what_steps_gained_is_counted():
-    """By method, however many notes are counted together; steps that drafted nothing are no drafts."""
-    rng, counted, expected = np.random.default_rng(0), EngineMetrics(), Counter()
-    methods = ("a", "b", "plain")
-    for _ in range(2 * MOST_NOTED // len(methods)):
-        for method in methods:
-            drafted = 0 if method == "plain" else int(rng.integers(0, 6))
-            accepted = int(rng.integers(0, drafted + 1))
-            gain = Gain(accepted + 1, drafted, accepted, int(rng.integers(0, accepted + 1)), drafted + 1)
-            counted.note_gain(method, gain, 0.01)
-            expected.update(
-                {
-                    ("engine_sequence_steps", ()): 1,
-                    ("generation_tokens", ()): gain.output_tokens,
-                    ("engine_rows", ()): gain.rows_executed,
-                    ("spec_decode_num_drafts", (method,)): int(drafted > 0),
-                    ("spec_decode_num_draft_tokens", (method,)): drafted,
-                    ("spec_decode_num_accepted_tokens", (method,)): accepted,
-                    ("spec_decode_num_reused_tokens", (method,)): gain.reused,
-                }
-                | {("spec_decode_num_accepted_tokens_per_pos", (method, str(depth))): 1 for depth in range(accepted)}
-            )
-        counted.note_step(0.01, 0.008, 0.001)
-    assert sum(expected[metrics.DRAFT_TOKENS.name, (method,)] for method in methods) == counted.total(
-        metrics.DRAFT_TOKENS
-    )
-    samples = {
-        (family.name.removeprefix(metrics.PREFIX), tuple(sample.labels.values())): sample.value
+def samples(counted: EngineMetrics) -> dict[tuple[str, ...], float]:
+    """The values on the page by name and labels."""
+    counted.page()
+    return {
+        (sample.name.removeprefix(metrics.PREFIX).removesuffix("_total"), *sample.labels.values()): sample.value
         for family in counted.collect()
         for sample in family.samples
     }
-    for key, count in expected.items():
-        assert samples.get(key, 0) == count, key
-    assert samples["inter_token_latency_seconds", ()] > 0
+
+
+def test_what_requests_gain_is_counted_by_method():
+    """Of those that run as of those that have ended. A method that drafts nothing has no series of drafts."""
+    rng, counted, expected = np.random.default_rng(0), EngineMetrics(), Counter()
+    running: list[tuple[str, SequenceStats]] = []
+    for step in range(200):
+        if step % 20 == 0:
+            running.append((("plain", "a", "b")[step // 20 % 3], SequenceStats()))
+            counted.follow(*running[-1])
+        for method, stats in running:
+            drafted = 0 if method == "plain" else int(rng.integers(0, 6))
+            accepted = int(rng.integers(0, drafted + 1))
+            reused = int(rng.integers(0, accepted + 1))
+            stats.steps += 1
+            stats.output_tokens += accepted + 1
+            stats.rows_executed += drafted + 1
+            stats.drafted += drafted
+            stats.accepted += accepted
+            stats.reused += reused
+            for depths, deepest in (
+                (stats.offered_by_depth, min(accepted + 1, drafted)),
+                (stats.accepted_by_depth, accepted),
+            ):
+                depths.extend([0] * (drafted - len(depths)))
+                depths[:deepest] = [count + 1 for count in depths[:deepest]]
+            gained = {
+                ("engine_sequence_steps",): 1,
+                ("generation_tokens",): accepted + 1,
+                ("engine_rows",): drafted + 1,
+                ("spec_decode_num_drafts", method): int(drafted > 0),
+                ("spec_decode_num_draft_tokens", method): drafted,
+                ("spec_decode_num_accepted_tokens", method): accepted,
+                ("spec_decode_num_reused_tokens", method): reused,
+            }
+            gained |= {("spec_decode_num_accepted_tokens_per_pos", method, str(depth)): 1 for depth in range(accepted)}
+            expected.update(gained)
+        if rng.random() < 0.1:
+            counted.count_end("stop", running.pop(0)[1] if running else SequenceStats())
+        if rng.random() < 0.1:
+            assert samples(counted).items() >= {name: count for name, count in expected.items() if count}.items()
+    counted.forget()
+    for _, stats in running:
+        stats.steps += 1
+    values = samples(counted)
+    assert {name: values.get(name, 0) for name in expected} == expected
+    assert not [name for name in values if "plain" in name]
+
+
+def test_no_more_times_are_kept_than_are_counted_in_a_step():
+    counted = EngineMetrics()
+    for _ in range(3 * MOST_NOTED // 8):
+        counted.note_step(0.01, 0.008, 0.001, [0.01] * 7)
+        assert len(counted._gaps) <= MOST_NOTED
+    values = samples(counted)
+    assert values["inter_token_latency_seconds_count",] == 7 * values["engine_steps",] == 7 * (3 * MOST_NOTED // 8)

@@ -207,10 +207,10 @@ def test_a_guessed_end_is_accepted(guesses, path):
     sequence.prefill(2, None)
     sequence.begin(Verdict([0], [3]))
     nodes = [(3, -1, 0.0), *((token, parent, 0.0) for parent, token in enumerate(guesses))]
-    gain = sequence.step(Verdict([0, 1], [30, 17]), None, len(nodes), False, nodes)
+    sequence.step(Verdict([0, 1], [30, 17]), None, len(nodes), False, nodes)
     _, tree = sequence.take_output().draft_trees
     assert (tree.path, tree.gained) == (path, [30])
-    assert gain.accepted == 1
+    assert sequence.stats.accepted == 1
 
 
 def test_a_node_is_a_guess_only_where_n_grams_made_it():
