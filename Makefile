@@ -14,10 +14,10 @@ PYTEST  := OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadsc
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo; echo "ARGS has more flags of the command, such as ARGS=\"--tune-minutes 1\". $(REDRAFT) --help lists all commands."
+	@echo; echo "ARGS has more flags of the command, such as ARGS=\"--backend torch\". $(REDRAFT) --help lists all commands."
 
 setup: $(SETUP) ## virtual environment .venv (nothing outside of it is touched)
-serve: $(SETUP) ## fetch, build and tune a small model, and serve it: redraft serve
+serve: $(SETUP) ## fetch and build a small model, and serve it: redraft serve
 	$(REDRAFT) serve $(ARGS)
 stop: $(SETUP) ## stop it: redraft stop
 	$(REDRAFT) stop $(ARGS)

@@ -14,8 +14,6 @@ import numpy as np
 import psutil
 
 from redraft.bundle.backends import OPENVINO
-from redraft.bundle.budget import BUSY_SHARE, BudgetFile, doubts, how_to_tune, machine_name, minutes_for_all
-from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Manifest, cpu_features
 from redraft.chat import render_chat, template_digest
@@ -27,13 +25,15 @@ from redraft.request import AUTO_REGRESSIVE
 OVER_FLOOR = 1.7
 """A step that takes this many times what reading the weights takes is not bound by memory."""
 LOW_ACCEPTANCE = 0.85
-"""Tokens per step on the user's prompts, over those that the bundle was tuned with, that is worth a word."""
+"""Tokens per step without the chat template, over those with it, that is worth a word."""
+BUSY_SHARE = 0.15
+"""Load of other programs, as a share of all cores, that slows a bundle noticeably."""
 LEAST_FROM_NGRAMS = 1.1
 """Tokens per step on the user's prompts, from n-grams, below which the answers repeat too little."""
 BANDWIDTH_BYTES, BANDWIDTH_ROUNDS = 1 << 29, 5
 OBSERVED_S = 1.0
-PROMPTS, TOKENS = 8, 48
-"""Prompts that acceptance is measured on, and tokens of each answer."""
+PROMPTS, TOKENS, NODES = 8, 48, 15
+"""Prompts that acceptance is measured on, tokens of each answer, and drafted nodes of a step."""
 NARROW = {"fp32": "bf16, which reads half the bytes", "bf16": "int8, which reads half the bytes"}
 BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
 TRAIN = "train a drafter on your prompts: redraft drafter --model MODEL --prompts PROMPTS"
@@ -62,7 +62,6 @@ def examine(path: Path, prompts: Path | None = None, threads: int | None = None)
     config = BundleConfig.read(path)
     texts = [prompt.turns[0] for prompt in spread(load_prompts(prompts), PROMPTS)] if prompts else []
     yield other_load()
-    yield from tuning(path, config)
     yield processor(config, cpu_features())
     yield cores(threads)
     yield from templates(path, config)
@@ -71,7 +70,7 @@ def examine(path: Path, prompts: Path | None = None, threads: int | None = None)
             read = bandwidth(threads or len(os.sched_getaffinity(0)))
             yield memory(path, config, step_seconds(llm), read)
         if texts:
-            yield from acceptance(llm, path, texts, BudgetFile.load(path).methods)
+            yield from acceptance(llm, path, texts)
 
 
 def other_load() -> Finding:
@@ -96,36 +95,6 @@ def _cpu_percent(process: psutil.Process) -> float:
         return process.cpu_percent() if process.pid != os.getpid() else 0.0
     except psutil.Error:
         return 0.0
-
-
-def tuning(path: Path, config: BundleConfig) -> Iterator[Finding]:
-    """Whether the budgets of the bundle's methods rest on measurements, and on this machine's."""
-    if not config.methods:
-        yield Finding("tuning", "no method drafts here: nothing to tune")
-        return
-    try:
-        file = BudgetFile.load(path)
-    except ValueError:
-        yield Finding("tuning", "budget.json is damaged, edited or of another build", how_to_tune(path))
-        return
-    here = machine_name()
-    if untuned := [name for name in config.methods if name not in file.methods]:
-        yield Finding("tuning", f"{', '.join(untuned)}: drafts as much however many requests run", how_to_tune(path))
-    elif file.machine and file.machine != here:
-        yield Finding("tuning", f"measured on {file.machine}, this is {here}", f"tune again: {how_to_tune(path)}")
-    for name, table in file.methods.items():
-        if name not in config.methods:
-            continue
-        if reasons := doubts(table):
-            yield Finding(
-                "tuning",
-                f"{name}: {'; '.join(reasons)}",
-                f"tune again on a quiet machine: {how_to_tune(path, minutes_for_all(table))}",
-            )
-        elif not any(entry.nodes for entry in table.entries):
-            yield Finding("tuning", f"{name} pays at no load that was measured: it never drafts", TRAIN)
-        else:
-            yield Finding("tuning", f"{name}: measured on {file.machine or 'an unnamed machine'}")
 
 
 def processor(config: BundleConfig, features: set[str]) -> Finding:
@@ -224,36 +193,26 @@ def separate_embedding_bytes(config: BundleConfig) -> int:
     return config.tensor_parallel * config.target.vocab_size * config.target.hidden_size * width
 
 
-def acceptance(llm: LLM, path: Path, prompts: Sequence[str], tuned: dict[str, BudgetTable]) -> Iterator[Finding]:
-    """Tokens per step of each method on the user's prompts, beside the prompts that it was tuned with, and what the
-    chat template changes."""
+def acceptance(llm: LLM, path: Path, prompts: Sequence[str]) -> Iterator[Finding]:
+    """Tokens per step of each method on the user's prompts, and what the chat template changes. As much is drafted as
+    may be: what pays depends on the load."""
     fitting = [text for text in prompts if _fits(llm, text)]
     if len(fitting) < len(prompts):
         yield Finding("acceptance", f"{len(prompts) - len(fitting)} prompts do not fit the context and are left out")
     prompts, chat = fitting, _rendered(path, fitting)
     if not prompts:
         return
+    llm.runtime.fix_budget(min(NODES, llm.runtime.limits.max_tree - 1))
     for name in (method for method in llm.methods if method != AUTO_REGRESSIVE):
         found = tokens_per_step(llm, name, chat or prompts, add_special_tokens=not chat)
-        table, plan = tuned.get(name), llm.runtime.methods[name]
-        usual = tuned_length(table) if table and not plan.retrieves else None
+        plan = llm.runtime.methods[name]
+        low = plan.retrieves and found < LEAST_FROM_NGRAMS
         text = f"{name}: {found:.2f} tokens/step on these prompts"
-        if plan.retrieves and found < LEAST_FROM_NGRAMS:
-            yield Finding(
-                "acceptance",
-                f"{text}: their answers repeat too little for n-grams",
-                TRAIN,
-            )
-        elif usual is None:
-            yield Finding("acceptance", text)
-        elif found < LOW_ACCEPTANCE * usual:
-            yield Finding(
-                "acceptance",
-                f"{text}, {usual:.2f} on those it was tuned with",
-                TRAIN,
-            )
-        else:
-            yield Finding("acceptance", f"{text}, {usual:.2f} on those it was tuned with")
+        yield (
+            Finding("acceptance", f"{text}: their answers repeat too little for n-grams", TRAIN)
+            if low
+            else Finding("acceptance", text)
+        )
         if not chat or plan.retrieves:  # which drafts from the answers above
             continue
         raw = tokens_per_step(llm, name, prompts)
@@ -275,18 +234,10 @@ def _rendered(path: Path, prompts: Sequence[str]) -> list[str]:
 
 
 def tokens_per_step(llm: LLM, method: str, prompts: Sequence[str], add_special_tokens: bool = True) -> float:
-    """Tokens that a step of one stream gave, over all answers; 1 where there was no step. The prompts are answered one
-    after the other: with more running, the budget table may draft less or nothing."""
+    """Tokens that a step of one stream gave, over all answers; 1 where there was no step."""
     answers = [
         llm.generate(prompt, TOKENS, temperature=0, method=method, add_special_tokens=add_special_tokens)
         for prompt in prompts
     ]
     steps = sum(answer.stats.steps for answer in answers)
     return (steps + sum(answer.stats.accepted for answer in answers)) / steps if steps else 1.0
-
-
-def tuned_length(table: BudgetTable) -> float | None:
-    """Tokens per step that tuning measured for the fewest greedy requests that it tried."""
-    measured = table.measured.get("tokens_per_step", {})
-    lengths = {int(count): by_temperature["0"] for count, by_temperature in measured.items()}
-    return lengths[min(lengths)] if lengths else None

@@ -123,6 +123,12 @@ ENGINE_TIME = Metric(Counter, "engine_seconds", "The part of it inside of the en
 DRAFT_TIME = Metric(Counter, "draft_seconds", "The part of that inside of drafters")
 DRAFTS = Metric(Counter, "spec_decode_num_drafts", "Steps of sequences that verified a draft", ("method",))
 DRAFT_TOKENS = Metric(Counter, "spec_decode_num_draft_tokens", "Drafted tokens: all nodes of the trees", ("method",))
+EXPECTED_TOKENS = Metric(
+    Counter, "spec_decode_num_expected_tokens", "Draft tokens that should have been accepted; not in vLLM", ("method",)
+)
+STEP_ERROR = Metric(
+    Gauge, "step_time_error", "How far predicted times of steps are off, as a share of what the last steps took"
+)
 ACCEPTED_TOKENS = Metric(Counter, "spec_decode_num_accepted_tokens", "Draft tokens that were accepted", ("method",))
 ACCEPTED_AT = Metric(
     Counter,
@@ -170,8 +176,8 @@ ANSWERS = Metric(Counter, "openai_answers", "Answers; status 499: the client lef
 
 ENGINE: tuple[Metric[Any], ...] = (
     *(RUNNING, WAITING, CACHE_USE, REQUESTS, ENDED, PROMPT_TOKENS, GENERATION_TOKENS, CACHE_QUERIES, CACHE_HITS),
-    *(STEPS, SEQUENCE_STEPS, ROWS, STEP_TIME, ENGINE_TIME, DRAFT_TIME),
-    *(DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS, ACCEPTED_AT, REUSED_TOKENS),
+    *(STEPS, SEQUENCE_STEPS, ROWS, STEP_TIME, STEP_ERROR, ENGINE_TIME, DRAFT_TIME),
+    *(DRAFTS, DRAFT_TOKENS, EXPECTED_TOKENS, ACCEPTED_TOKENS, ACCEPTED_AT, REUSED_TOKENS),
     *(QUEUE_TIME, FIRST_TOKEN_TIME, STEP_GAP, PER_TOKEN_TIME, REQUEST_TIME),
 )
 """Counted by the worker."""

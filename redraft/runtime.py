@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from redraft.bundle.budget import BudgetFile
+from redraft.budgets.controller import BudgetController, Estimates
+from redraft.budgets.learned import Learned
+from redraft.budgets.warm_up import time_steps
+from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.method import MethodConfig
+from redraft.bundle.scores import ScoresFile
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine
@@ -48,8 +52,9 @@ class Runtime:
         path: Path | None = None,
         prefix_reuse: bool = True,
         unknown_tokens: frozenset[int] = frozenset(),
+        budgets: BudgetController | None = None,
     ):
-        """`prefix_reuse` and `unknown_tokens`: see `Scheduler`."""
+        """`prefix_reuse`, `unknown_tokens` and `budgets`: see `Scheduler`."""
         self.engine = engine
         self.codec = codec
         self.limits = limits
@@ -70,6 +75,8 @@ class Runtime:
         if prefix_reuse and (reason := engine.reuse_refusal):
             log.info("no prompt is reused: %s", reason)
         self._unknown_tokens = unknown_tokens
+        self.budgets = budgets
+        """What says how much to draft; None: each method's configuration."""
         self.scheduler = self._scheduler(self.methods)
 
     @classmethod
@@ -81,7 +88,7 @@ class Runtime:
         stream_interval_s: float = 0.0,
         prefix_reuse: bool = True,
     ) -> Runtime:
-        """Load a bundle. Raises BundleError where it does not fit this machine, ValueError for a bad budget table."""
+        """Load a bundle. Raises BundleError where it does not fit this machine, ValueError for damaged scores."""
         from redraft.bundle.manifest import Bundle
         from redraft.engines import load_engine
 
@@ -89,25 +96,39 @@ class Runtime:
         config = bundle.config
         limits = Limits(**config.limits.model_dump(), max_queue=max_queue)
         bigrams = Path(path) / BIGRAMS_FILE_NAME
+        engine = load_engine(bundle, threads)
+        budgets = None
+        if config.methods:
+            most = max(method.tree_budget for method in config.methods.values())
+            learned = Learned.load(Path(path)) or Estimates(costs=time_steps(engine, limits, most))
+            budgets = BudgetController(learned)
         return cls(
-            engine=load_engine(bundle, threads),
+            engine=engine,
             codec=TextCodec.load(Path(path) / "tokenizer.json"),
             limits=limits,
             vocab_size=config.target.vocab_size,
             end_ids=frozenset(config.target.eos_token_ids),
-            methods=BudgetFile.load(Path(path)).tuned(config.methods),
+            methods=ScoresFile.load(Path(path)).fitted(config.methods),
             bigrams=np.load(bigrams) if bigrams.is_file() else None,
             name=config.name,
             stream_interval_s=stream_interval_s,
             path=Path(path),
             prefix_reuse=prefix_reuse,
             unknown_tokens=frozenset(chain.from_iterable(range(*ids) for ids in config.target.unknown_tokens)),
+            budgets=budgets,
         )
 
-    @property
-    def untuned(self) -> list[str]:
-        """The bundle's methods whose budgets rest on no measurement."""
-        return [name for name, method in self.methods.items() if not (method.budget and method.budget.measured)]
+    def keep_learned(self) -> None:
+        """Write what was learned of the engine and the traffic beside the bundle, for the next start."""
+        if self.budgets is not None and self.path is not None:
+            Learned.save(self.path, self.budgets.estimates)
+
+    def fix_budget(self, nodes: int) -> None:
+        """Let every method draft this many nodes for each sequence from now on, whatever runs. Raises RuntimeError
+        while a request is running."""
+        budget = BudgetTable.constant(nodes)
+        self.methods = {name: method.changed(budget=budget) for name, method in self.methods.items()}
+        self.with_methods(self.methods)
 
     def with_methods(
         self,
@@ -128,7 +149,15 @@ class Runtime:
         served: Collection[Iterable[int]] = (),
     ) -> Scheduler:
         return Scheduler(
-            self.engine, self.limits, methods, self.bigrams, observe, served, self.prefix_reuse, self._unknown_tokens
+            self.engine,
+            self.limits,
+            methods,
+            self.bigrams,
+            observe,
+            served,
+            self.prefix_reuse,
+            self._unknown_tokens,
+            self.budgets,
         )
 
     def check(self, request: GenerateRequest) -> None:

@@ -24,6 +24,7 @@ class ToyEngine:
 
     reads_context = reads_text = False
     reuse_refusal = None
+    step_shapes = ()
 
     @property
     def drafters(self):

@@ -52,7 +52,6 @@ def random_llm(
     `nodes` drafted nodes. With `eager_prompts` steps of more rows than all trees have run without a CUDA graph. Raises
     BundleError where they do not fit the device."""
     from redraft.bundle.backends import TORCH, Precision
-    from redraft.bundle.budget import BudgetFile
     from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
     from redraft.bundle.manifest import Bundle, Manifest
     from redraft.bundle.method import MethodConfig
@@ -115,9 +114,13 @@ def random_llm(
     ):
         engine = TorchEngine(bundle)
     words = Tokenizer(WordLevel({f"t{i}": i for i in range(config.vocab_size)}, unk_token="t0"))
-    methods = BudgetFile.load(bundle.path).tuned(bundle.config.methods)
     runtime = Runtime(
-        engine, TextCodec(words), Limits(**limits.model_dump()), config.vocab_size, methods=methods, prefix_reuse=False
+        engine,
+        TextCodec(words),
+        Limits(**limits.model_dump()),
+        config.vocab_size,
+        methods=bundle.config.methods,
+        prefix_reuse=False,
     )
     return LLM(runtime)
 

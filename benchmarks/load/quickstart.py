@@ -85,8 +85,8 @@ def main(
     if bundle is None or auto_regressive is None:
         steps = Steps("quickstart")
         options = {"--model": str(fetched(DEFAULT, steps))}
-        bundle = bundle or Path(steps.tuned_bundle(options, 4)["--output"])
-        auto_regressive = auto_regressive or Path(steps.tuned_bundle(options | {"--no-drafter": ""}, 0)["--output"])
+        bundle = bundle or Path(steps.built_bundle(options)["--output"])
+        auto_regressive = auto_regressive or Path(steps.built_bundle(options | {"--no-drafter": ""})["--output"])
     ports = [port + number for number in range(4)]
     baseline_ports = [number + BASELINE_OFFSET for number in ports]
     baseline, speculative = FOLDER / "auto-regressive", FOLDER / "speculative"

@@ -67,6 +67,7 @@ class NullEngine:
 
     reads_context = reads_text = False
     reuse_refusal = "it has no cache"
+    step_shapes: Sequence[tuple[int, int]] = ()
 
     def __init__(self, rows: int, vocab_size: int, logits: bool):
         self.drafters: Mapping[str, NullEngine] = dict.fromkeys(METHODS, self)

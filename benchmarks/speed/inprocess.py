@@ -11,7 +11,6 @@ import numpy as np
 import typer
 
 from redraft.batch import TargetBatch
-from redraft.bundle.budget_table import BudgetTable
 from redraft.decoding.token_tree import mask_width
 from redraft.engines.features import on_host
 from redraft.llm import LLM, Answer
@@ -68,8 +67,7 @@ def methods_of(llm: LLM, names: Sequence[str] | None) -> list[str]:
 
 def fix_budget(llm: LLM, nodes: int) -> None:
     """Let every method draft this many nodes, whatever runs."""
-    budget, plans = BudgetTable.constant(nodes), llm.runtime.methods
-    llm.runtime.with_methods({name: plan.changed(budget=budget) for name, plan in plans.items()})
+    llm.runtime.fix_budget(nodes)
 
 
 def timed(llm: LLM, requests: Sequence[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from redraft.budgets.choice import best_count
 from redraft.budgets.cost import RATE, StepCosts, StepShape
-from redraft.budgets.gain import Calibration
+from redraft.budgets.gain import Calibration, bands_of
 from redraft.decoding.token_tree import TokenTree
 
 ALLOWED_LOSS = 0.01
@@ -106,6 +106,10 @@ class BudgetController:
         """The cost model."""
         return self.estimates.costs
 
+    def of(self, method: str) -> MethodBudgets:
+        """The budgets of one method."""
+        return MethodBudgets(self, method)
+
     def begin(self, shape: StepShape) -> None:
         """Begin a step."""
         self.step = Step(shape)
@@ -120,7 +124,8 @@ class BudgetController:
             self.held_back += should_pay
             return False
         if not should_pay:
-            loss = float(self._seconds(np.array([len(bands)]), method)[0]) - self._plain_s()
+            drafting = {*self.step.drafts, method}
+            loss = self.costs.step(self.step.rows + len(bands), drafting, self.step.shape) - self.plain_s
             if self.balance_s < min(loss, CREDIT_S):
                 return False
             self.step.probes = True
@@ -131,70 +136,92 @@ class BudgetController:
         """How many nodes of each tree of the method's sequences to verify, the best of each: the total that
         `best_count` says, of the best nodes of all trees."""
         drafts = self.step.drafts[method]
-        scored = np.exp(tree.scores[:, 1:])
-        chances = np.minimum(scored * self._calibration(method).ratios[drafts.bands][:, None], 1.0)
-        order = np.argsort(-chances, axis=None, kind="stable")[: int(tree.sizes.sum()) - len(chances)]
-        ranked, tokens = chances.ravel()[order], self.step.tokens
-        seconds = self._seconds(np.arange(len(ranked) + 1), method)
-        count = best_count(ranked, tokens, seconds)
+        count = len(tree)
+        owners = np.repeat(np.arange(count), tree.sizes)
+        scored = np.exp(tree.scores)
+        chances = np.minimum(scored * self._calibration(method).ratios[drafts.bands][owners], 1.0)
+        chances[tree.offsets[:-1]] = -1.0  # roots, which are no drafts, come last
+        order = np.argsort(-chances, kind="stable")[: len(chances) - count]
+        ranked, tokens = chances[order], self.step.tokens
+        seconds = self.costs.steps(self.step.rows, len(ranked), self.step.drafts, self.step.shape)
+        nodes = best_count(ranked, tokens, seconds)
         if self.step.probes:
             # As if scores were right: what they promised and did not hold shows only where it is tried again.
-            hoped = best_count(scored.ravel()[order], tokens, seconds)
-            count = min(max(hoped, count, 1), len(ranked))
-        promised = float(scored.ravel()[order[:count]].sum()) / tokens
-        self._remember(method, promised, float(seconds[count]) / self._seconds_before(method))
-        drafts.nodes, drafts.expected = count, float(ranked[:count].sum())
-        return np.bincount(order[:count] // max(chances.shape[1], 1), minlength=len(chances)).tolist()
+            hoped = best_count(scored[order], tokens, seconds)
+            nodes = min(max(hoped, nodes, 1), len(ranked))
+        chosen = order[:nodes]
+        promised = float(scored[chosen].sum()) / tokens
+        before_s = self.costs.step(self.step.rows, self.step.drafts.keys() - {method}, self.step.shape)
+        self._remember(method, promised, float(seconds[nodes]) / before_s)
+        drafts.nodes, drafts.expected = nodes, float(ranked[:nodes].sum())
+        return np.bincount(owners[chosen], minlength=count).tolist()
 
     def end(
         self,
         methods: Sequence[str],
-        bands: np.ndarray,
+        temperatures: Sequence[float],
         tree: TokenTree,
         accepted: Sequence[int],
         step_s: float,
         target_s: float,
     ) -> None:
-        """Learn from the step: the method and the band of each sequence that decoded, the tree that was verified, how
-        many of its nodes were accepted, and the seconds that the step took, of which `target_s` in the target."""
-        step, plain_s = self.step, self._plain_s()
+        """Learn from the step: the method and the temperature of each sequence that decoded, the tree that was
+        verified, how many of its nodes were accepted, and the seconds that the step took, of which `target_s` in the
+        target."""
+        step, plain_s = self.step, self.plain_s
         rows = int(tree.sizes.sum()) + step.shape.prompt_rows
-        expected_s = float(self.costs.step(np.array([rows]), step.drafts, step.shape)[0])
-        self.costs.observe(rows, step.drafts, step.shape, step_s, target_s)
+        # Methods with a fixed budget draft without having asked.
+        drafting = step.drafts.keys() | set(np.asarray(methods)[tree.sizes > 1].tolist())
+        expected_s = self.costs.step(rows, drafting, step.shape)
+        self.costs.observe(rows, drafting, step.shape, step_s, target_s)
         self.balance_s += ALLOWED_LOSS * step_s
         if step.drafts:
-            self._calibrate(methods, bands, tree, np.asarray(accepted))
+            self._calibrate(methods, bands_of(np.array(temperatures)), tree, np.asarray(accepted))
             # A step that was delayed by something else, as the model knows better, is no loss of its drafts.
             taken = min(max(step_s, expected_s / 2), 2 * expected_s)
             self.balance_s += plain_s * (1 + sum(accepted) / step.shape.running) - taken
         self.balance_s = min(self.balance_s, CREDIT_S)
 
     def _calibrate(self, methods: Sequence[str], bands: np.ndarray, tree: TokenTree, accepted: np.ndarray) -> None:
-        expected, named = np.exp(tree.scores).sum(1) - 1, np.asarray(methods)
+        expected = np.add.reduceat(np.exp(tree.scores), tree.offsets[:-1]) - 1
+        named = np.asarray(methods)
         for method in self.step.drafts:
             chosen = (named == method) & (tree.sizes > 1)
             self._calibration(method).observe(bands[chosen], accepted[chosen], expected[chosen])
 
     def _calibration(self, method: str) -> Calibration:
-        return self.estimates.calibrations.setdefault(method, Calibration())
+        calibrations = self.estimates.calibrations
+        if method not in calibrations:
+            calibrations[method] = Calibration()
+        return calibrations[method]
 
     def _key(self, method: str) -> str:
         return f"{method}:{self.step.shape.load}"
 
     def _remember(self, method: str, promised: float, slower: float) -> None:
-        first = History(promised=promised, slower=slower)
-        self.estimates.histories.setdefault(self._key(method), first).add(promised, slower)
+        if history := self.estimates.histories.get(self._key(method)):
+            history.add(promised, slower)
+        else:
+            self.estimates.histories[self._key(method)] = History(promised=promised, slower=slower)
 
-    def _seconds(self, nodes: np.ndarray, method: str) -> np.ndarray:
-        """Seconds of the step with so many nodes of a method on top of what is known."""
-        return self.costs.step(self.step.rows + nodes, {*self.step.drafts, method}, self.step.shape)
-
-    def _seconds_before(self, method: str) -> float:
-        """Seconds of the step without the method's drafts."""
-        others = self.step.drafts.keys() - {method}
-        return float(self.costs.step(np.array([self.step.rows]), others, self.step.shape)[0])
-
-    def _plain_s(self) -> float:
+    @property
+    def plain_s(self) -> float:
         """Seconds of the step without any drafts."""
         shape = self.step.shape
-        return float(self.costs.step(np.array([shape.running + shape.prompt_rows]), (), shape)[0])
+        return self.costs.step(shape.running + shape.prompt_rows, (), shape)
+
+
+@dataclass(frozen=True)
+class MethodBudgets:
+    """One method's side of a controller."""
+
+    controller: BudgetController
+    method: str
+
+    def pay(self, temperatures: np.ndarray) -> bool:
+        """See `BudgetController.pays`, for sequences of these temperatures [B]."""
+        return self.controller.pays(self.method, bands_of(temperatures))
+
+    def share(self, tree: TokenTree) -> list[int]:
+        """See `BudgetController.share`."""
+        return self.controller.share(self.method, tree)

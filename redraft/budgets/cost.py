@@ -64,13 +64,24 @@ class TimeTable(BaseModel):
     """Whether steps are padded to these row counts, so that a step takes the time of the next larger one. Else the
     time is linear in between."""
 
-    def look_up(self, rows: np.ndarray) -> np.ndarray:
-        """Seconds of steps with so many rows: never less than with fewer, and after the last count in proportion."""
-        counts, seconds = np.array(self.rows), np.maximum.accumulate(self.seconds)
-        after = np.maximum(rows / counts[-1], 1.0)
+    def look_up(self, first: int, last: int) -> np.ndarray:
+        """Seconds of steps with `first` to `last` rows: never less than with fewer, and after the last count in
+        proportion."""
+        rows, counts, seconds = np.arange(first, last + 1), self.rows, np.maximum.accumulate(self.seconds)
         if self.padded:
-            return seconds[np.minimum(np.searchsorted(counts, rows), len(counts) - 1)] * after
-        return np.interp(rows, counts, seconds) * after
+            result = seconds[np.minimum(np.searchsorted(counts, rows), len(counts) - 1)]
+        else:
+            result = np.interp(rows, counts, seconds)
+        return result if last <= counts[-1] else result * np.maximum(rows / counts[-1], 1.0)
+
+    def at(self, rows: int) -> float:
+        """Seconds of a step with so many rows, as `look_up` has them."""
+        above = min(bisect_left(self.rows, rows), len(self.rows) - 1)
+        seconds = max(self.seconds[: above + 1])
+        if not self.padded and above > 0 and rows < self.rows[above]:
+            less, low = max(self.seconds[:above]), self.rows[above - 1]
+            seconds = less + (seconds - less) * (rows - low) / (self.rows[above] - low)
+        return seconds * max(rows / self.rows[-1], 1.0)
 
     def correct(self, rows: int, ratio: float) -> None:
         """Move the seconds at the nearest row counts by `ratio`, the time that a step of `rows` rows took over what was
@@ -100,36 +111,48 @@ class StepCosts(BaseModel):
     error: float = 0.0
     """Running mean of how far predictions were from what steps took, as a share of it."""
 
-    def target(self, rows: np.ndarray, shape: StepShape) -> np.ndarray:
+    def target(self, rows: int, shape: StepShape) -> float:
         """Seconds of the target with so many rows, those of prompts included."""
-        return self._table(shape).look_up(rows) * _nearest(self.factors, "", shape.load, 1.0)
+        return self._table(shape).at(rows) * _nearest(self.factors, "", shape.load, 1.0)
 
     def other(self, drafting: Iterable[str], shape: StepShape) -> float:
         """Seconds of the drafters and the host where these methods draft; none: of the host."""
-        key = "+".join(sorted(drafting))
-        unknown = UNKNOWN_SHARE * float(self.target(np.array([shape.running]), shape)[0]) if key else 0.0
-        return _nearest(self.others, f"{key}:", shape.load, unknown)
+        key = f"{'+'.join(sorted(drafting))}:"
+        if mean := self.others.get(key + shape.load):
+            return mean.value
+        unknown = UNKNOWN_SHARE * self.target(shape.running, shape) if len(key) > 1 else 0.0
+        return _nearest(self.others, key, shape.load, unknown)
 
-    def step(self, rows: np.ndarray, drafting: Iterable[str], shape: StepShape) -> np.ndarray:
-        """Seconds of whole steps with so many rows, those of prompts included."""
+    def step(self, rows: int, drafting: Iterable[str], shape: StepShape) -> float:
+        """Seconds of a whole step with so many rows, those of prompts included."""
         return self.target(rows, shape) + self.other(drafting, shape)
+
+    def steps(self, rows: int, nodes: int, drafting: Iterable[str], shape: StepShape) -> np.ndarray:
+        """Seconds of whole steps with 0 to `nodes` more rows."""
+        factor = _nearest(self.factors, "", shape.load, 1.0)
+        return self._table(shape).look_up(rows, rows + nodes) * factor + self.other(drafting, shape)
 
     def observe(self, rows: int, drafting: Iterable[str], shape: StepShape, step_s: float, target_s: float) -> None:
         """Correct the estimates by a step, which took `step_s`, of which `target_s` in the target."""
-        drafting, count = sorted(drafting), np.array([rows])
-        expected = float(self.step(count, drafting, shape)[0])
+        drafting, table = sorted(drafting), self._table(shape)
+        expected = self.step(rows, drafting, shape)
         self.error += RATE * (min(abs(expected / step_s - 1), 1.0) - self.error)
-        table = self._table(shape)
-        self.factors.setdefault(shape.load, RunningMean()).add(target_s / float(table.look_up(count)[0]))
+        _mean(self.factors, shape.load).add(target_s / table.at(rows))
         if not shape.prompt_rows:  # prompt rows cost other times, as few of them have logits
-            ratio = target_s / float(self.target(count, shape)[0])
+            ratio = target_s / self.target(rows, shape)
             table.correct(rows, min(max(ratio, 1 / MOST_APART), MOST_APART))
-        self.others.setdefault(f"{'+'.join(drafting)}:{shape.load}", RunningMean()).add(step_s - target_s)
+        _mean(self.others, f"{'+'.join(drafting)}:{shape.load}").add(step_s - target_s)
 
     def _table(self, shape: StepShape) -> TimeTable:
         """The table of the fewest sequences that holds a step's."""
         sequences = shape.running + shape.prompts
         return next((table for table in self.tables if table.sequences >= sequences), self.tables[-1])
+
+
+def _mean(means: dict[str, RunningMean], key: str) -> RunningMean:
+    if key not in means:
+        means[key] = RunningMean()
+    return means[key]
 
 
 def _nearest(means: dict[str, RunningMean], prefix: str, load: str, default: float) -> float:

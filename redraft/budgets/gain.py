@@ -55,7 +55,8 @@ class Calibration(BaseModel):
     @property
     def ratios(self) -> np.ndarray:
         """The factors by band, float64 [4]."""
-        return np.clip([self.long.ratio(band) for band in range(len(BANDS) + 1)], LEAST_RATIO, MOST_RATIO)
+        ratios = (self.long.ratio(band) for band in range(len(BANDS) + 1))
+        return np.array([min(max(ratio, LEAST_RATIO), MOST_RATIO) for ratio in ratios])
 
     def observe(self, bands: np.ndarray, accepted: np.ndarray, expected: np.ndarray) -> None:
         """Count drafts of sequences in these bands [B]: nodes that were accepted, and the sum of their uncorrected

@@ -15,6 +15,7 @@ from redraft.bundle.budget_table import BudgetTable
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
 from redraft.decoding.retrieval import NGRAM_TRIE
+from redraft.decoding.scores import UNFITTED, Scores
 from redraft.decoding.verification import VERIFIERS, check_pairing
 from redraft.errors import BundleError
 
@@ -57,7 +58,7 @@ class MethodFields(BaseModel):
         "own noise chooses the candidates from, default 128, 0: they are the most likely.",
     )
     tree_budget: int = Field(
-        default=15, ge=1, description="Drafted nodes a step until the bundle is tuned; default: 15, or all of --levels."
+        default=15, ge=1, description="Most nodes that a step drafts for a sequence; default: 15, or all of --levels."
     )
     """With the root a tree of 15 is 16 rows: CPUs compute 16 rows in one tile, and CUDA graphs of the batch have as
     many."""
@@ -119,11 +120,13 @@ class MethodConfig(MethodFields):
     chain_levels: int = 0
     """Levels that the engine can draft again from the chain of a draft before; 0 where it cannot."""
     budget: BudgetTable | None = Field(default=None, exclude=True)
-    """What tuning measured, which stands in a file of its own; None: `tree_budget` nodes whatever runs."""
+    """How much to draft, whatever pays, for studies; None: up to `tree_budget` nodes, as many as pay."""
+    scores: tuple[Scores, ...] = Field(default=UNFITTED, exclude=True)
+    """How nodes are scored, by temperature; fitted ones stand in a file of their own."""
 
     @property
     def table(self) -> BudgetTable:
-        """How much to draft."""
+        """How much to draft where nobody says what pays."""
         return self.budget or BudgetTable.constant(self.tree_budget)
 
     @property
@@ -155,13 +158,6 @@ class MethodConfig(MethodFields):
     def changed(self, **fields: Any) -> MethodConfig:
         """The method with some fields changed, which are not checked."""
         return self.model_copy(update=fields)
-
-    def tuned(self, table: BudgetTable | None) -> MethodConfig:
-        """The method with what tuning measured, if it did; the table says which construction drafts fastest."""
-        if table is None:
-            return self
-        choice = {"construction": table.construction, "ngram": table.ngram}
-        return self.changed(budget=table, **{name: value for name, value in choice.items() if value is not None})
 
     def check(self) -> None:
         """Raise ValueError (PairingError) unless the verification is lossless on the trees that are drafted, and

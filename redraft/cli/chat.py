@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from redraft.bundle.budget import untuned_warning
 from redraft.chat import ChatMessage
 from redraft.cli.options import MethodOption, SeedOption, TemperatureOption, ThreadsOption, TopPOption
 from redraft.console.interrupt import noted_interrupts
@@ -59,8 +58,6 @@ def main(
         llm.runtime.sequence(None, request("Hello", 1, **options))
     except (OSError, RuntimeError, ValueError) as error:
         fail(f"redraft chat: {error}")
-    if llm.runtime.untuned:
-        err.print(f"warning: {untuned_warning(llm.runtime.untuned, bundle)}", markup=False)
     if out.is_terminal:
         out.print(HELP)
         out.print("drafted tokens that the target accepted look like this", style=DRAFTED)

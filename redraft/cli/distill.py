@@ -97,7 +97,7 @@ def teacher_engine(
     options |= {"--max-len": str(length), "--prefill-chunk": "64", "--replace": "", "--output": str(engine_of(data))}
     options |= {"--target-layers": layers} if layers else {}
     options |= {"--backend": backend.name}
-    return Path(steps.tuned_bundle(options, 0)["--output"])
+    return Path(steps.built_bundle(options)["--output"])
 
 
 @interruptible("redraft distill", "what was written so far is kept: the same command goes on")

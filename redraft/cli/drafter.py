@@ -49,16 +49,10 @@ def main(
         Backend, typer.Option(parser=backend_named, metavar=BACKEND_NAMES, help="What executes the bundles.")
     ] = OPENVINO,
     precision: Annotated[Precision, typer.Option(help="Stored weights of the bundles.")] = Precision.bf16,
-    tune_minutes: Annotated[
-        float,
-        typer.Option(
-            min=0, max=100_000, help="Minutes to tune each of the two bundles in, about; 0: they are not tuned."
-        ),
-    ] = 4.0,
 ) -> None:
     """Make a drafter for a model within a time, and say what it gains.
 
-    Writes teacher data, trains, builds and tunes bundles with and without the drafter, and measures both. It can be
+    Writes teacher data, trains, builds bundles with and without the drafter, and measures both. It can be
     killed at any time; the same command goes on from there. Steps are printed as commands.
     """
     if not hours:
@@ -100,8 +94,8 @@ def main(
             "--output", output, "--positions", plan.positions,
         )  # fmt: skip
         usual = {"--model": str(model), "--backend": backend.name, "--precision": precision.value}
-        ngrams = steps.tuned_bundle(usual | {"--construction": NGRAM_TRIE}, tune_minutes)["--output"]
-        bundle = steps.tuned_bundle(usual | {"--drafter": str(output)}, tune_minutes)["--output"]
+        ngrams = steps.built_bundle(usual | {"--construction": NGRAM_TRIE})["--output"]
+        bundle = steps.built_bundle(usual | {"--drafter": str(output)})["--output"]
         unseen = unseen_prompts(texts if prompts else [], cutoff_of_shards(data), load_prompts(PROMPTS))
         bundles = Path(ngrams), Path(bundle)
         gains = measure_gains(output, *bundles, fitting_prompts(model, bundles, unseen))

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from redraft.bundle.budget import BudgetFile
 from redraft.bundle.config import LimitsInfo
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.method import MethodConfig
+from redraft.bundle.scores import ScoresFile
 from redraft.engines.memory import target_cache_bytes
 from redraft.errors import BundleError
 
@@ -40,10 +40,10 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
     config, manifest = bundle.config, bundle.manifest
     target, limits = config.target, config.limits
     width = 4 if config.precision == "fp32" else 2
-    tuned, layers = BudgetFile.load(bundle.path).methods, len(target.windowed_layers)
+    fitted, layers = ScoresFile.load(bundle.path).methods, len(target.windowed_layers)
     rings = f", {limits.window_rows} rows in each of {layers} layers with a window" if limits.window_rows else ""
     methods = [
-        (f"method {name}", describe_method(method, limits, width, name in tuned))
+        (f"method {name}", describe_method(method, limits, width, name in fitted))
         for name, method in config.methods.items()
     ]
     return [
@@ -72,7 +72,7 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
     ]
 
 
-def describe_method(method: MethodConfig, limits: LimitsInfo, width: int, tuned: bool) -> str:
+def describe_method(method: MethodConfig, limits: LimitsInfo, width: int, fitted: bool) -> str:
     """A method in words; `width` bytes of a number in a cache."""
     network = ", ".join(["no drafter", *([method.construction] if method.construction else [])])
     if method.drafter:
@@ -92,8 +92,8 @@ def describe_method(method: MethodConfig, limits: LimitsInfo, width: int, tuned:
     if method.skip_above is not None:
         network += f" (instead of it where more than {method.skip_above} are left)"
     return (
-        f"{network}; tree budget {method.tree_budget}, n-gram branch {'on' if method.ngram else 'off'}, "
-        f"verification {method.verification}; {'' if tuned else 'not '}tuned"
+        f"{network}; trees of up to {method.tree_budget} nodes, n-gram branch {'on' if method.ngram else 'off'}, "
+        f"verification {method.verification}, scores {'fitted' if fitted else 'of the defaults'}"
     )
 
 

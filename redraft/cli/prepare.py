@@ -1,4 +1,4 @@
-"""What `redraft serve MODEL` does first: fetch the model, build its bundle and tune it, each where it is missing."""
+"""What `redraft serve MODEL` does first: fetch the model and build its bundle, each where it is missing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ RECORD = "source.json"
 
 
 def prepared(settings: ServeSettings) -> Path:
-    """The tuned bundle of a model, by way of the commands that make it. Ends the process where one fails."""
+    """The bundle of a model, by way of the commands that make it. Ends the process where one fails."""
     steps = Steps("redraft serve")
     model = fetched(settings.source, steps)
     options = {"--model": str(model), "--precision": settings.precision, "--backend": settings.backend}
     options |= {"--drafter": str(settings.drafter)} if settings.drafter else {}
     options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
-    return Path(steps.tuned_bundle(options, settings.tune_minutes)["--output"])
+    return Path(steps.built_bundle(options)["--output"])
 
 
 def fetched(source: str, steps: Steps) -> Path:

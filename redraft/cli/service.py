@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from redraft.bundle.budget import BudgetFile, doubtful_warning, untuned_warning
 from redraft.chat import Writing, render_chat
 from redraft.cli.flags import with_settings
 from redraft.cli.options import MethodOption, SeedOption, TemperatureOption, TopPOption
@@ -76,7 +75,6 @@ def serve(
         out.print(f"  OpenAI   http://{host}:{settings.openai_port}/v1")
         out.print(f"  page     http://{host}:{settings.openai_port}/")
     out.print(f"  logs     {RunDir(run_dir).path}", markup=False)
-    _warn_of_budgets(state.untuned, state.settings.bundle)
     if foreground and (reason := launcher.stay(run_dir, lambda text: out.print(text, end="", markup=False))):
         fail(f"redraft serve: {reason}")
 
@@ -98,7 +96,6 @@ def swap(
     except ServingError as error:
         fail(f"redraft swap: {error}")
     out.print(f"serving {state.settings.bundle.name}", markup=False)
-    _warn_of_budgets(state.untuned, state.settings.bundle)
 
 
 def stop(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
@@ -147,7 +144,6 @@ def status(
     out.print(f"  guard    pid {state.guard_pid}, restarts {state.guard_restarts}")
     if state.openai_pid:
         out.print(f"  OpenAI   pid {state.openai_pid}, restarts {state.openai_restarts}")
-    _warn_of_budgets(state.untuned, state.settings.bundle)
     raise typer.Exit(0 if state.phase == "ready" else 1)
 
 
@@ -219,14 +215,6 @@ def _look(path: Path) -> tuple[State | None, bool]:
             "if it stays so, `redraft stop` ends the service"
         )
     return state, running
-
-
-def _warn_of_budgets(untuned: list[str], bundle: Path) -> None:
-    warnings = [untuned_warning(untuned, bundle)] if untuned else []
-    with suppress(OSError, ValueError):  # the service has read a table that is damaged since
-        warnings += [doubtful_warning(name, table, bundle) for name, table in BudgetFile.load(bundle).doubtful.items()]
-    for warning in warnings:
-        out.print(f"  warning  {warning}", markup=False)
 
 
 @contextmanager

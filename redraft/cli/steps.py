@@ -10,12 +10,9 @@ from datetime import datetime
 from pathlib import Path
 
 from redraft.bound import bound
-from redraft.bundle.budget import why_untuned
 from redraft.cli.bundles import as_arguments, complete, needs_build
 from redraft.console.output import err, fail
 from redraft.errors import BundleError
-from redraft.serving.processes import ServingError
-from redraft.serving.ranks import launch_command
 
 
 class Steps:
@@ -32,7 +29,7 @@ class Steps:
             with self._log.open("a", encoding="utf-8") as file:
                 file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
-    def run(self, command: str, *arguments: object, ranks: int = 1) -> None:
+    def run(self, command: str, *arguments: object) -> None:
         """Run a command of `redraft`. Ends the process where it fails, and raises KeyboardInterrupt where it was
         interrupted."""
         words = [command, *map(str, arguments)]
@@ -40,9 +37,7 @@ class Steps:
         err.print(line, markup=False)
         self.log(line)
         try:
-            status = run_to_end(launch_command([sys.executable, "-m", "redraft.cli", *words], ranks))
-        except ServingError as error:  # MPI is missing
-            fail(f"{self.program}: {error}")
+            status = run_to_end([sys.executable, "-m", "redraft.cli", *words])
         except KeyboardInterrupt:
             self.log(f"redraft {command} was interrupted")
             raise
@@ -50,9 +45,9 @@ class Steps:
             self.log(f"redraft {command} ended with status {status}")
             fail(f"{self.program}: `redraft {command}` ended with status {status}; the same command goes on from there")
 
-    def tuned_bundle(self, options: dict[str, str], minutes: float) -> dict[str, str]:
-        """Build the bundle of these options of `redraft build`, and tune it in about `minutes`, each where that was not
-        done. Returns all its options. A bundle of other files in the folder is replaced, unless the options name it."""
+    def built_bundle(self, options: dict[str, str]) -> dict[str, str]:
+        """Build the bundle of these options of `redraft build`, where that was not done. Returns all its options. A
+        bundle of other files in the folder is replaced, unless the options name it."""
         replace = [] if {"--output", "--replace"} & options.keys() else ["--replace"]
         options = complete(options)
         if options["--precision"] == "fp8" and "--calibration" not in options:
@@ -64,10 +59,6 @@ class Steps:
             fail(f"{self.program}: {error}")
         if build:
             self.run("build", *as_arguments(options), *replace)
-        bundle = Path(options["--output"])
-        if minutes and (reason := why_untuned(bundle)):
-            err.print(reason, markup=False)
-            self.run("tune", "--bundle", bundle, "--minutes", minutes, ranks=int(options.get("--tp", "1")))
         return options
 
 

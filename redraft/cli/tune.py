@@ -1,15 +1,12 @@
-"""Measure step times and acceptance on a bundle, and write the budget tables of its methods.
+"""Fit the scores of drafted nodes to a bundle's own model.
 
     redraft tune --bundle artifacts/engines/NAME
 
-How many nodes to draft depends on what a step costs, which depends on how many sequences run. Measured are
-1. step times by running sequences and nodes, whole steps with drafting and host time;
-2. the scores of drafted nodes at each temperature, fitted so that a score is the chance to be accepted;
-3. acceptance of the largest trees: where the accepted nodes rank says what every smaller tree would have gained;
-4. the chosen budgets beside no drafting. Nothing is drafted where this does not pay.
+A server needs no tuning: how much it drafts follows from what it sees. The scores that ship were fitted to one small
+model. Scores of the bundle's own rank nodes better where requests are sampled: three numbers for each temperature,
+fitted to answers so that a score is the log of the chance to be accepted.
 
-A method's table is written when the method is measured; the same command goes on with the methods that have none. With
-fewer minutes than all measurements take, the most valuable are made, and what is uncertain is not drafted.
+A method's scores are written when they are fitted; the same command goes on with the methods that have none.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from redraft.bundle.budget import BudgetFile
+from redraft.bundle.scores import ScoresFile
 from redraft.cli.options import BundleOption, ColumnOption, OwnPromptsOption, ThreadsOption
 from redraft.compiler.tuning.bundle import forget_unusable, tune_bundle
 from redraft.console.interrupt import interruptible
@@ -31,7 +28,7 @@ from redraft.request import InvalidRequest
 from redraft.runtime import Runtime
 
 
-@interruptible("redraft tune", "tables that were written are kept: the same command goes on with the other methods")
+@interruptible("redraft tune", "scores that were written are kept: the same command goes on with the other methods")
 def main(
     bundle: BundleOption,
     method: Annotated[
@@ -44,12 +41,12 @@ def main(
     ] = None,
     prompts: OwnPromptsOption = PROMPTS,
     column: ColumnOption = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure acceptance on.")] = 16,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to fit to.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 64,
     minutes: Annotated[float, typer.Option(min=0, max=100_000, help="Minutes for each method, about.")] = 4.0,
     threads: ThreadsOption = None,
 ) -> None:
-    """Write a bundle's budget tables: how many nodes to draft for each number of running sequences."""
+    """Fit the scores of a bundle's drafted nodes to its own answers."""
     console = Console(stderr=True)
     try:
         known = load_prompts(prompts, column)
@@ -69,15 +66,15 @@ def main(
             f"redraft tune: --method: expected some of {', '.join(runtime.methods)}, got {', '.join(sorted(unknown))}",
         )
         raise typer.Exit(2)
-    tuned = BudgetFile.load(bundle).methods
-    names = method or [name for name in runtime.methods if name not in tuned] or list(runtime.methods)
+    fitted = ScoresFile.load(bundle).methods
+    names = method or [name for name in runtime.methods if name not in fitted] or list(runtime.methods)
     try:
         tune_bundle(bundle, runtime, names, known, num_prompts, max_tokens, minutes, console)
     except InvalidRequest as error:
         write(console, f"redraft tune: {prompts}: {error}")
         raise typer.Exit(2) from None
     except BundleError as error:
-        write(console, f"redraft tune: {error}; tables that were written before are kept, the same command goes on")
+        write(console, f"redraft tune: {error}; scores that were written before are kept, the same command goes on")
         raise typer.Exit(1) from None
     finally:
         runtime.engine.close()

@@ -46,24 +46,6 @@ def most_bytes() -> int:
     return min([min([psutil.virtual_memory().total, *_cgroup_limits()]) + swap, *_address_limit()])
 
 
-class OtherLoad:
-    """What programs other than this one use of the cores, from when this is made on."""
-
-    def __init__(self) -> None:
-        self._before = self._seconds()
-
-    def share(self) -> float:
-        """Their share of all cores' time so far, 0 to 1."""
-        ours, idle, total = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
-        return min(max((total - idle - ours) / total, 0.0), 1.0) if total > 0 else 0.0
-
-    @staticmethod
-    def _seconds() -> tuple[float, float, float]:
-        """CPU seconds of this process, of no process, and all that there were."""
-        ours, cores = psutil.Process().cpu_times(), psutil.cpu_times()
-        return ours.user + ours.system, cores.idle + getattr(cores, "iowait", 0.0), sum(cores[:8])
-
-
 def cpu_quota() -> float | None:
     """Cores' worth of time that control groups allow this process; None where they do not limit it."""
     quotas = []

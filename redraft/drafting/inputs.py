@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from redraft.batch import DraftBatch, SharedNoise
-from redraft.bundle.budget_table import BudgetTable, Scores
+from redraft.decoding.scores import Scores, scores_at
 from redraft.engines.features import join
 from redraft.request import SamplingConfig
 from redraft.request_state import RequestState
@@ -38,10 +38,10 @@ def temperature_of(sequence: RequestState) -> float:
     return _filter(sequence.request.sampling)[0]
 
 
-def scores_of(table: BudgetTable, sequences: list[RequestState]) -> list[Scores]:
+def scores_of(fitted: tuple[Scores, ...], sequences: list[RequestState]) -> list[Scores]:
     """How each sequence's nodes are scored: a batch's greedy and sampled trees compete by their scores."""
     temperatures = [temperature_of(sequence) for sequence in sequences]
-    scores = {temperature: table.scores_at(temperature) for temperature in set(temperatures)}
+    scores = {temperature: scores_at(fitted, temperature) for temperature in set(temperatures)}
     return [scores[temperature] for temperature in temperatures]
 
 

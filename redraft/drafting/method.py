@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
+from redraft.budgets.controller import MethodBudgets
 from redraft.bundle.budget_table import Budget
 from redraft.bundle.method import MethodConfig
 from redraft.decoding import native
@@ -69,9 +70,11 @@ class Method(AutoRegressive):
         bigrams: np.ndarray | None = None,
         served: Collection[Iterable[int]] = (),
         unknown_tokens: frozenset[int] = frozenset(),
+        budgets: MethodBudgets | None = None,
     ):
         """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`; `served`: texts to retrieve from
-        before any was served; `unknown_tokens` are never sampled.
+        before any was served; `unknown_tokens` are never sampled. `budgets` say how much pays; None, or where the
+        configuration fixes a budget: that is drafted.
 
         Raises ValueError for a method that makes no sense, or asks of the drafter what it cannot do.
         """
@@ -86,8 +89,10 @@ class Method(AutoRegressive):
         self._room = self._most
         """Drafted nodes of a tree that budgets are given from."""
         self._random = config.shape is not None
-        self._proposers = proposers_of(config, self._table, drafter)
+        self._proposers = proposers_of(config, drafter)
         self._retrieval = Retrieval.of(served) if config.retrieves else None
+        # Where draws are weighed, what is drafted decides the text: a seed's text may not depend on a load.
+        self._budgets = budgets if self._verifier.merges and config.budget is None else None
 
     def remember(self, sequence: RequestState) -> NgramIndex | RetrievalText | None:
         """What the method keeps of a new sequence's text and is told every token of, if it drafts from such."""
@@ -108,7 +113,7 @@ class Method(AutoRegressive):
 
         A tree is only its root where the budget is 0 or one token remains.
         """
-        budgets = self._budgets(sequences, running)
+        budgets = self._most_nodes(sequences, running)
         drafting = [budget.nodes > 0 for budget in budgets]
         if all(drafting):
             tree = self._trees(sequences, budgets)
@@ -122,8 +127,15 @@ class Method(AutoRegressive):
         drops = self._unknown_tokens and self._verifier.merges
         return without_tokens(tree, self._unknown_tokens) if drops else tree
 
-    def _budgets(self, sequences: list[RequestState], running: int) -> list[Budget]:
+    def _most_nodes(self, sequences: list[RequestState], running: int) -> list[Budget]:
+        """The most that may be drafted for each sequence. With an estimate of what pays, nothing where drafting does
+        not, so that the drafter is not called."""
         temperatures = [temperature_of(sequence) for sequence in sequences]
+        if self._budgets is not None:
+            drafting = [sequence.remaining > 1 for sequence in sequences]
+            pays = any(drafting) and self._budgets.pay(np.array(temperatures)[drafting])
+            most = Budget(self._config.tree_budget)
+            return [most if pays and drafts else NO_BUDGET for drafts in drafting]
         budgets = {temperature: self._table.lookup(running, temperature) for temperature in set(temperatures)}
         return [
             budgets[temperature] if sequence.remaining > 1 else NO_BUDGET
@@ -141,11 +153,13 @@ class Method(AutoRegressive):
     def _limits(self, sequences: list[RequestState], budgets: list[Budget]) -> TreeLimits:
         nodes = [min(budget.nodes, self._room) for budget in budgets]
         guided = not self._config.grows and any(sequence.sampler.grammar for sequence in sequences)
+        # Of a fixed budget one tree may take all; of one that is chosen each has its own at most.
+        shared = sum(nodes) if self._budgets is None else max(nodes)
         return TreeLimits(
             nodes=nodes,
             depths=[sequence.remaining - 1 for sequence in sequences],
             scores=[math.log(budget.chance) if budget.chance else -math.inf for budget in budgets],
-            largest=min(sum(nodes) * (SPARE if guided else 1), self._most),
+            largest=min(shared * (SPARE if guided else 1), self._most),
         )
 
     def _propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
@@ -159,8 +173,12 @@ class Method(AutoRegressive):
         return note("grammar", sequences, guided_trees(tree, grammars, most)) if any(grammars) else tree
 
     def _cut(self, tree: TokenTree, limits: TreeLimits) -> TokenTree:
-        """The trees cut to their limits. Sequences share their budgets, as one may be surer of its next tokens than
-        another; random draws have been cut in draw order, each sequence's by itself."""
+        """The trees cut to their limits, and to the nodes that pay. Sequences share their budgets, as one may be surer
+        of its next tokens than another; random draws have been cut in draw order, each sequence's by itself."""
+        if self._budgets is not None:
+            prune = prune_tree if self._random else native.prune_tree
+            tree = prune(tree, limits.nodes, limits.depths, limits.scores)
+            return prune(tree, self._budgets.share(tree), limits.depths, limits.scores)
         if self._random:
             return prune_tree(tree, limits.nodes, limits.depths)
         nodes = limits.nodes

@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 
 from redraft.batch import DraftCandidates, DraftSampling
-from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.method import MethodConfig
 from redraft.decoding import native
 from redraft.decoding.construction import CONSTRUCTIONS
@@ -21,6 +20,7 @@ from redraft.decoding.native import NativeNgrams
 from redraft.decoding.ngram import NGRAM_LENGTH, NgramIndex, ngram_chains
 from redraft.decoding.random_trees import DrawShape, pack_draws
 from redraft.decoding.retrieval import RetrievalText, retrieved_trees
+from redraft.decoding.scores import Scores
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import VERIFIERS
 from redraft.drafting.groups import note, split_trees
@@ -92,11 +92,11 @@ class RandomTrees:
 class SearchedTrees:
     """Trees of a drafter's search, by a construction, or grown together with the sequences' n-grams and grammars."""
 
-    def __init__(self, config: MethodConfig, table: BudgetTable, drafter: DraftEngine | None):
+    def __init__(self, config: MethodConfig, drafter: DraftEngine | None):
         """Raises ValueError where there is no drafter."""
         if drafter is None:
             raise ValueError(f"{config.construction!r} needs a drafter, and this engine has none for it")
-        self._drafter, self._table = drafter, table
+        self._drafter, self._fitted = drafter, config.scores
         self._build = native.best_first if config.grows else CONSTRUCTIONS[config.construction or ""].build
         self._grows = config.grows
         self._joins_ngrams = config.joins_ngrams
@@ -106,7 +106,7 @@ class SearchedTrees:
     def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
         """Draft in one call of the network. Trees are grown only where there is something to grow them by: without
         n-grams and grammars the construction gives the same nodes for less."""
-        roots, scores = roots_of(sequences), scores_of(self._table, sequences)
+        roots, scores = roots_of(sequences), scores_of(self._fitted, sequences)
         self.candidates = self._drafter.draft(draft_batch(sequences, roots), next_noise(sequences, scores))
         grammars = [sequence.sampler.grammar for sequence in sequences]
         guided = self._grows and any(grammars)
@@ -163,25 +163,25 @@ class SearchedTrees:
 class RetrievedTrees:
     """Trees of what followed the same tokens in all that the method has served."""
 
-    def __init__(self, table: BudgetTable):
-        self._table = table
+    def __init__(self, fitted: tuple[Scores, ...]):
+        self._fitted = fitted
 
     def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
         """Retrieve within the limits."""
         texts = [sequence.memory for sequence in sequences if isinstance(sequence.memory, RetrievalText)]
-        odds = [score.ngram_odds for score in scores_of(self._table, sequences)]
+        odds = [score.ngram_odds for score in scores_of(self._fitted, sequences)]
         return note("ngrams", sequences, retrieved_trees(texts, limits.nodes, NGRAM_LENGTH, limits.scores, odds))
 
 
 class NgramChains:
     """Chains of what followed the same tokens before in the sequence's own text."""
 
-    def __init__(self, table: BudgetTable):
-        self._table = table
+    def __init__(self, fitted: tuple[Scores, ...]):
+        self._fitted = fitted
 
     def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
         """Guess up to NGRAM_LENGTH tokens: `Method` cuts them."""
-        odds = [score.ngram_odds for score in scores_of(self._table, sequences)]
+        odds = [score.ngram_odds for score in scores_of(self._fitted, sequences)]
         return note("ngrams", sequences, ngram_chains(roots_of(sequences), ngrams_of(sequences), odds, NGRAM_LENGTH))
 
 
@@ -191,15 +191,15 @@ def ngrams_of(sequences: list[RequestState]) -> list[NgramIndex]:
     return [memory if isinstance(memory, NgramIndex) else NgramIndex() for memory in memories]
 
 
-def proposers_of(config: MethodConfig, table: BudgetTable, drafter: DraftEngine | None) -> list[Proposer]:
+def proposers_of(config: MethodConfig, drafter: DraftEngine | None) -> list[Proposer]:
     """The ways that a method drafts in, whose trees are merged. Raises ValueError where the drafter cannot do it."""
     proposers: list[Proposer] = []
     if (shape := config.shape) is not None:
         proposers.append(RandomTrees(config, shape, drafter))
     elif config.retrieves:
-        proposers.append(RetrievedTrees(table))
+        proposers.append(RetrievedTrees(config.scores))
     elif config.construction is not None:
-        proposers.append(SearchedTrees(config, table, drafter))
+        proposers.append(SearchedTrees(config, drafter))
     if config.ngram and not config.joins_ngrams:  # else the tree that is grown or retrieved has them
-        proposers.append(NgramChains(table))
+        proposers.append(NgramChains(config.scores))
     return proposers

@@ -63,7 +63,7 @@ class ResamplingMethod(Method):
         super().__init__(config, drafter, max_tree, *args)
         self._resampler = drafter
         self._room = self._most - config.resample_budget
-        self._chains = NgramChains(self._table)
+        self._chains = NgramChains(config.scores)
 
     def remember(self, sequence: RequestState) -> ChainMemory:
         """See `Method.remember`."""
@@ -117,7 +117,7 @@ class ResamplingMethod(Method):
             assert isinstance(self._resampler, ResamplingEngine)
             chosen = [sequences[index] for index in group]
             chains = [chain for index in group if (chain := memories[index].chain) is not None]
-            roots, noise = roots_of(chosen), next_noise(chosen, scores_of(self._table, chosen))
+            roots, noise = roots_of(chosen), next_noise(chosen, scores_of(self._config.scores, chosen))
             return note("resampled", chosen, best_first(self._resampler.resample(chains, roots, noise), roots, nodes))
 
         left = [memory.left(self._config.resample_above) for memory in memories]

@@ -65,6 +65,12 @@ class Engine(Protocol):
         """Why a slot's rows do not serve other sequences, as a clause; None: they do, and `copy` works."""
         ...
 
+    @property
+    def step_shapes(self) -> Sequence[tuple[int, int]]:
+        """The shapes that steps are padded to, sequences and rows of each; empty where steps are executed as they
+        are."""
+        ...
+
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first `rows` rows of a slot's cache to another slot, and of the drafters' caches one row more: pairs
         may begin before the text."""

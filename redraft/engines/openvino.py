@@ -37,6 +37,7 @@ class OpenVINOEngine:
     0."""
 
     reuse_refusal = None
+    step_shapes: tuple[tuple[int, int], ...] = ()
 
     def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = local_logits):
         self._bundle, config, self.gather = bundle, bundle.config, gather

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -55,6 +55,11 @@ class TimedEngine:
     def reuse_refusal(self) -> str | None:
         """See `Engine.reuse_refusal`."""
         return self._engine.reuse_refusal
+
+    @property
+    def step_shapes(self) -> Sequence[tuple[int, int]]:
+        """See `Engine.step_shapes`."""
+        return self._engine.step_shapes
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """See `Engine.copy`."""

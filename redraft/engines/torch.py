@@ -124,6 +124,11 @@ class TorchEngine:
             logits = forbid_unknown(self.gather(outputs[0][: len(batch.logit_rows)]), self._unknown_tokens)
             return sample(logits, batch, samplers, self._results, self._draws), features
 
+    @property
+    def step_shapes(self) -> list[tuple[int, int]]:
+        """See `Engine.step_shapes`: on a GPU those of the captured graphs."""
+        return [(bucket.sequences, bucket.rows) for bucket in self._buckets]
+
     @torch.inference_mode()
     def copy(self, source: int, target: int, rows: int) -> None:
         """See `Engine.copy`."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from redraft.bundle.budget import machine_name
+from redraft.bundle.machine import machine_name
 from redraft.chat import ChatMessage
 from redraft.console.progress import duration, progress, write
 from redraft.loadtest import plots

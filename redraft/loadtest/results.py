@@ -117,7 +117,7 @@ def write_json(path: Path, content: Any) -> None:
 def save_report(path: Path, figures: dict[str, Any]) -> None:
     """Write a benchmark's figures with the machine that they were measured on, the date and the command."""
     # Not above: scripts for a bare GPU machine import this module to say which packages are missing there.
-    from redraft.bundle.budget import machine_name
+    from redraft.bundle.machine import machine_name
 
     measured = {
         "machine": machine_name(),

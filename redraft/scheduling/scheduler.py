@@ -16,12 +16,15 @@ import numpy as np
 
 from redraft import metrics
 from redraft.batch import TargetBatch, step_rows
+from redraft.budgets.controller import BudgetController
+from redraft.budgets.cost import StepShape
 from redraft.bundle.method import MethodConfig
 from redraft.decoding import native
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width
 from redraft.decoding.verification import Verdict, walk_chosen
 from redraft.drafting import start_method
+from redraft.drafting.inputs import temperature_of
 from redraft.drafting.method import AutoRegressive
 from redraft.engines.api import Engine, LogitRows
 from redraft.engines.features import Features, take_rows
@@ -69,10 +72,12 @@ class Scheduler:
         served: Collection[Iterable[int]] = (),
         prefix_reuse: bool = True,
         unknown_tokens: frozenset[int] = frozenset(),
+        budgets: BudgetController | None = None,
     ):
         """`methods` by name, the first of which serves requests that name none; `observe` is shown every step's tree,
         index in it and verdict of each sequence; `served` are the tokens of texts that count as served before.
-        `unknown_tokens` are not drafted, since the engine never gives them.
+        `unknown_tokens` are not drafted, since the engine never gives them. `budgets` say how much to draft; None: as
+        much as each method's configuration says, whatever runs.
         With `prefix_reuse` requests begin after the rows of an earlier one with the same first tokens: see `Slots`.
 
         Raises ValueError where a method makes no sense, or asks of the engine's drafter what it cannot do.
@@ -84,17 +89,25 @@ class Scheduler:
         status = WeakMethod(self.status)
         for entry, name in ((metrics.RUNNING, "running"), (metrics.WAITING, "waiting"), (metrics.CACHE_USE, "kv_use")):
             self.metrics[entry].set_function(partial(_gauge, status, name))
+        if budgets:
+            self.metrics[metrics.STEP_ERROR].set_function(lambda: budgets.costs.error)
         self.totals = Totals(self.metrics)
         self.clock = EngineClock()
         self._engine = TimedEngine(engine, self.clock)
         self._sources = {AUTO_REGRESSIVE: AutoRegressive()} | {
             name: start_method(
-                config, self._engine.drafters.get(name), limits.max_tree, bigrams, served, unknown_tokens
+                config,
+                self._engine.drafters.get(name),
+                limits.max_tree,
+                bigrams,
+                served,
+                unknown_tokens,
+                budgets and budgets.of(name),
             )
             for name, config in methods.items()
         }
         self._default = next(iter(methods), AUTO_REGRESSIVE)
-        self._observe = observe
+        self._observe, self._budgets = observe, budgets
         self._waiting: deque[RequestState] = deque()
         self._left = False
         """Whether a sequence has ended since the last step."""
@@ -167,13 +180,15 @@ class Scheduler:
 
     def step(self) -> list[Output]:
         """Admit what fits, execute one step of all running sequences, and return their outputs."""
-        started, engine_s, draft_s = time.perf_counter(), self.clock.engine_s, self.clock.draft_s
+        started, target_s, draft_s = time.perf_counter(), self.clock.target_s, self.clock.draft_s
         self._end_late(started)
         outputs = self._sweep() if self._left else []
         decoding = [sequence for sequence in self._running if sequence.prefilled]
         chunks = self._prefill_chunks(len(decoding))
         if not self._running:
             return outputs
+        if self._budgets:
+            self._budgets.begin(StepShape(len(decoding), len(chunks), sum(count for _, count in chunks)))
         tree = self._draft(decoding)
         batch = self._batch(decoding, tree, chunks)
         prefilling = (sequence for sequence, _ in chunks)
@@ -184,8 +199,15 @@ class Scheduler:
         gaps_s = self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
         self._take_chunks(chunks, len(tree.tokens), logits, kept[len(decoding) :])
         outputs += self._sweep()
-        spent = self.clock.engine_s - engine_s, self.clock.draft_s - draft_s
-        self.metrics.note_step(time.perf_counter() - started, *spent, gaps_s)
+        target_s, draft_s = self.clock.target_s - target_s, self.clock.draft_s - draft_s
+        step_s = time.perf_counter() - started
+        self.metrics.note_step(step_s, target_s + draft_s, draft_s, gaps_s)
+        if self._budgets and decoding:
+            methods = [sequence.method for sequence in decoding]
+            accepted = [len(verdict.path) - 1 for verdict in verdicts]
+            self._budgets.end(methods, [*map(temperature_of, decoding)], tree, accepted, step_s, target_s)
+            for method, drafts in self._budgets.step.drafts.items():
+                self.metrics[metrics.EXPECTED_TOKENS].labels(method).inc(drafts.expected)
         return outputs
 
     def _admit(self, sequence: RequestState) -> None:

@@ -67,8 +67,6 @@ class EngineWorker(Part):
     def __init__(self, run_dir: RunDir, settings: ServeSettings, client: WorkerClient, triton: Part):
         self._run_dir, self._settings, self._client, self._triton = run_dir, settings, client, triton
         self.start_s, self.silence_s = settings.start_timeout_s, settings.silence_s
-        self.untuned: list[str] = []
-        """Methods of its bundle that are not tuned."""
         self.rank_pids: dict[int, int] = {}
         self.rank_failures: dict[int, int] = {}
         self.last_failure = ""
@@ -84,10 +82,10 @@ class EngineWorker(Part):
         self._ends_by = None
         super().start()
 
-    def replace(self, child: Child, settings: ServeSettings, untuned: list[str]) -> None:
+    def replace(self, child: Child, settings: ServeSettings) -> None:
         """Be another worker, of another bundle, which is up."""
         child.up = True
-        self.child, self._settings, self.untuned, self._ends_by = child, settings, untuned, None
+        self.child, self._settings, self._ends_by = child, settings, None
         self._fallen = []  # they were ranks of the other worker
         self.pulse.reset()
         self._find_ranks()
@@ -167,7 +165,6 @@ class EngineWorker(Part):
         """Whether the worker is ready and, before it counts as up again, whether Triton's models reach it."""
         try:
             status = self._client.status(self.silence_s / 2)
-            self.untuned = status.untuned
             if not status.ready and self._ends_by is None:
                 self._ends_by = time.monotonic() + self._settings.drain_s + END_S
             if status.ready and self._triton.up and not self.up:
@@ -187,8 +184,6 @@ class Swap:
     def __init__(self, run_dir: RunDir, settings: ServeSettings, order: SwapOrder, number: int):
         self.state = SwapState(order=order)
         self.settings = settings.model_copy(update={"bundle": order.bundle})
-        self.untuned: list[str] = []
-        """Methods of the new bundle that are not tuned."""
         self._run_dir, self._socket = run_dir, run_dir.worker_socket(number)
         self._newcomer: Child | None = None
         self._predecessor: Child | None = None
@@ -254,7 +249,7 @@ class Swap:
             client.replaced(self.settings.drain_s)
             self._ends_by += self.settings.drain_s + END_S
         self.state = self.state.model_copy(update={"phase": "draining"})
-        worker.replace(newcomer, self.settings, self.untuned)
+        worker.replace(newcomer, self.settings)
         return True
 
     def end(self, why: str = "") -> SwapState:
@@ -275,7 +270,6 @@ class Swap:
                         return
                 request = GenerateRequest(id=client.new_id(), input_ids=[0], max_tokens=FIRST_TOKENS)
                 client.complete(request, timeout=self.settings.start_timeout_s)
-                self.untuned = client.status().untuned
         except WorkerError as error:
             self._error = f"the first request to the new bundle failed: {error}"
         else:

@@ -67,8 +67,6 @@ class State(BaseModel):
     rank_pids: dict[int, int] = {}
     rank_failures: dict[int, int] = {}
     last_failure: str = ""
-    untuned: list[str] = []
-    """Methods of the bundle that the worker found not to be tuned when it loaded it."""
     swap: SwapState | None = None
     settings: ServeSettings
     """What it was started with, and the bundle that is served now."""

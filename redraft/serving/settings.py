@@ -107,8 +107,8 @@ class ServeSettings(BaseModel):
 
     source: str = Field(
         default=DEFAULT,
-        description="A bundle, or a model: a folder, a .gguf file, a hub id, or 'default'. A model is fetched, built "
-        "and tuned first, where that was not done yet.",
+        description="A bundle, or a model: a folder, a .gguf file, a hub id, or 'default'. A model is fetched and "
+        "built first, where that was not done yet.",
     )
     bundle: _Bundle = Field(
         default=cast(Any, None),
@@ -130,9 +130,6 @@ class ServeSettings(BaseModel):
         default=1,
         ge=1,
         description="Ranks that execute a model together (tensor parallelism).",
-    )
-    tune_minutes: float = Field(
-        default=4.0, ge=0, le=100_000, description="Minutes to tune a model's bundle in, about; 0: it is not tuned."
     )
     address: Address = Field(
         default=Address.loopback, description="Where the ports are: on this machine only, or on all of its addresses."

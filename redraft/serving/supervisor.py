@@ -182,7 +182,6 @@ class Supervisor:
             phase=phase,
             detail=detail,
             error=error,
-            untuned=worker.untuned,
             rank_pids=worker.rank_pids,
             rank_failures=worker.rank_failures,
             last_failure=worker.last_failure,

@@ -91,7 +91,6 @@ class WorkerStatus(BaseModel):
     limits: dict[str, int] = Field(default_factory=dict)
     bundle: str = ""
     pid: int = 0
-    untuned: list[str] = Field(default_factory=list, description="methods whose budgets rest on no measurement")
 
 
 Request = GenerateRequest | CancelRequest | StatusRequest | ReplacedRequest

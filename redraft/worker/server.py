@@ -25,7 +25,6 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from redraft import logs
-from redraft.bundle.budget import untuned_warning
 from redraft.engines.ranks import process as rank_process
 from redraft.errors import Code, RequestError
 from redraft.grammar.trial import QUICK_S, TakesLonger
@@ -56,6 +55,8 @@ from redraft.worker.protocol import (
 
 IDLE_WAIT_MS = 200
 PARENT_CHECK_S = 1.0
+KEEP_S = 600.0
+"""What was learned of the engine and the traffic is written so often, and at the end."""
 RECEIVE_S, RECEIVE_SHARE = 0.002, 0.25
 """Between two steps messages are taken for so long, or for this share of the time of a step."""
 MAX_UNSENT = 100_000
@@ -132,7 +133,7 @@ class Worker:
 
     def run(self, alive: Callable[[], bool] = lambda: True) -> None:
         """Serve until stopped, or until `alive`, asked about once a second, says False."""
-        next_check = 0.0
+        next_check, next_keep = 0.0, time.monotonic() + KEEP_S
         scheduler = self._runtime.scheduler
         try:
             while not self._stopping:
@@ -146,6 +147,9 @@ class Worker:
                 now = time.monotonic()
                 if self._is_drained(now):
                     break
+                if now > next_keep:
+                    next_keep = now + KEEP_S
+                    self._runtime.keep_learned()
                 if now > next_check:
                     next_check = now + PARENT_CHECK_S
                     if not alive():
@@ -350,7 +354,7 @@ class Worker:
             status.limits["max_per_client"] = self._max_per_client
         if metrics:
             status.metrics = self._runtime.scheduler.metrics.page().decode()
-        status.bundle, status.pid, status.untuned = self._runtime.name, os.getpid(), self._runtime.untuned
+        status.bundle, status.pid = self._runtime.name, os.getpid()
         self._send(client, status.model_dump())
 
     def _send(self, client: bytes, message: dict[str, Any]) -> None:
@@ -400,8 +404,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    if runtime.untuned:
-        log.warning("%s", untuned_warning(runtime.untuned, options.bundle))
     serve(runtime, options.socket, None if options.outlive_parent else parent, settings)
     return 0
 
@@ -429,6 +431,7 @@ def serve(
     try:
         worker.run(alive=lambda: parent is None or os.getppid() == parent)
     finally:
+        runtime.keep_learned()
         runtime.engine.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -34,12 +35,12 @@ class Machine:
     draft_ms: tuple[float, float]
     host_ms: tuple[float, float]
 
-    @property
+    @cached_property
     def table(self) -> TimeTable:
         return TimeTable(sequences=64, rows=list(self.rows), seconds=[1e-3 * ms for ms in self.ms], padded=self.padded)
 
     def target_s(self, rows: int) -> float:
-        return float(self.table.look_up(np.array([rows]))[0])
+        return self.table.at(rows)
 
     def other_s(self, streams: int, drafts: bool) -> float:
         fixed, each = self.host_ms
@@ -102,7 +103,7 @@ def steady(traffic: Traffic, streams: int = 1) -> Mix:
 class Drawn:
     """Trees of one step, and which of their nodes the target would follow."""
 
-    tree: TokenTree
+    scores: np.ndarray  # float64 [B, NODES + 1], the root's first
     followed: np.ndarray  # bool [B, NODES]
 
 
@@ -117,24 +118,21 @@ def draw(rng: np.random.Generator, traffic: Traffic) -> Drawn:
     alive = np.cumprod(np.concatenate([np.ones((streams, 1)), picked[:, :-1] == 0], axis=1), axis=1).astype(bool)
     followed = (picked[:, :, None] == np.arange(SIBLINGS)) & alive[:, :, None]
     scores = np.log(np.concatenate([np.ones((streams, 1)), chances.reshape(streams, NODES)], axis=1))
-    shape = (streams, NODES + 1)
-    tree = TokenTree(
-        np.zeros(shape, np.int32),
-        np.broadcast_to(PARENTS, shape).astype(np.int32),
-        np.full(streams, NODES + 1, np.int32),
-        scores.astype(np.float32),
-    )
-    return Drawn(tree, followed.reshape(streams, NODES))
+    return Drawn(scores, followed.reshape(streams, NODES))
+
+
+def tree_of(scores: np.ndarray, kept: np.ndarray) -> TokenTree:
+    """The nodes of [B, NODES + 1] that are kept."""
+    offsets = np.concatenate([[0], kept.sum(1).cumsum()]).astype(np.int32)
+    parents = np.broadcast_to(PARENTS, scores.shape)[kept].astype(np.int32)
+    return TokenTree(offsets, np.zeros(len(parents), np.int32), parents, scores[kept])
 
 
 def cut(drawn: Drawn, counts: list[int]) -> tuple[TokenTree, np.ndarray]:
     """The best nodes of each tree, and how many of them are accepted [B]."""
-    scores = drawn.tree.scores[:, 1:]
-    ranks = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1)
-    kept = ranks < np.array(counts)[:, None]
-    whole = np.concatenate([np.zeros((len(kept), 1)), np.where(kept, scores, -np.inf)], axis=1)
-    tree = TokenTree(drawn.tree.tokens, drawn.tree.parents, 1 + np.array(counts, np.int32), whole)
-    return tree, (kept & drawn.followed).sum(1)
+    ranks = np.argsort(np.argsort(-drawn.scores, axis=1, kind="stable"), axis=1)
+    kept = ranks <= np.array(counts)[:, None]
+    return tree_of(drawn.scores, kept), (kept[:, 1:] & drawn.followed).sum(1)
 
 
 def best_fixed(machine: Machine, mix: Mix, seconds: float) -> float:
@@ -178,7 +176,7 @@ class Run:
 
 def started(machine: Machine, rng: np.random.Generator) -> BudgetController:
     """A controller whose table was timed at load, each count a bit off."""
-    table = machine.table
+    table = machine.table.model_copy()
     table.seconds = [seconds * rng.normal(1.0, 0.05) for seconds in table.seconds]
     return BudgetController(Estimates(costs=StepCosts(tables=[table])))
 
@@ -194,12 +192,15 @@ def simulate(machine: Machine, mix: Mix, seconds: float, seed: int = 0) -> Run:
         drawn = draw(rng, traffic)
         controller.begin(StepShape(streams))
         drafts = controller.pays(METHOD, bands)
-        tree, accepted = cut(drawn, controller.share(METHOD, drawn.tree) if drafts else [0] * streams)
+        tree, accepted = cut(
+            drawn,
+            controller.share(METHOD, tree_of(drawn.scores, np.isfinite(drawn.scores))) if drafts else [0] * streams,
+        )
         noise = max(rng.normal(1.0, 0.03), 0.5) * (3.0 if rng.random() < 0.005 else 1.0)
         target_s = machine.target_s(int(tree.sizes.sum())) * noise
         step_s = target_s + machine.other_s(streams, drafts)
         plain_s = machine.target_s(streams) * noise + machine.other_s(streams, False)
-        controller.end([METHOD] * streams, bands, tree, accepted.tolist(), step_s, target_s)
+        controller.end([METHOD] * streams, [traffic.temperature] * streams, tree, accepted.tolist(), step_s, target_s)
         steps.append((step_s, plain_s * (1 + accepted.sum() / streams)))
         now += step_s
     return Run(*np.array(steps).T, held_back=controller.held_back / len(steps))

@@ -50,11 +50,11 @@ def test_a_bundle_with_drafter(model, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "2 TreeAttention" in printed
     assert "beam width 2" in printed
-    (tmp_path / "b" / "budget.json").write_text("{")
+    (tmp_path / "b" / "scores.json").write_text("{")
     with pytest.raises(typer.Exit):
         inspect.main(tmp_path / "b")
     printed = capsys.readouterr().out
-    assert "budget.json" in printed
+    assert "scores.json" in printed
     assert "redraft tune" in printed
 
 

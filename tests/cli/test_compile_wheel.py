@@ -167,7 +167,7 @@ def test_the_default_model_is_served_without_torch(redraft, smollm2, smollm2_bun
         (tmp_path / "home" / kind).mkdir(parents=True)
         (tmp_path / "home" / kind / folder.name).symlink_to(folder)
     without = ("torch", "transformers")
-    said = redraft("serve", "--tune-minutes", 0, *ports(), without=without)
+    said = redraft("serve", *ports(), without=without)
     assert f"serving {smollm2_bundle.name}" in said
     assert "redraft build" not in said
     question = "Why is the sky blue?"
@@ -216,7 +216,7 @@ def test_a_users_model_is_served_and_given_a_drafter(redraft, tmp_path):
     (source / "chat_template.jinja").write_text("Q{{ messages[0]['content'] }}A")
     rows = (json.dumps({"prompt": f"say {n} times {7 * n}"}) + "\n" for n in range(70))
     (tmp_path / "prompts.jsonl").write_text("".join(rows))
-    plain = ("--precision", "fp32", "--tune-minutes", 0)
+    plain = ("--precision", "fp32")
     said = redraft("serve", tmp_path / "source" / NAME, *plain, *ports())
     ngrams = tmp_path / "home" / "engines" / f"{NAME}-ngrams-fp32"
     assert f"redraft build --model {tmp_path / 'home' / 'models' / NAME}" in said.replace("\n", "")

@@ -12,7 +12,7 @@ import typer
 from redraft import home
 from redraft.cli import steps
 from redraft.cli.prepare import prepared
-from redraft.home import PROMPTS, SHIPPED
+from redraft.home import SHIPPED
 from redraft.serving.settings import ServeSettings
 
 
@@ -50,11 +50,9 @@ def options(command: list[str]) -> dict[str, str]:
     return {name: value for name, value in itertools.pairwise(command) if name.startswith("--")}
 
 
-def bundle_of(
-    source: str = "default", drafter: Path | None = None, tp: int = 1, minutes: float = 4.0, precision: str = "bf16"
-) -> Path:
+def bundle_of(source: str = "default", drafter: Path | None = None, tp: int = 1, precision: str = "bf16") -> Path:
     backend = "tensorrt" if precision == "fp8" else "openvino"
-    settings = {"source": source, "drafter": drafter, "tp": tp, "tune_minutes": minutes, "precision": precision}
+    settings = {"source": source, "drafter": drafter, "tp": tp, "precision": precision}
     return prepared(ServeSettings(backend=backend, **settings))
 
 
@@ -65,31 +63,28 @@ def fetched(folder_of_all: Path, name: str) -> Path:
     return folder
 
 
-def test_the_default_model_is_fetched_built_with_its_drafter_and_tuned(commands, tmp_path):
+def test_the_default_model_is_fetched_built_with_its_drafter(commands, tmp_path):
     bundle = bundle_of()
     assert bundle == tmp_path / "engines" / "SmolLM2-135M-Instruct-redrafter-bf16"
-    fetch, build, tune = commands.ran
+    fetch, build = commands.ran
     assert fetch[:2] == ["fetch", "default"]
     assert options(fetch)["--output"] == str(tmp_path / "models")
     built = options(build)
     assert "--replace" in build, "what was built there from another model or by other settings gives way"
     assert (built["--model"], built["--output"]) == (str(tmp_path / "models" / bundle.name[:21]), str(bundle))
     assert built["--drafter"] == str(SHIPPED / "drafters" / "SmolLM2-135M-Instruct")
-    assert options(tune) == {"--bundle": str(bundle), "--minutes": "4.0"}
-    assert PROMPTS.is_file(), "what it is tuned on"
 
 
 def test_what_is_there_is_not_made_again(commands, tmp_path, monkeypatch):
     fetched(tmp_path, "SmolLM2-135M-Instruct")
     monkeypatch.setattr(steps, "needs_build", lambda _: False)
-    monkeypatch.setattr(steps, "why_untuned", lambda _: "")
     bundle_of()
     assert not commands.ran
 
 
 @pytest.mark.parametrize("source", ["owner/Tiny-1B", "Tiny-1B.gguf", "models/Tiny-1B/"])
 def test_a_model_without_a_drafter_drafts_from_ngrams(commands, tmp_path, source):
-    assert bundle_of(source, minutes=0) == tmp_path / "engines" / "Tiny-1B-ngrams-bf16"
+    assert bundle_of(source) == tmp_path / "engines" / "Tiny-1B-ngrams-bf16"
     fetch, build = commands.ran
     assert fetch[1] == source
     assert "--no-drafter" in build
@@ -103,37 +98,36 @@ def test_ones_own_drafter_goes_before_the_one_that_ships(commands, tmp_path):
     bundle_of()
     assert options(commands.ran[1])["--drafter"] == str(own)
     bundle_of(drafter=tmp_path / "other")
-    assert options(commands.ran[-2])["--drafter"] == str(tmp_path / "other")
+    assert options(commands.ran[-1])["--drafter"] == str(tmp_path / "other")
 
 
 def test_a_fetched_models_folder_is_a_model(commands, tmp_path):
     folder = fetched(tmp_path / "elsewhere", "Mine")
     assert bundle_of(str(folder)).name == "Mine-ngrams-bf16"
-    assert commands.names == ["build", "tune"]
+    assert commands.names == ["build"]
 
 
 def test_a_folder_goes_before_a_fetched_model_of_its_name(commands, tmp_path, monkeypatch):
     fetched(tmp_path, "Mine")
     monkeypatch.chdir(tmp_path)
-    bundle_of("Mine", minutes=0)
+    bundle_of("Mine")
     assert commands.names == ["build"], "there is none of that name here"
     (tmp_path / "Mine").mkdir()
-    bundle_of("Mine", minutes=0)
+    bundle_of("Mine")
     assert commands.ran[1][:2] == ["fetch", "Mine"], "fetch refuses another model of that name"
     monkeypatch.chdir(tmp_path / "models" / "Mine")
     assert bundle_of(".").name == "Mine-ngrams-bf16"
 
 
-def test_several_ranks_tune_together(commands):
+def test_a_model_is_split_over_ranks(commands):
     bundle = bundle_of(tp=2)
     assert bundle.name.endswith("-bf16-tp2")
     assert options(commands.ran[1])["--tp"] == "2"
-    assert any(word.endswith("/mpiexec.gforker") for word in commands.started[2])
 
 
 def test_a_target_in_fp8_is_calibrated_first(commands):
     bundle_of(precision="fp8")
-    assert commands.names == ["fetch", "calibrate", "build", "tune"]
+    assert commands.names == ["fetch", "calibrate", "build"]
 
 
 def test_a_step_that_fails_ends_it(commands, capsys):

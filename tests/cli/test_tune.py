@@ -12,12 +12,12 @@ import psutil
 import pytest
 import typer
 
-from redraft.bundle.budget import BudgetFile
-from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.config import LimitsInfo
 from redraft.bundle.method import MethodConfig
+from redraft.bundle.scores import ScoresFile
 from redraft.cli import tune
-from redraft.compiler.tuning.tuner import Tuner
+from redraft.compiler.tuning.bundle import TEMPERATURES
+from redraft.compiler.tuning.measure import Bench
 from redraft.console import progress
 from redraft.runtime import Runtime
 from redraft.serving.ranks import launch_command
@@ -26,8 +26,6 @@ from tests.engines.tiny import METHOD, random_model, tiny_bundle, tiny_target
 from tests.toy_engine import toy_tokenizer
 
 LIMITS = LimitsInfo(slots=2, max_len=64, max_tree=6, prefill_chunk=16)
-MEASURED = {"measurements": {"done": 1, "of": 1}, "speed_up": {"1": {"0": 1.0}}}
-NOTHING = BudgetTable.constant(0).model_copy(update={"measured": MEASURED})
 
 
 def tiny(folder, texts, limits=LIMITS, **plan):
@@ -40,7 +38,7 @@ def tiny(folder, texts, limits=LIMITS, **plan):
 
 def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
     bundle, prompts = tiny(tmp_path, ["one", "two", "three", "four"])
-    (bundle / "budget.json").write_text('{"methods": {"of another build": ')
+    (bundle / "scores.json").write_text('{"methods": {"of another build": ')
     load, given = Runtime.load, []
 
     def retrieving(*arguments, **options) -> Runtime:
@@ -48,12 +46,8 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
         runtime.methods[METHOD] = MethodConfig(construction="ngram_trie", tree_budget=4)
         return runtime
 
-    def tuned(tuner):
-        given.append(tuner.bench)
-        return NOTHING
-
     monkeypatch.setattr(Runtime, "load", retrieving)
-    monkeypatch.setattr(Tuner, "tune", tuned)
+    monkeypatch.setattr(Bench, "fit", lambda bench, _: given.append(bench))
     tune.main(bundle, prompts=prompts, minutes=1, num_prompts=2, max_tokens=4, threads=1)
     codec = given[0].runtime.codec
     assert given[0].prompts == [codec.encode(text) for text in ("one", "three")]
@@ -62,12 +56,13 @@ def test_other_prompts_of_the_file_are_served_first(tmp_path, monkeypatch):
         "four",
     ]
     assert all(len(text) > len(codec.encode(word)) for text, word in zip(given[0].served, ["two", "four"], strict=True))
-    assert list(BudgetFile.load(bundle).methods) == [METHOD], "tables that cannot be used are forgotten"
+    assert list(ScoresFile.load(bundle).methods) == [METHOD], "scores that cannot be used are forgotten"
 
 
 def test_prompts_that_do_not_fit_are_left_out(tmp_path, monkeypatch, capsys):
     given = []
-    monkeypatch.setattr(Tuner, "tune", lambda tuner: given.append(tuner.bench) or NOTHING)
+    monkeypatch.setattr("redraft.compiler.tuning.bundle.fits", lambda _: True)
+    monkeypatch.setattr(Bench, "fit", lambda bench, _: given.append(bench))
     bundle, prompts = tiny(tmp_path, ["x" * 29, "x" * 28, "one"], LIMITS.model_copy(update={"max_len": 32}))
     tune.main(bundle, prompts=prompts, minutes=1, num_prompts=3, max_tokens=4, threads=1)
     assert given[0].prompts == [given[0].runtime.codec.encode(text) for text in ("x" * 28, "one")]
@@ -77,8 +72,8 @@ def test_prompts_that_do_not_fit_are_left_out(tmp_path, monkeypatch, capsys):
     assert "no prompt leaves room for 32 tokens in the bundle's context of 32" in capsys.readouterr().err
 
 
-def test_two_ranks_are_tuned_as_redraft_serve_starts_them(tmp_path):
-    """Rank 0 writes the table and shows it whole; both ranks end."""
+def test_two_ranks_are_tuned(tmp_path):
+    """Rank 0 writes the scores and shows them; both ranks end."""
     config = dataclasses.replace(tiny_target().config, num_heads=6, num_kv_heads=3, intermediate_size=201)
     tokenizer = toy_tokenizer().to_str()
     bundle = tiny_bundle(tmp_path, random_model(config), tensor_parallel=2, tokenizer=tokenizer, limits=LIMITS).path
@@ -88,17 +83,15 @@ def test_two_ranks_are_tuned_as_redraft_serve_starts_them(tmp_path):
     command = launch_command([sys.executable, "-m", "redraft.cli", "tune", *shlex.split(asked)], 2)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
-    tables = BudgetFile.load(bundle).methods
+    tables = ScoresFile.load(bundle).methods
     assert list(tables) == [METHOD]
-    assert {entry.running for entry in tables[METHOD].entries} == {1, 2}
-    assert {"0", "1"} <= tables[METHOD].measured["step_ms"]["2"].keys()
-    shown = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("| ")]
-    assert shown == ["running", "1", "2"], done.stderr
+    assert tables[METHOD][0].temperature == 0
+    assert "scores of drafted nodes" in done.stderr
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not any(str(bundle) in command for command in commands)
 
 
-def test_tuning_that_was_stopped_goes_on_with_the_methods_without_a_table(tmp_path, monkeypatch, capsys):
+def test_tuning_that_was_stopped_goes_on_with_the_methods_without_scores(tmp_path, monkeypatch, capsys):
     bundle, prompts = tiny(tmp_path, ["one"])
     load, names = Runtime.load, []
 
@@ -107,19 +100,20 @@ def test_tuning_that_was_stopped_goes_on_with_the_methods_without_a_table(tmp_pa
         runtime.methods["second"] = MethodConfig(construction="ngram_trie", tree_budget=4)
         return runtime
 
-    def tuned(tuner):
-        names.append(tuner.bench.method)
-        if names == [METHOD, "second"]:
-            raise KeyboardInterrupt
-        return NOTHING
+    def fit(bench, temperature):
+        if temperature == TEMPERATURES[0]:
+            names.append(bench.method)
+            if names == [METHOD, "second"]:
+                raise KeyboardInterrupt
 
     monkeypatch.setattr(Runtime, "load", two_methods)
-    monkeypatch.setattr(Tuner, "tune", tuned)
+    monkeypatch.setattr("redraft.compiler.tuning.bundle.fits", lambda _: True)
+    monkeypatch.setattr(Bench, "fit", fit)
     options = {"prompts": prompts, "minutes": 1, "num_prompts": 1, "max_tokens": 4, "threads": 1}
     with pytest.raises(SystemExit):
         tune.main(bundle, **options)
     assert re.search(rf"tune: {METHOD}, second: at most about 2 min, .* of memory", capsys.readouterr().err)
-    assert list(BudgetFile.load(bundle).methods) == [METHOD]
+    assert list(ScoresFile.load(bundle).methods) == [METHOD]
     tune.main(bundle, **options)
     tune.main(bundle, **options)
     assert names == [METHOD, "second", "second", METHOD, "second"]

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from redraft.batch import DraftCandidates
-from redraft.bundle.budget_table import BudgetEntry, BudgetTable, Scores
+from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.method import MethodConfig
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.origins import Proposals
+from redraft.decoding.scores import Scores
 from redraft.decoding.verification import Verdict
 from redraft.drafting import start_method
 from redraft.drafting.method import Method
@@ -172,8 +173,8 @@ def test_greedy_and_sampled_sequences_share_rows_by_their_fitted_scores(odds, ro
     """Both have the same n-gram guesses. Where those of sampled answers were fitted to be right less often, the greedy
     sequence takes their rows."""
     scores = (Scores(), Scores(temperature=0.7, ngram_odds=odds))
-    budget = BudgetTable(entries=[BudgetEntry(running=1, nodes=4)], scores=scores)
-    method, sequences = Method(MethodConfig(construction=None, ngram=True, budget=budget), None, 32), []
+    config = MethodConfig(construction=None, ngram=True, tree_budget=4, scores=scores)
+    method, sequences = Method(config, None, 32), []
     prompt = [*range(1, 13), 1]
     for key, sampling in enumerate(({}, {"temperature": 0.7, "seed": 5})):
         request = GenerateRequest(id="r", input_ids=prompt, max_tokens=20, sampling=sampling)

@@ -17,7 +17,7 @@ def test_the_new_worker_of_a_swap_does_not_pay_for_ranks_of_the_old_one(tmp_path
     (tmp_path / "config.json").write_text("{}")
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
     settings = ServeSettings(bundle=tmp_path, worker_command=sleeper)
-    client = SimpleNamespace(status=lambda _: SimpleNamespace(ready=True, untuned=[]))
+    client = SimpleNamespace(status=lambda _: SimpleNamespace(ready=True))
     worker = EngineWorker(run_dir, settings, client, SimpleNamespace(up=False))
     old, new = worker.child, worker_process(run_dir, settings, 1)
     try:
@@ -25,7 +25,7 @@ def test_the_new_worker_of_a_swap_does_not_pay_for_ranks_of_the_old_one(tmp_path
         worker._end_other_ranks([1])
         worker._launcher_ends_by = time.monotonic()
         new.start()
-        worker.replace(new, settings, [])
+        worker.replace(new, settings)
         assert worker.watch() == ""
         assert new.alive
     finally:

@@ -12,7 +12,6 @@ import msgpack
 import pytest
 import zmq
 
-from redraft.bundle.budget_table import BudgetTable
 from redraft.errors import Code
 from redraft.metrics import read
 from redraft.request import PROTOCOL_LIMITS, GenerateRequest
@@ -49,22 +48,6 @@ def client(worker):
 
 def request(client, text="hello", **fields):
     return GenerateRequest(**{"id": client.new_id(), "text": text, "max_tokens": 20, **fields})
-
-
-def test_methods_that_are_not_tuned_are_said_at_load_and_in_the_status(client, tmp_path, monkeypatch, capsys):
-    assert client.status(60).untuned == ["toy"]
-    monkeypatch.setattr("redraft.worker.server.Runtime.load", lambda *_, **__: toy_runtime())
-    monkeypatch.setattr("redraft.worker.server.serve", lambda *_: None)
-    assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
-    said = capsys.readouterr().err
-    assert said.startswith("redraft worker: not tuned: toy: as much is drafted however many requests run")
-    assert "redraft tune --bundle some/bundle" in said
-    tuned = BudgetTable(entries=BudgetTable.constant(8).entries, measured={"step_ms": {}})
-    runtime = toy_runtime()
-    runtime.methods = {name: plan.changed(budget=tuned) for name, plan in runtime.methods.items()}
-    monkeypatch.setattr("redraft.worker.server.Runtime.load", lambda *_, **__: runtime)
-    assert main(["--bundle", "some/bundle", "--socket", str(tmp_path / "s")]) == 0
-    assert capsys.readouterr().err == ""
 
 
 def test_stream_and_whole_answer_agree(client):

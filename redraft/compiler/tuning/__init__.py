@@ -1,1 +1,1 @@
-"""Tuning: how many nodes a bundle's methods draft for each number of running sequences, from measurements."""
+"""Tuning: the fit of the scores of drafted nodes to a bundle's own model."""

@@ -1,24 +1,21 @@
-"""Tuning of a bundle: its methods one after the other, each table written when it is measured."""
+"""Tuning of a bundle: its methods one after the other, each one's scores written when they are fitted."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from redraft.bundle.budget import FILE_NAME, BudgetFile, doubtful_warning, doubts
-from redraft.bundle.budget_table import BudgetTable
-from redraft.bundle.config import BundleConfig
+from redraft.bundle.method import MethodConfig
+from redraft.bundle.scores import FILE_NAME, ScoresFile
 from redraft.chat import encode_user_turn
-from redraft.compiler.tuning.measure import Bench, TreeShape
-from redraft.compiler.tuning.tuner import GRID, Tuner
-from redraft.console.progress import Progress, duration, progress, size, write
-from redraft.console.resources import OtherLoad
+from redraft.compiler.tuning.measure import Bench
+from redraft.console.progress import duration, progress, size, write
+from redraft.decoding.scores import Scores
 from redraft.prompts import Prompt, spread
 from redraft.request import InvalidRequest
 from redraft.runtime import Runtime
@@ -26,9 +23,11 @@ from redraft.runtime import Runtime
 MOST_PROMPTS = 1000
 """Prompts of a file that are looked at."""
 SERVED = 32
-"""Other prompts that a method which drafts from traffic has answered before it is measured."""
+"""Other prompts that a method which drafts from traffic has answered before it is fitted."""
 SERVING = 0.25
 """Most of a method's time that this takes."""
+TEMPERATURES = (1.0, 0.7, 0.3)
+"""The most valuable first."""
 
 
 def tune_bundle(
@@ -41,7 +40,7 @@ def tune_bundle(
     minutes: float,
     console: Console,
 ) -> None:
-    """Measure methods of a loaded bundle on some of the prompts, `minutes` each, and write their budget tables.
+    """Fit the scores of methods of a loaded bundle to answers to some of the prompts, `minutes` each, and write them.
 
     Raises InvalidRequest where no prompt fits the bundle.
     """
@@ -50,27 +49,30 @@ def tune_bundle(
     fitting = _fitting(runtime, prompts_ids, tokens, console)
     measured = spread(fitting, num_prompts)
     others = spread([ids for ids in fitting if ids not in measured], SERVED)
-    alone = BundleConfig.read(bundle).tensor_parallel == 1  # other ranks' processes are no other programs
     memory = size(psutil.Process().memory_info().rss)
     limit = duration(60 * minutes * len(names))
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
-    with progress("tune", 0, "measurements", console=console) as bar:
-        for name in names:
-            bench, seconds, others_load = Bench(runtime, name, measured, tokens), 60 * minutes, OtherLoad()
+    with progress("tune", len(TEMPERATURES) * len(names), "fits", console=console) as bar:
+        for number, name in enumerate(names):
+            bench, seconds = Bench(runtime, name, measured, tokens), 60 * minutes
+            bench.nodes = min(bench.nodes, runtime.limits.max_tree - 1)
             ends = time.monotonic() + seconds
             if runtime.methods[name].retrieves:
-                bar.update(0, f"{name}: serving prompts to draft from")
+                bar.update(number * len(TEMPERATURES), f"{name}: serving prompts to draft from")
                 bench.ends = ends - (1 - SERVING) * seconds
                 bench.serve(others)
-            bar.begin(0)
-            tuner = Tuner(bench, max(ends - time.monotonic(), 0), GRID, partial(_say, bar))
-            table = tuner.tune()
-            if alone:
-                table.measured["other_load"] = round(others_load.share(), 3)
-            table.measured["minutes"] = minutes
-            bar.update(tuner.done)
-            save(bundle, name, table)
-            show(bundle, name, table, console)
+            for index, temperature in enumerate(TEMPERATURES if fits(runtime.methods[name]) else ()):
+                bar.update(number * len(TEMPERATURES) + index, f"{name}: temperature {temperature:g}")
+                bench.ends = time.monotonic() + (ends - time.monotonic()) / (len(TEMPERATURES) - index)
+                bench.fit(temperature)
+            scores = tuple(sorted(bench.scores, key=lambda scores: scores.temperature))
+            save(bundle, name, scores)
+            show(name, scores, console)
+
+
+def fits(method: MethodConfig) -> bool:
+    """Whether a method has scores that can be fitted: of candidates that the target's noise favours, or n-grams."""
+    return method.shares_noise or method.ngram or method.retrieves
 
 
 def _fitting(runtime: Runtime, prompts: Sequence[list[int]], tokens: int, console: Console) -> list[list[int]]:
@@ -86,40 +88,27 @@ def _fitting(runtime: Runtime, prompts: Sequence[list[int]], tokens: int, consol
     return fitting
 
 
-def _say(bar: Progress, tuner: Tuner, what: str) -> None:
-    bar.total, bar.deadline = tuner.of, tuner.ends
-    bar.update(tuner.done, f"{tuner.bench.method}: {what}")
-
-
 def forget_unusable(bundle: Path, console: Console) -> None:
-    """Remove tables that no bundle would be loaded with: damaged, edited, or another build's."""
+    """Remove scores that no bundle would be loaded with: damaged, edited, or another build's."""
     try:
-        BudgetFile.load(bundle)
+        ScoresFile.load(bundle)
     except (OSError, ValueError):
-        console.print(f"{bundle / FILE_NAME} is damaged, or not of this build: measuring anew")
+        console.print(f"{bundle / FILE_NAME} is damaged, or not of this build: fitting anew")
         (bundle / FILE_NAME).unlink(missing_ok=True)
 
 
-def save(bundle: Path, method: str, table: BudgetTable) -> None:
-    """Put a method's table into the bundle's file."""
-    tables = BudgetFile.load(bundle)
-    tables.methods[method] = table
-    tables.save(bundle)
+def save(bundle: Path, method: str, scores: tuple[Scores, ...]) -> None:
+    """Put a method's scores into the bundle's file."""
+    file = ScoresFile.load(bundle)
+    file.methods[method] = scores
+    file.save(bundle)
 
 
-def show(bundle: Path, method: str, table: BudgetTable, console: Console) -> None:
-    """Print a table with the speed-ups that it rests on, and what makes it doubtful."""
-    result = Table(title=f"{method}: {TreeShape(table.construction, bool(table.ngram))}, nodes (speed-up)")
-    temperatures = sorted({entry.temperature for entry in table.entries})
-    for column in ("running", *(f"temperature {temperature:g}" for temperature in temperatures)):
+def show(method: str, scores: tuple[Scores, ...], console: Console) -> None:
+    """Print what was fitted."""
+    result = Table(title=f"{method}: scores of drafted nodes")
+    for column in ("temperature", "slope", "sharpness", "n-gram odds"):
         result.add_column(column, justify="right")
-    for running in sorted({entry.running for entry in table.entries}):
-        gains = table.measured["speed_up"][str(running)]
-        cells = [
-            f"{table.lookup(running, temperature).nodes} ({gains[f'{temperature:g}']:.2f})"
-            for temperature in temperatures
-        ]
-        result.add_row(str(running), *cells)
+    for row in scores:
+        result.add_row(*(f"{value:g}" for value in (row.temperature, row.slope, row.sharpness, row.ngram_odds)))
     console.print(result)
-    if doubts(table):
-        write(console, f"tune: WARNING: {doubtful_warning(method, table, bundle)}")

@@ -13,17 +13,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
-from redraft.bundle.budget_table import Scores
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.growth import MOST, joint_odds
 from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
 from redraft.decoding.noise import race
 from redraft.decoding.retrieval import RetrievalText
+from redraft.decoding.scores import Scores
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
 from redraft.engines.features import Features
 
@@ -33,8 +33,6 @@ FACTORS = np.geomspace(0.1, 4, 61)
 """Values that are tried."""
 LEAST_FITTED = 64
 """Fewer records than this fit nothing: the defaults stay."""
-BINS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Ends of the classes of chances in a reliability curve."""
 
 
 class Drafted(NamedTuple):
@@ -107,6 +105,11 @@ class LoggedEngine:
     def reuse_refusal(self) -> str | None:
         """See `Engine.reuse_refusal`."""
         return self._engine.reuse_refusal
+
+    @property
+    def step_shapes(self) -> Sequence[tuple[int, int]]:
+        """See `Engine.step_shapes`."""
+        return self._engine.step_shapes
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """See `Engine.copy`."""
@@ -250,22 +253,3 @@ def log_loss(chances: np.ndarray, accepted: np.ndarray) -> float:
     """Mean log loss of chances of what was accepted or not."""
     chances = np.clip(chances, 1e-6, 1 - 1e-6)
     return float(-np.log(np.where(accepted, chances, 1 - chances)).mean())
-
-
-def reliability(steps: Iterable[tuple[Sequence[float], Sequence[bool]]]) -> list[dict[str, Any]]:
-    """The reliability curve of drafted nodes, by the class of their chance: mean chance, share accepted, nodes.
-
-    A step is its nodes' scores, logs of chances, and whether each was accepted."""
-    pairs = [pair for step in steps for pair in zip(*step, strict=True)]
-    chances = np.exp([score for score, _ in pairs])
-    accepted = np.array([right for _, right in pairs], bool)
-    classes = np.clip(np.searchsorted(BINS, chances, side="right"), 1, len(BINS) - 1)
-    return [
-        {
-            "chance": round(float(chances[here].mean()), 4),
-            "accepted": round(float(accepted[here].mean()), 4),
-            "nodes": int(here.sum()),
-        }
-        for index in range(1, len(BINS))
-        if (here := classes == index).any()
-    ]

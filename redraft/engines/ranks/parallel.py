@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -73,6 +73,11 @@ class ParallelEngine:
     def reuse_refusal(self) -> str | None:
         """See `Engine.reuse_refusal`."""
         return self.own.reuse_refusal
+
+    @property
+    def step_shapes(self) -> Sequence[tuple[int, int]]:
+        """See `Engine.step_shapes`."""
+        return self.own.step_shapes
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """See `Engine.copy`; the other ranks do it before the next batch."""

@@ -101,6 +101,11 @@ class TensorRTEngine:
             return sample(logits, batch, samplers, self._results, self._draws), features
 
     @property
+    def step_shapes(self) -> list[tuple[int, int]]:
+        """See `Engine.step_shapes`."""
+        return self._target.step_shapes
+
+    @property
     def reuse_refusal(self) -> str | None:
         """See `Engine.reuse_refusal`."""
         if self._bundle.config.plugin_form and not any(drafter.reads_context for drafter in self.drafters.values()):

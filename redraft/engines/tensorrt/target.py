@@ -43,6 +43,11 @@ class PluginTarget:
         self.session = Session(library, path, self._buckets, shapes, named_caches(caches), stream, communicator)
         self._host = HostBuffers(stream)
 
+    @property
+    def step_shapes(self) -> list[tuple[int, int]]:
+        """See `Engine.step_shapes`."""
+        return [(bucket.sequences, bucket.rows) for bucket in self._buckets.steps]
+
     def execute(self, batch: TargetBatch, by_prefill: bool = False) -> tuple[Tensor, Tensor | None]:
         """Enqueue a step: logits [R, V] and features [T, F] on the device, valid until the next one. `by_prefill`
         executes it by the prefill profile, though a step holds it."""
@@ -81,6 +86,11 @@ class NativeTarget:
         shapes = profiles.native_target_shapes
         self.session = Session(library, path, self._buckets, shapes, named_caches(caches), stream, communicator)
         self._host, self._device = HostBuffers(stream), stream.device
+
+    @property
+    def step_shapes(self) -> list[tuple[int, int]]:
+        """See `Engine.step_shapes`; the rows of all slots."""
+        return [(bucket.sequences, bucket.all_rows) for bucket in self._buckets.steps]
 
     def execute(self, batch: TargetBatch) -> tuple[Tensor, Tensor | None]:
         """Enqueue a step: logits [R, V] and features [T, F] on the device, valid until the next one."""

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
-from redraft.bundle.budget_table import BudgetEntry, BudgetTable, Scores
+from redraft.bundle.budget_table import BudgetEntry, BudgetTable
 from redraft.bundle.method import MethodConfig
-from redraft.compiler.tuning.acceptance import Acceptance
-from redraft.compiler.tuning.measure import Bench, TreeShape
-from redraft.compiler.tuning.scores import reliability
+from redraft.compiler.tuning.measure import Bench, seed_of
+from redraft.decoding.scores import Scores
 from redraft.decoding.token_tree import TokenTree
+from redraft.decoding.verification import Verdict
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from tests.decoding.shared_noise import CODEC, SLOTS, VOCAB, AgreeingEngine
 from tests.toy_engine import TOY, only
 
-SHAPE, NODES = TreeShape("best_first", False), 8
+NODES = 8
 PROMPTS = [CODEC.encode(text) for text in ("hello", "world", "again", "and", "more", "texts", "follow")]
 LIMITS = Limits(slots=SLOTS, max_len=80, max_tree=NODES + 1, prefill_chunk=16)
 
@@ -50,15 +50,28 @@ def bench():
     engine = ErringEngine(candidates=5)
     plan = MethodConfig(construction="best_first", tree_budget=NODES, support=VOCAB)
     runtime = Runtime(engine, CODEC, LIMITS, VOCAB, frozenset(), only(plan))
-    return Bench(runtime, TOY, PROMPTS, 48)
+    return Bench(runtime, TOY, PROMPTS, 48, nodes=NODES)
 
 
-def excess(bench: Bench, temperature: float, shape: TreeShape = SHAPE) -> float:
+def excess(bench: Bench, temperature: float) -> float:
     """Accepted nodes over those that the scores promise."""
-    found = Acceptance()
-    bench.acceptance(shape, temperature, NODES, found, PROMPTS)
-    curve = reliability(found.steps)
-    promised, accepted = (sum(one[name] * one["nodes"] for one in curve) for name in ("chance", "accepted"))
+    promised, accepted = 0.0, 0
+
+    def observe(tree: TokenTree, index: int, verdict: Verdict) -> None:
+        nonlocal promised, accepted
+        promised += sum(math.exp(score) for _, _, score in tree.nodes[index][1:])
+        accepted += len(verdict.path) - 1
+
+    runtime = bench.runtime
+    budget = BudgetTable.constant(NODES)
+    plan = runtime.methods[TOY].changed(scores=bench.scores, budget=budget)
+    runtime.with_methods(only(plan), observe, bench.served)
+    for key, prompt in enumerate(PROMPTS):
+        sampling = SamplingConfig(temperature=temperature, seed=seed_of(prompt))
+        request = GenerateRequest(id=str(key), input_ids=prompt, max_tokens=48, sampling=sampling)
+        runtime.scheduler.submit(runtime.sequence(key, request))
+    while not runtime.scheduler.idle:
+        runtime.scheduler.step()
     return accepted / promised
 
 
@@ -67,7 +80,7 @@ def test_fitted_scores_are_shares_of_accepted_nodes(bench, temperature):
     bench.scores = (Scores(sharpness=0.3),)
     assert excess(bench, temperature) > 1.5, "scores that trust the drafter too little"
     for _ in range(2):  # the further the scores that were used are off, the rougher is the fit
-        bench.fit(SHAPE, temperature, NODES)
+        bench.fit(temperature)
     assert [one.temperature for one in bench.scores] == [0.0, temperature]
     assert excess(bench, temperature) == pytest.approx(1, abs=0.2)
     assert bench.runtime.scheduler.idle
@@ -79,12 +92,12 @@ def test_fitted_odds_make_scores_of_retrieval_shares_of_accepted_nodes(own_first
     engine.sharpness = 9.0
     plan = MethodConfig(construction="ngram_trie", ngram=own_first, tree_budget=NODES)
     runtime = Runtime(engine, CODEC, LIMITS, VOCAB, frozenset(), only(plan))
-    bench = Bench(runtime, TOY, PROMPTS, 48, served=[list(range(9))], scores=(Scores(ngram_odds=4.0),))
-    shape = TreeShape("ngram_trie", own_first)
-    assert excess(bench, 1.0, shape) < 0.8, "scores that trust repetition too much"
-    bench.fit(shape, 1.0, NODES)
+    served = [list(range(9))]
+    bench = Bench(runtime, TOY, PROMPTS, 48, served, NODES, scores=(Scores(ngram_odds=4.0),))
+    assert excess(bench, 1.0) < 0.8, "scores that trust repetition too much"
+    bench.fit(1.0)
     assert [one.temperature for one in bench.scores] == [0.0, 1.0]
-    assert excess(bench, 1.0, shape) == pytest.approx(1, abs=0.15)
+    assert excess(bench, 1.0) == pytest.approx(1, abs=0.15)
 
 
 def test_scores_of_a_mixed_batch_are_logs_of_chances(bench):

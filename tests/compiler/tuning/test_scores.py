@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from redraft.bundle.budget_table import Scores
 from redraft.compiler.tuning.scores import (
     Drafted,
     Guess,
@@ -20,6 +19,7 @@ from redraft.compiler.tuning.scores import (
 from redraft.decoding.defaults import NGRAM_CHANCES
 from redraft.decoding.growth import joint_odds
 from redraft.decoding.retrieval import Retrieval, RetrievalText
+from redraft.decoding.scores import Scores
 
 SUPPORT, TEMPERATURE = 57, 0.7
 BEFORE = Scores(temperature=TEMPERATURE, slope=1.1, sharpness=0.8)

@@ -10,13 +10,10 @@ import httpx
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from redraft.bundle.budget import BudgetFile
-from redraft.bundle.budget_table import BudgetEntry, BudgetTable
 from redraft.request import GenerateRequest, SamplingConfig
 from redraft.serving import launcher
 from redraft.serving.processes import owned_processes
 from redraft.worker.client import WorkerClient
-from tests.cli.commands import run_command
 from tests.conftest import wait_until
 from tests.serving.client_side import GrpcStream, Service, start
 
@@ -34,29 +31,6 @@ def directly(service: Service, prompt: str, max_tokens: int, sampling: SamplingC
         assert client.wait_connected(60)
         request = GenerateRequest(id=client.new_id(), text=prompt, max_tokens=max_tokens, sampling=sampling)
         return client.complete(request).text
-
-
-def test_a_bundle_that_is_not_tuned_is_said(service, monkeypatch):
-    warning = "warning  not tuned: toy: as much is drafted however many requests run"
-    asked = run_command(["status", "--run-dir", str(service.run_dir.path)])
-    assert (asked.exit_code, warning in asked.output) == (0, True), asked.output
-    state = service.run_dir.read_state()
-    monkeypatch.setattr(launcher, "serve", lambda *_: state)
-    started = run_command(["serve", "--bundle", "b", "--run-dir", str(service.run_dir.path)])
-    assert (started.exit_code, warning in started.output) == (0, True), started.output
-    state.untuned = []
-    started = run_command(["serve", "--bundle", "b", "--run-dir", str(service.run_dir.path)])
-    assert "tuned" not in started.output
-
-
-def test_a_bundle_whose_tuning_is_doubtful_is_said(service, monkeypatch):
-    measured = {"measurements": {"done": 8, "of": 77}, "minutes": 1}
-    tables = {"toy": BudgetTable(entries=[BudgetEntry(running=1, nodes=0)], measured=measured)}
-    monkeypatch.setattr(BudgetFile, "load", lambda _: BudgetFile(methods=tables))
-    asked = run_command(["status", "--run-dir", str(service.run_dir.path)])
-    text = " ".join(asked.output.split())
-    assert "warning toy: there was time for 8 of 77 measurements; on a quiet machine run `" in text
-    assert text.endswith("--minutes 10`")
 
 
 @pytest.mark.parametrize("options", [{}, SEEDED])

@@ -1,0 +1,76 @@
+"""The engine's times at load: a table of step times for the cost model to begin with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+import numpy as np
+
+from redraft.batch import TargetBatch
+from redraft.budgets.cost import StepCosts, TimeTable
+from redraft.decoding.token_tree import mask_width
+from redraft.engines.api import Engine
+from redraft.scheduling.slots import Limits
+
+SECONDS = 2.0
+"""The most that timing takes."""
+ROUNDS = 3
+"""Times that each count is timed, spread over all counts: a busy moment hits few of one count's."""
+
+
+def time_steps(engine: Engine, limits: Limits, nodes: int, seconds: float = SECONDS) -> StepCosts:
+    """Time the engine's steps with up to `nodes` drafted nodes for each slot, in at most `seconds` or so, and return
+    the cost model that begins with them. Nothing may be running: the rows are written to the first slots. Where time
+    ends early, the largest counts are left out."""
+    shapes = list(_shapes(engine.step_shapes, limits, min(nodes + 1, limits.max_tree)))
+    ends = time.perf_counter() + seconds
+    times: dict[tuple[int, int], list[float]] = {}
+    for _ in range(ROUNDS):
+        for shape in shapes:
+            if time.perf_counter() > ends and shape not in times:
+                break
+            batch = _batch(*shape, mask_width(limits.max_tree))
+            started = time.perf_counter()
+            engine.execute(batch)
+            times.setdefault(shape, []).append(time.perf_counter() - started)
+        if time.perf_counter() > ends:
+            break
+    tables = []
+    for sequences in sorted({sequences for sequences, _ in times}):
+        rows = sorted(count for limit, count in times if limit == sequences)
+        middle = [median(times[sequences, count]) for count in rows]
+        tables.append(TimeTable(sequences=sequences, rows=rows, seconds=middle, padded=bool(engine.step_shapes)))
+    return StepCosts(tables=tables)
+
+
+def _shapes(padded: Sequence[tuple[int, int]], limits: Limits, tree: int) -> Iterator[tuple[int, int]]:
+    """Sequences and rows of the steps to time, few rows first, of trees of up to `tree` rows: those that the engine
+    pads to, or else 1, 2, 4, ... rows for any number of sequences."""
+    if padded:
+        fitting = {(sequences, rows) for sequences, rows in padded if rows <= min(sequences, limits.slots) * tree}
+        yield from sorted(fitting, key=lambda shape: shape[1])
+        return
+    rows = 1
+    while rows < 2 * limits.slots * tree:
+        yield limits.slots, min(rows, limits.slots * tree)
+        rows *= 2
+
+
+def _batch(sequences: int, rows: int, words: int) -> TargetBatch:
+    """A step of so many rows, shared by as many of the sequences as have one each."""
+    count = min(sequences, rows)
+    each = np.diff(np.linspace(0, rows, count + 1).astype(np.int32))
+    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in each])
+    return TargetBatch(
+        input_ids=np.zeros(rows, np.int32),
+        positions=positions,
+        row_offsets=np.concatenate([[0], np.cumsum(each)]).astype(np.int32),
+        slots=np.arange(count, dtype=np.int32),
+        cache_lengths=np.zeros(count, np.int32),
+        tree_mask=np.zeros((rows, words), np.int32),
+        commit_src=np.zeros(0, np.int32),
+        commit_offsets=np.zeros(count + 1, np.int32),
+        logit_rows=np.arange(rows, dtype=np.int32),
+    )

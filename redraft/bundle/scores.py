@@ -1,0 +1,75 @@
+"""How nodes are scored: the numbers that `redraft tune` fits, and their file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from redraft.bundle.manifest import MANIFEST, file_sha256
+from redraft.bundle.method import MethodConfig
+from redraft.decoding.scores import Scores
+from redraft.errors import BundleError
+
+FILE_NAME = "scores.json"
+
+
+class ScoresFile(BaseModel):
+    """Written by `redraft tune` next to the engines: the scores of the methods that were fitted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sha256: str = ""
+    """Digest of the scores and of the bundle's manifest, so that they are whole and were fitted to this build."""
+    methods: dict[str, tuple[Scores, ...]] = Field(default_factory=dict)
+
+    @field_validator("methods")
+    @classmethod
+    def _from_greedy_on(cls, methods: dict[str, Sequence[Scores]]) -> dict[str, Sequence[Scores]]:
+        if not all(any(scores.temperature == 0 for scores in rows) for rows in methods.values()):
+            raise ValueError("expected one of temperature 0")
+        return methods
+
+    @classmethod
+    def load(cls, bundle: Path) -> ScoresFile:
+        """A bundle's scores; none where none were fitted.
+
+        Raises ValueError where the file is damaged, was edited, or belongs to another build.
+        """
+        path = bundle / FILE_NAME
+        if not path.is_file():
+            return cls()
+        again = "remove it, or fit anew with `redraft tune`"
+        try:
+            result = cls.model_validate_json(path.read_bytes())
+        except ValidationError:
+            raise ValueError(f"{path} is truncated or damaged: {again}") from None
+        if result.sha256 != result.digest(bundle):
+            raise ValueError(f"{path} was edited, or fitted to another build: {again}")
+        return result
+
+    def fitted(self, methods: Mapping[str, MethodConfig]) -> dict[str, MethodConfig]:
+        """A bundle's methods, with the scores of those that have been fitted."""
+        return {
+            name: method.changed(scores=self.methods[name]) if name in self.methods else method
+            for name, method in methods.items()
+        }
+
+    def save(self, bundle: Path) -> None:
+        """Write the scores into the bundle, whole or not at all. Raises BundleError where they cannot be written."""
+        signed = self.model_copy(update={"sha256": self.digest(bundle)})
+        partial = bundle / f".{FILE_NAME}.partial"
+        try:
+            partial.write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            partial.replace(bundle / FILE_NAME)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise BundleError(f"cannot write {bundle / FILE_NAME}: {error.strerror}") from None
+
+    def digest(self, bundle: Path) -> str:
+        """sha256 of the scores and of the bundle's manifest."""
+        scores = json.dumps(self.model_dump(mode="json")["methods"], sort_keys=True)
+        return hashlib.sha256(f"{file_sha256(bundle / MANIFEST)} {scores}".encode()).hexdigest()

@@ -1,0 +1,86 @@
+"""The file of what was learned: read at the next start, ignored where it is damaged or foreign."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from redraft.budgets import learned
+from redraft.budgets.controller import BudgetController, Estimates
+from redraft.budgets.cost import StepCosts, StepShape
+from redraft.budgets.gain import Calibration
+from redraft.budgets.learned import Learned
+from redraft.budgets.warm_up import time_steps
+from redraft.bundle.manifest import MANIFEST
+from redraft.decoding.token_tree import TokenTree
+from redraft.scheduling.scheduler import Limits
+from tests.toy_engine import ToyEngine
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    (tmp_path / MANIFEST).write_text("{}")
+    return tmp_path
+
+
+def estimates():
+    return Estimates(costs=time_steps(ToyEngine(slots=2), Limits(2, 64, 8, 16), 7))
+
+
+def test_what_was_learned_comes_back(bundle):
+    controller = BudgetController(estimates())
+    controller.begin(StepShape(1))
+    assert controller.pays("m", np.zeros(1, int))
+    tree = TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.1), (3, 1, -0.7)]])
+    counts = controller.share("m", tree)
+    controller.end(["m"], [0.0], tree, [sum(counts)], 0.01, 0.008)
+    Learned.save(bundle, controller.estimates)
+    assert Learned.load(bundle) == controller.estimates != estimates()
+    assert not list(bundle.glob(".*")), "no partial file stays"
+
+
+def test_nothing_was_learned_of_a_new_bundle(bundle):
+    assert Learned.load(bundle) is None
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(learned.log, "warning", lambda text, *args: lines.append(text % args))
+    return lines
+
+
+@pytest.mark.parametrize("harm", ["damaged", "rebuilt", "foreign"])
+def test_what_does_not_fit_is_ignored_and_logged(bundle, harm, warnings):
+    Learned.save(bundle, estimates())
+    path = Learned.path(bundle)
+    if harm == "damaged":
+        path.write_bytes(path.read_bytes()[:50])
+    elif harm == "rebuilt":
+        (bundle / MANIFEST).write_text("{} ")
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
+    assert Learned.load(bundle) is None
+    (line,) = warnings
+    assert str(path) in line
+    assert "learning anew" in line
+
+
+def test_a_folder_that_cannot_be_written_to_is_logged(bundle, monkeypatch, warnings):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    Learned.save(bundle, estimates())
+    assert "No space left" in warnings[0]
+    assert Learned.load(bundle) is None
+
+
+def test_estimates_have_a_size_that_can_be_kept():
+    costs = StepCosts(tables=estimates().costs.tables)
+    for load in range(1, 65):
+        costs.observe(load, {"m"}, StepShape(load), 0.02, 0.01)
+    whole = Estimates(costs=costs, calibrations={"m": Calibration()})
+    assert len(whole.model_dump_json()) < 10_000
