@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from redraft.budgets.choice import best_count
-from redraft.budgets.cost import RATE, StepCosts, StepShape
+from redraft.budgets.cost import RATE, STRICT, StepCosts, StepShape
 from redraft.budgets.gain import Calibration, bands_of
 from redraft.decoding.token_tree import TokenTree
 
@@ -21,10 +22,9 @@ CREDIT_S = 0.1
 """Most seconds that the ledger holds: what is lost at once when predictable text ends."""
 
 
-class History(BaseModel):
+@pydantic_dataclass(config=STRICT, kw_only=True)
+class History:
     """What a method's last drafts at some load were, as running means."""
-
-    model_config = ConfigDict(extra="forbid")
 
     promised: float
     """Sum of the uncorrected chances of the nodes that were chosen, per token of a step without them."""
@@ -45,7 +45,7 @@ class History(BaseModel):
 class Estimates(BaseModel):
     """All that a scheduler learns of its engine and its traffic."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
 
     costs: StepCosts
     calibrations: dict[str, Calibration] = Field(default_factory=dict)
@@ -70,6 +70,8 @@ class Step:
     """A step on its way."""
 
     shape: StepShape
+    load: str
+    """The shape's, which estimates are kept by."""
     probes: bool = False
     """Whether something is drafted that is not expected to pay, to see whether that is still right."""
     drafts: dict[str, Drafts] = field(default_factory=dict)
@@ -99,7 +101,7 @@ class BudgetController:
         self.balance_s = CREDIT_S
         self.held_back = 0
         """Methods' drafts, one a step, that should have paid and that the ledger did not allow."""
-        self.step = Step(StepShape(0))
+        self.begin(StepShape(0))
 
     @property
     def costs(self) -> StepCosts:
@@ -112,7 +114,7 @@ class BudgetController:
 
     def begin(self, shape: StepShape) -> None:
         """Begin a step."""
-        self.step = Step(shape)
+        self.step = Step(shape, shape.load)
 
     def pays(self, method: str, bands: np.ndarray) -> bool:
         """Whether the method should draft for its sequences, of these bands [B]: whether its last drafts at this load
@@ -124,7 +126,7 @@ class BudgetController:
             self.held_back += should_pay
             return False
         if not should_pay:
-            drafting = {*self.step.drafts, method}
+            drafting = joined({*self.step.drafts, method})
             loss = self.costs.step(self.step.rows + len(bands), drafting, self.step.shape) - self.plain_s
             if self.balance_s < min(loss, CREDIT_S):
                 return False
@@ -143,7 +145,7 @@ class BudgetController:
         chances[tree.offsets[:-1]] = -1.0  # roots, which are no drafts, come last
         order = np.argsort(-chances, kind="stable")[: len(chances) - count]
         ranked, tokens = chances[order], self.step.tokens
-        seconds = self.costs.steps(self.step.rows, len(ranked), self.step.drafts, self.step.shape)
+        seconds = self.costs.steps(self.step.rows, len(ranked), joined(self.step.drafts), self.step.shape)
         nodes = best_count(ranked, tokens, seconds)
         if self.step.probes:
             # As if scores were right: what they promised and did not hold shows only where it is tried again.
@@ -151,7 +153,7 @@ class BudgetController:
             nodes = min(max(hoped, nodes, 1), len(ranked))
         chosen = order[:nodes]
         promised = float(scored[chosen].sum()) / tokens
-        before_s = self.costs.step(self.step.rows, self.step.drafts.keys() - {method}, self.step.shape)
+        before_s = self.costs.step(self.step.rows, joined(self.step.drafts.keys() - {method}), self.step.shape)
         self._remember(method, promised, float(seconds[nodes]) / before_s)
         drafts.nodes, drafts.expected = nodes, float(ranked[:nodes].sum())
         return np.bincount(owners[chosen], minlength=count).tolist()
@@ -171,22 +173,34 @@ class BudgetController:
         step, plain_s = self.step, self.plain_s
         rows = int(tree.sizes.sum()) + step.shape.prompt_rows
         # Methods with a fixed budget draft without having asked.
-        drafting = step.drafts.keys() | set(np.asarray(methods)[tree.sizes > 1].tolist())
+        drafts = (tree.sizes > 1).tolist()
+        drafting = joined({*step.drafts, *(name for name, drafted in zip(methods, drafts, strict=True) if drafted)})
         expected_s = self.costs.step(rows, drafting, step.shape)
         self.costs.observe(rows, drafting, step.shape, step_s, target_s)
         self.balance_s += ALLOWED_LOSS * step_s
         if step.drafts:
-            self._calibrate(methods, bands_of(np.array(temperatures)), tree, np.asarray(accepted))
+            self._calibrate(methods, temperatures, drafts, tree, np.asarray(accepted))
             # A step that was delayed by something else, as the model knows better, is no loss of its drafts.
             taken = min(max(step_s, expected_s / 2), 2 * expected_s)
             self.balance_s += plain_s * (1 + sum(accepted) / step.shape.running) - taken
         self.balance_s = min(self.balance_s, CREDIT_S)
 
-    def _calibrate(self, methods: Sequence[str], bands: np.ndarray, tree: TokenTree, accepted: np.ndarray) -> None:
+    def _calibrate(
+        self,
+        methods: Sequence[str],
+        temperatures: Sequence[float],
+        drafts: Sequence[bool],
+        tree: TokenTree,
+        accepted: np.ndarray,
+    ) -> None:
+        bands = bands_of(np.array(temperatures))
         expected = np.add.reduceat(np.exp(tree.scores), tree.offsets[:-1]) - 1
-        named = np.asarray(methods)
         for method in self.step.drafts:
-            chosen = (named == method) & (tree.sizes > 1)
+            chosen = [
+                index
+                for index, (name, drafted) in enumerate(zip(methods, drafts, strict=True))
+                if drafted and name == method
+            ]
             self._calibration(method).observe(bands[chosen], accepted[chosen], expected[chosen])
 
     def _calibration(self, method: str) -> Calibration:
@@ -196,7 +210,7 @@ class BudgetController:
         return calibrations[method]
 
     def _key(self, method: str) -> str:
-        return f"{method}:{self.step.shape.load}"
+        return f"{method}:{self.step.load}"
 
     def _remember(self, method: str, promised: float, slower: float) -> None:
         if history := self.estimates.histories.get(self._key(method)):
@@ -208,7 +222,12 @@ class BudgetController:
     def plain_s(self) -> float:
         """Seconds of the step without any drafts."""
         shape = self.step.shape
-        return self.costs.step(shape.running + shape.prompt_rows, (), shape)
+        return self.costs.step(shape.running + shape.prompt_rows, "", shape)
+
+
+def joined(methods: Iterable[str]) -> str:
+    """The methods that draft in a step, as a key of its costs."""
+    return "+".join(sorted(methods))
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 RATE = 0.05
 """Weight of a new value in a running mean."""
@@ -17,6 +17,8 @@ MOST_APART = 1.25
 """A value that is larger or smaller than expected by more than this factor counts as if by this factor."""
 UNKNOWN_SHARE = 0.3
 """What is taken for the drafter's and the host's time before any was seen, as a share of the target's."""
+
+STRICT = ConfigDict(extra="forbid")
 
 
 class StepShape(NamedTuple):
@@ -34,10 +36,9 @@ class StepShape(NamedTuple):
         return f"{max(self.running - 1, 0).bit_length()}{'p' if self.prompt_rows else ''}"
 
 
-class RunningMean(BaseModel):
+@dataclass(config=STRICT, kw_only=True)
+class RunningMean:
     """A mean of the last 20 values or so, which single outliers move little."""
-
-    model_config = ConfigDict(extra="forbid")
 
     value: float = Field(default=0.0, ge=0)
     count: int = Field(default=0, ge=0)
@@ -52,10 +53,9 @@ class RunningMean(BaseModel):
         self.count += 1
 
 
-class TimeTable(BaseModel):
+@dataclass(config=STRICT, kw_only=True)
+class TimeTable:
     """Seconds of the target's steps of up to `sequences` sequences, at some row counts in ascending order."""
-
-    model_config = ConfigDict(extra="forbid")
 
     sequences: int = Field(ge=1)
     rows: list[int] = Field(min_length=1)
@@ -100,14 +100,14 @@ class StepCosts(BaseModel):
     holds what cached rows and a busy machine add. The drafters' and the host's is a mean by load and by what
     drafts."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = STRICT
 
     tables: list[TimeTable] = Field(min_length=1)
     """By ascending number of sequences."""
     factors: dict[str, RunningMean] = Field(default_factory=dict)
     """By `StepShape.load`."""
     others: dict[str, RunningMean] = Field(default_factory=dict)
-    """Seconds of drafters and host by what drafts and the step's load."""
+    """Seconds of drafters and host by what drafts, methods joined by +, and the step's load."""
     error: float = 0.0
     """Running mean of how far predictions were from what steps took, as a share of it."""
 
@@ -115,33 +115,33 @@ class StepCosts(BaseModel):
         """Seconds of the target with so many rows, those of prompts included."""
         return self._table(shape).at(rows) * _nearest(self.factors, "", shape.load, 1.0)
 
-    def other(self, drafting: Iterable[str], shape: StepShape) -> float:
-        """Seconds of the drafters and the host where these methods draft; none: of the host."""
-        key = f"{'+'.join(sorted(drafting))}:"
+    def other(self, drafting: str, shape: StepShape) -> float:
+        """Seconds of the drafters and the host where these methods draft; "": of the host."""
+        key = f"{drafting}:"
         if mean := self.others.get(key + shape.load):
             return mean.value
-        unknown = UNKNOWN_SHARE * self.target(shape.running, shape) if len(key) > 1 else 0.0
+        unknown = UNKNOWN_SHARE * self.target(shape.running, shape) if drafting else 0.0
         return _nearest(self.others, key, shape.load, unknown)
 
-    def step(self, rows: int, drafting: Iterable[str], shape: StepShape) -> float:
+    def step(self, rows: int, drafting: str, shape: StepShape) -> float:
         """Seconds of a whole step with so many rows, those of prompts included."""
         return self.target(rows, shape) + self.other(drafting, shape)
 
-    def steps(self, rows: int, nodes: int, drafting: Iterable[str], shape: StepShape) -> np.ndarray:
+    def steps(self, rows: int, nodes: int, drafting: str, shape: StepShape) -> np.ndarray:
         """Seconds of whole steps with 0 to `nodes` more rows."""
         factor = _nearest(self.factors, "", shape.load, 1.0)
         return self._table(shape).look_up(rows, rows + nodes) * factor + self.other(drafting, shape)
 
-    def observe(self, rows: int, drafting: Iterable[str], shape: StepShape, step_s: float, target_s: float) -> None:
+    def observe(self, rows: int, drafting: str, shape: StepShape, step_s: float, target_s: float) -> None:
         """Correct the estimates by a step, which took `step_s`, of which `target_s` in the target."""
-        drafting, table = sorted(drafting), self._table(shape)
+        table = self._table(shape)
         expected = self.step(rows, drafting, shape)
         self.error += RATE * (min(abs(expected / step_s - 1), 1.0) - self.error)
         _mean(self.factors, shape.load).add(target_s / table.at(rows))
         if not shape.prompt_rows:  # prompt rows cost other times, as few of them have logits
             ratio = target_s / self.target(rows, shape)
             table.correct(rows, min(max(ratio, 1 / MOST_APART), MOST_APART))
-        _mean(self.others, f"{'+'.join(drafting)}:{shape.load}").add(step_s - target_s)
+        _mean(self.others, f"{drafting}:{shape.load}").add(step_s - target_s)
 
     def _table(self, shape: StepShape) -> TimeTable:
         """The table of the fewest sequences that holds a step's."""

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 HORIZON, FAST_HORIZON = 2000, 50
 """Drafts of single sequences, the last ones, that the calibration rests on; and those that may prove it wrong."""
@@ -16,6 +17,7 @@ SURE = 3.0
 LEAST_RATIO, MOST_RATIO = 0.02, 1.5
 BANDS = np.array([0.0, 0.5, 0.85])
 """Upper ends of the temperature bands, of which the first is greedy; the last band has none."""
+COUNT = len(BANDS) + 1
 
 
 def bands_of(temperatures: np.ndarray) -> np.ndarray:
@@ -23,14 +25,13 @@ def bands_of(temperatures: np.ndarray) -> np.ndarray:
     return np.searchsorted(BANDS, temperatures)
 
 
-class Tally(BaseModel):
+@dataclass(config=ConfigDict(extra="forbid"), kw_only=True)
+class Tally:
     """Nodes accepted and expected, by temperature band, old ones fading away."""
 
-    model_config = ConfigDict(extra="forbid")
-
     horizon: int = Field(ge=1)
-    accepted: list[float] = Field(default=[PRIOR[0]] * (len(BANDS) + 1), min_length=4, max_length=4)
-    expected: list[float] = Field(default=[PRIOR[1]] * (len(BANDS) + 1), min_length=4, max_length=4)
+    accepted: list[float] = Field(default_factory=lambda: [PRIOR[0]] * COUNT, min_length=COUNT, max_length=COUNT)
+    expected: list[float] = Field(default_factory=lambda: [PRIOR[1]] * COUNT, min_length=COUNT, max_length=COUNT)
 
     def add(self, band: int, accepted: float, expected: float, drafts: int) -> None:
         """Count so many drafts of a band."""
@@ -49,13 +50,13 @@ class Calibration(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    long: Tally = Tally(horizon=HORIZON)
-    short: Tally = Tally(horizon=FAST_HORIZON)
+    long: Tally = Field(default_factory=lambda: Tally(horizon=HORIZON))
+    short: Tally = Field(default_factory=lambda: Tally(horizon=FAST_HORIZON))
 
     @property
     def ratios(self) -> np.ndarray:
         """The factors by band, float64 [4]."""
-        ratios = (self.long.ratio(band) for band in range(len(BANDS) + 1))
+        ratios = (self.long.ratio(band) for band in range(COUNT))
         return np.array([min(max(ratio, LEAST_RATIO), MOST_RATIO) for ratio in ratios])
 
     def observe(self, bands: np.ndarray, accepted: np.ndarray, expected: np.ndarray) -> None:

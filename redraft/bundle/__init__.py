@@ -1,1 +1,1 @@
-"""Engine bundles: configuration, manifest, writing, budget tables."""
+"""Engine bundles: configuration, manifest, writing, scores, fixed budgets."""

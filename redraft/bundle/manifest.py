@@ -86,7 +86,7 @@ class Bundle:
     def load(cls, path: Path) -> Bundle:
         """Read and verify a bundle: every file of its manifest unchanged, and this CPU fit for it.
 
-        Files that the manifest does not name (a budget table written later) are allowed. Raises BundleError.
+        Files that the manifest does not name (what a service has learned) are allowed. Raises BundleError.
         """
         manifest = Manifest.read(path)
         rebuild = manifest.rebuild

@@ -35,7 +35,7 @@ def main(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Methods of the bundle to tune. Default: those that were not tuned yet, or else all.",
+            help="Methods of the bundle to tune. Default: those that were not fitted yet, or else all.",
             show_default=False,
         ),
     ] = None,

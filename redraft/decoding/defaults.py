@@ -35,5 +35,5 @@ SCORES = (
     {"temperature": 0.7, "ngram_odds": 0.45},
     {"temperature": 1.0, "sharpness": 0.9, "ngram_odds": 0.4},
 )
-"""The scores of a method that is not tuned: see `Scores`. Source: about what `redraft tune` fits to
+"""The scores of a method that was not fitted: see `Scores`. Source: about what `redraft tune` fits to
 benchmarks/prompts.jsonl with the shipped recurrent drafter."""

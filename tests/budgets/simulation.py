@@ -176,7 +176,7 @@ class Run:
 
 def started(machine: Machine, rng: np.random.Generator) -> BudgetController:
     """A controller whose table was timed at load, each count a bit off."""
-    table = machine.table.model_copy()
+    table = replace(machine.table)
     table.seconds = [seconds * rng.normal(1.0, 0.05) for seconds in table.seconds]
     return BudgetController(Estimates(costs=StepCosts(tables=[table])))
 

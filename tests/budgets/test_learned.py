@@ -81,6 +81,6 @@ def test_a_folder_that_cannot_be_written_to_is_logged(bundle, monkeypatch, warni
 def test_estimates_have_a_size_that_can_be_kept():
     costs = StepCosts(tables=estimates().costs.tables)
     for load in range(1, 65):
-        costs.observe(load, {"m"}, StepShape(load), 0.02, 0.01)
+        costs.observe(load, "m", StepShape(load), 0.02, 0.01)
     whole = Estimates(costs=costs, calibrations={"m": Calibration()})
     assert len(whole.model_dump_json()) < 10_000

@@ -56,7 +56,7 @@ def no_calibration(monkeypatch):
 
 def free_drafter(monkeypatch):
     other = StepCosts.other
-    monkeypatch.setattr(StepCosts, "other", lambda self, drafting, shape: other(self, (), shape))
+    monkeypatch.setattr(StepCosts, "other", lambda self, drafting, shape: other(self, "", shape))
 
 
 @pytest.mark.parametrize(

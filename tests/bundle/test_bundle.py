@@ -47,7 +47,7 @@ def test_a_bundle_is_loaded(path):
     bundle = Bundle.load(path)
     assert bundle.config == CONFIG
     assert bundle.manifest.target_fingerprint == "0123"
-    (path / "budget.json").write_text("{}")
+    (path / "scores.json").write_text("{}")
     Bundle.load(path)
 
 
