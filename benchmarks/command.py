@@ -47,6 +47,12 @@ Concurrency = Annotated[list[int], typer.Option("--concurrency", help="Requests 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of an answer at most.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads of an engine; default: all cores.")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each kind.")]
+FixedBudget = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fixed-budget", metavar="NAME", help="Methods, or `all`, that draft as many nodes as they may, whatever pays."
+    ),
+]
 Report = Annotated[Path, typer.Option("--output", help="JSON file to write.")]
 OptionalReport = Annotated[Path | None, typer.Option("--output", help="Write the figures to this JSON file.")]
 

@@ -123,11 +123,13 @@ class Runtime:
         if self.budgets is not None and self.path is not None:
             Learned.save(self.path, self.budgets.estimates)
 
-    def fix_budget(self, nodes: int) -> None:
-        """Let every method draft this many nodes for each sequence from now on, whatever runs. Raises RuntimeError
-        while a request is running."""
-        budget = BudgetTable.constant(nodes)
-        self.methods = {name: method.changed(budget=budget) for name, method in self.methods.items()}
+    def fix_budget(self, nodes: int | None = None, methods: Collection[str] | None = None) -> None:
+        """Let these methods, or all, draft this many nodes for each sequence from now on, whatever pays; `nodes` None:
+        as many as each may. Raises RuntimeError while a request is running."""
+        for name in self.methods.keys() & (self.methods if methods is None else methods):
+            method = self.methods[name]
+            most = method.tree_budget if nodes is None else nodes
+            self.methods[name] = method.changed(budget=BudgetTable.constant(most))
         self.with_methods(self.methods)
 
     def with_methods(

@@ -24,6 +24,7 @@ from benchmarks.command import (
     PROMPTS_FILE,
     BundleFolder,
     Concurrency,
+    FixedBudget,
     MaxTokens,
     Methods,
     PlainBundle,
@@ -148,12 +149,15 @@ def main(
     max_tokens: MaxTokens = 64,
     warm_up: WarmUp = 32,
     rounds: Rounds = 2,
+    fixed: FixedBudget = None,
     output: Report = Path("artifacts/reports/method_batches.json"),
 ) -> None:
     llm = load_llm(bundle)
     plain = load_llm(auto_regressive) if auto_regressive else llm
     chosen = list(dict.fromkeys([AUTO_REGRESSIVE, *methods_of(llm, methods)]))
     methods_of(llm, [best_of or AUTO_REGRESSIVE])
+    if fixed:
+        llm.runtime.fix_budget(methods=methods_of(llm, fixed or []))
     load = Workload.load(bundle, [llm, plain], prompts, num_prompts, warm_up, batches, max_tokens, temperature)
     best = best_rounds(
         rounds,

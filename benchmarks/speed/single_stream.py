@@ -22,6 +22,7 @@ import typer
 from benchmarks.command import (
     PROMPTS_FILE,
     BundleFolders,
+    FixedBudget,
     MaxTokens,
     Methods,
     NumPrompts,
@@ -203,10 +204,13 @@ def main(
     ] = [2, 4, 8, 16],
     warm_up: Annotated[int, typer.Option(help="Other prompts of the file to warm up with.")] = 32,
     repeats: Repeats = 3,
+    fixed: FixedBudget = None,
     threads: Threads = None,
     output: Report = Path("artifacts/reports/single_stream.json"),
 ) -> None:
     decoders = load_decoders(bundles, methods, auto_regressive, threads)
+    for decoder in decoders.values() if fixed else ():
+        decoder.llm.runtime.fix_budget(methods=methods_of(decoder.llm, fixed or []))
     levels = [level for level in streams if level]
     race = Race(prompts, num_prompts, max_tokens, temperature, top_p, levels, warm_up, repeats)
     report = race.run(decoders, ChatTokenizer(bundles[0]))
