@@ -84,16 +84,21 @@ def operators_digest() -> str:
 
 
 def _folder() -> Path:
-    """The folder of the kernels, and of the extension once it is built: the wheel's, where it fits OpenVINO."""
-    return COMPILED if (COMPILED / _extension_name()).exists() else _built(_digest(""))
+    """The folder of the kernels, and of the extension once it is built: the wheel's, where it fits OpenVINO or there is
+    none, as beside GPUs."""
+    needed = COMPILED / (_extension_name() if _openvino_version() else KERNELS)
+    return COMPILED if needed.exists() else _built(_digest(""))
 
 
 def _extension_name() -> str:
+    return f"libredraft_openvino-{_digest(_openvino_version())[:12]}.so"
+
+
+def _openvino_version() -> str:
     try:
-        version = metadata.version("openvino")
+        return metadata.version("openvino")
     except metadata.PackageNotFoundError:
-        version = ""
-    return f"libredraft_openvino-{_digest(version)[:12]}.so"
+        return ""
 
 
 def _openvino() -> Path:
@@ -168,7 +173,10 @@ def _build_extension(path: Path, search: Sequence[str]) -> None:
 def _compile(arguments: list[str]) -> None:
     compiler = os.environ.get("CXX", "g++")
     if not shutil.which(compiler):
-        raise BuildError(f"{compiler} not found: the CPU operators are compiled on first use; install g++ 12 or newer")
+        raise BuildError(
+            f"{compiler} not found: the operators of the CPU, and drafting on the host, are compiled on first use; "
+            "install g++ 12 or newer"
+        )
     run = subprocess.run([compiler, *FLAGS, *arguments], cwd=PLUGINS / "cpu", capture_output=True, text=True)
     if "No space left on device" in run.stderr:
         raise BuildError(

@@ -22,6 +22,7 @@ from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine
 from redraft.errors import Code
 from redraft.grammar.compiler import Grammars
+from redraft.plugins.trees import native
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, shown
 from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
@@ -88,10 +89,12 @@ class Runtime:
         stream_interval_s: float = 0.0,
         prefix_reuse: bool = True,
     ) -> Runtime:
-        """Load a bundle. Raises BundleError where it does not fit this machine, ValueError for damaged scores."""
+        """Load a bundle. Raises BundleError where it does not fit this machine, ValueError for damaged scores,
+        BuildError where the compiled part of drafting is missing and cannot be compiled."""
         from redraft.bundle.manifest import Bundle
         from redraft.engines import load_engine
 
+        native.prepare()
         bundle = Bundle.load(Path(path))
         config = bundle.config
         limits = Limits(**config.limits.model_dump(), max_queue=max_queue)

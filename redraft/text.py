@@ -42,7 +42,9 @@ class TextCodec:
         """Whether every token stands for bytes, which may be parts of characters."""
         self._byte_fallback = "ByteFallback" in steps
         vocabulary = tokenizer.get_vocab()
-        ids = frozenset(vocabulary.values())
+        ids = set(vocabulary.values())
+        # A text that stands twice in a vocabulary has one id there, and each of its ids names it.
+        ids.update(token for token in range(max(ids)) if token not in ids and tokenizer.id_to_token(token) is not None)
         # A range tells as fast as a set, and takes no memory where no id is left out, as is usual.
         self._known_ids: Container[int] = range(len(ids)) if max(ids) < len(ids) else ids
         self.longest_token = _longest_token(vocabulary, {token.content for token in added.values()}, self.byte_level)

@@ -1,7 +1,5 @@
-// Draft trees on the host with a C ABI, for `trees.py`. A function that can fail returns null, or a message that is
-// valid until the thread's next call.
-#include <new>
-
+// Draft trees on the host with a C ABI, for `native.py`, which reads the functions' arguments from this text. Where a
+// function returns a message, it is valid until the thread's next call; null: it did not fail.
 #include "../cpu/guarded.h"
 #include "growth.h"
 #include "shape.h"
@@ -11,7 +9,9 @@ using namespace redraft;
 extern "C" {
 
 void* redraft_ngrams_new(const int64_t* lengths, int64_t count) {
-    return new (std::nothrow) NgramIndex({lengths, static_cast<size_t>(count)});
+    NgramIndex* index = nullptr;
+    guarded([&] { index = new NgramIndex({lengths, static_cast<size_t>(count)}); });
+    return index;  // null: no memory
 }
 void redraft_ngrams_free(void* index) { delete static_cast<NgramIndex*>(index); }
 int64_t redraft_ngrams_tail(const void* index, int32_t* tokens) {
@@ -79,6 +79,7 @@ const char* redraft_trees_walk(int64_t count, const int32_t* offsets, const int3
                                const int32_t* chosen, const int32_t* ends, const int32_t* end_offsets,
                                int32_t* path_offsets, int32_t* walked) {
     return guarded([&] {
+        // Paths are at most as long as the trees are large: the first row of `walked` has them, the second the tokens.
         walk_trees({count, offsets, tokens, parents, nullptr}, chosen, ends, end_offsets, path_offsets, walked,
                    walked + offsets[count]);
     });

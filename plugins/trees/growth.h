@@ -29,8 +29,8 @@ struct Candidates {
         if (level >= levels) return -1;
         if (level == 0) return flat == 0 ? 0 : -1;
         const int32_t* row = parents + level * width;
-        const int32_t* found = std::find(row, row + width, flat);
-        return found == row + width ? -1 : found - row;
+        const int64_t index = std::find(row, row + width, flat) - row;
+        return index == width ? -1 : index;
     }
 };
 

@@ -19,9 +19,15 @@ NO_BYTES = ctypes.c_char * 0
 SCALARS = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
 
 
+def prepare() -> None:
+    """Find all functions, so that what is missing ends a start instead of a step. Raises BuildError."""
+    for name in _signatures():
+        function(name)
+
+
 @cache
 def function(name: str) -> ctypes._NamedFuncPointer:
-    """The function `redraft_<name>`. Arrays are passed by `pointer`."""
+    """Return the function `redraft_<name>`, which takes arrays by `pointer`. Raises BuildError."""
     result, arguments = _signatures()[name]
     native = getattr(ctypes.CDLL(str(kernels_path())), f"redraft_{name}")
     native.restype, native.argtypes = RESULTS[result], arguments
@@ -34,7 +40,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def pointer(array: np.ndarray, dtype: type[np.generic]) -> ctypes.Array | int:
-    """What passes a contiguous array of a dtype. Raises TypeError for any other."""
+    """Return what a function takes for a contiguous array of a dtype. Raises TypeError for any other array."""
     if array.dtype != dtype or not array.flags.c_contiguous:
         raise TypeError(f"{array.dtype} {array.shape}: expected contiguous {np.dtype(dtype)}")
     # A fifth of the time of `ctypes.data`, which is as long as some functions take for a single sequence.
@@ -45,10 +51,10 @@ def pointer(array: np.ndarray, dtype: type[np.generic]) -> ctypes.Array | int:
 def _signatures() -> dict[str, tuple[str, list[Any]]]:
     """Each function's result and the types of its arguments, read from the source that is compiled."""
     text = (Path(__file__).parent / "c_api.cpp").read_text(encoding="utf-8")
-    found = re.findall(r"^(void\*?|int64_t|const char\*) redraft_(\w+)\(([^)]*)\)", text, re.M)
+    functions = re.findall(r"^(void\*?|int64_t|const char\*) redraft_(\w+)\(([^)]*)\)", text, re.M)
     return {
         name: (result, [_type(name, argument) for argument in arguments.split(",")])
-        for result, name, arguments in found
+        for result, name, arguments in functions
     }
 
 

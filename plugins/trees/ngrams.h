@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <random>
 #include <span>
 #include <vector>
 
@@ -40,6 +41,7 @@ class NgramIndex {
                 return true;
             });
             history_.push_back(token);
+            // Half of the slots stay free: `find` ends at one, and soon.
             if (2 * (used_ + lengths_.size()) > slots_.size()) grow();
         }
     }
@@ -69,13 +71,19 @@ class NgramIndex {
     // Call `use` with each end of `tail` that can be matched, the shortest first, until it returns false.
     template <class F>
     void for_ends(std::span<const int32_t> tail, F use) const {
-        uint64_t hash = 0;
+        uint64_t hash = seed();
         size_t hashed = 0;
         for (size_t index = 0; index < lengths_.size() && lengths_[index] <= tail.size(); ++index) {
             for (; hashed < lengths_[index]; ++hashed)
                 hash = mixed(hash ^ static_cast<uint32_t>(tail[tail.size() - 1 - hashed]));
             if (!use(hash, tail.last(hashed), index)) return;
         }
+    }
+
+    // A number of this process, so that nobody can write a prompt whose matches all belong in one slot.
+    static uint64_t seed() {
+        static const uint64_t seed = std::random_device{}() | static_cast<uint64_t>(std::random_device{}()) << 32;
+        return seed;
     }
 
     // Another number for each number: the finalizer of splitmix64 (Steele, Lea and Flood, 2014).

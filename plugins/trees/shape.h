@@ -59,7 +59,7 @@ inline void share_nodes(const Trees& trees, int64_t total, int32_t* counts) {
     for (int32_t b = 0; b < trees.count; ++b) {
         counts[b] = 0;
         for (int64_t node = trees.offsets[b] + 1; node < trees.offsets[b + 1]; ++node)
-            ranked.emplace_back(-trees.scores[node], b);
+            if (!std::isnan(trees.scores[node])) ranked.emplace_back(-trees.scores[node], b);
     }
     const int64_t taken = std::min<int64_t>(total, ranked.size());
     std::nth_element(ranked.begin(), ranked.begin() + taken, ranked.end());
@@ -97,7 +97,7 @@ inline void walk_trees(const Trees& trees, const int32_t* chosen, const int32_t*
     int32_t length = 0;
     for (int64_t b = 0; b < trees.count; ++b) {
         const int64_t first = trees.offsets[b], size = trees.offsets[b + 1] - first;
-        const int32_t *own_ends = ends + end_offsets[b], *last = ends + end_offsets[b + 1];
+        const int32_t *end_ids = ends + end_offsets[b], *last_id = ends + end_offsets[b + 1];
         path_offsets[b] = length;
         here.assign(size, 0);
         here[0] = 1;
@@ -106,7 +106,7 @@ inline void walk_trees(const Trees& trees, const int32_t* chosen, const int32_t*
             path[length] = static_cast<int32_t>(node);
             tokens[length++] = token;
             node = -1;
-            if (std::find(own_ends, last, token) != last) break;
+            if (std::find(end_ids, last_id, token) != last_id) break;
             next.assign(size, 0);
             for (int64_t below = size - 1; below > 0; --below)
                 if (here[trees.parents[first + below]] && trees.tokens[first + below] == token) next[node = below] = 1;

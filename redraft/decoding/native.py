@@ -7,7 +7,7 @@ and the oracle of the tests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from itertools import accumulate, pairwise
 from operator import le
 from typing import Any
@@ -24,8 +24,6 @@ from redraft.plugins.trees.native import call, function, pointer
 
 LENGTHS = np.array(sorted(NGRAM_CHANCES), np.int64)
 CHANCES = np.array([NGRAM_CHANCES[length] for length in LENGTHS.tolist()])
-Found = tuple[int, int, int]
-"""A token, the length that was matched, and how often in a row the token followed."""
 
 
 class NativeNgrams(NgramIndex):
@@ -36,11 +34,12 @@ class NativeNgrams(NgramIndex):
         self.handle: int = function("ngrams_new")(pointer(LENGTHS, np.int64), len(LENGTHS))
         if not self.handle:
             raise MemoryError("no memory for a sequence's n-grams")
-        finalize(self, function("ngrams_free"), self.handle)
+        # At exit other threads may be in a step still: the memory goes with the process.
+        finalize(self, function("ngrams_free"), self.handle).atexit = False
 
     @property
     def tail(self) -> tuple[int, ...]:
-        """See `NgramIndex.tail`."""
+        """The last tokens of the history, as many as can be matched."""
         read([self])
         tokens = np.empty(LONGEST, np.int32)
         count = function("ngrams_tail")(self.handle, pointer(tokens, np.int32))
@@ -50,8 +49,8 @@ class NativeNgrams(NgramIndex):
         read([self])
         self._tail = self.tail
 
-    def match(self, tail: tuple[int, ...]) -> Found | None:
-        """See `NgramIndex.match`."""
+    def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:
+        """Return what `NgramIndex.match` does."""
         read([self])
         tokens, result = np.array(tail, np.int32), np.empty(2, np.int32)
         arrays = pointer(tokens, np.int32), len(tokens), pointer(result, np.int32)
@@ -59,21 +58,23 @@ class NativeNgrams(NgramIndex):
         token, times = result.tolist()
         return None if index < 0 else (token, int(LENGTHS[index]), min(times, MOST_TIMES))
 
-    def take_unread(self) -> list[int]:
-        """The tokens that were not read, which count as read from now on."""
-        unread, self._unread = self._unread, []
-        return unread
+    @property
+    def unread(self) -> list[int]:
+        """Tokens that it was told and has not read."""
+        return self._unread
 
 
 def read(indices: Sequence[NativeNgrams]) -> np.ndarray:
     """Let n-grams read what they were told. Returns their handles, int64 [B]."""
     handles = np.array([index.handle for index in indices], np.int64)
-    unread = [index.take_unread() for index in indices]
+    unread = [index.unread for index in indices]
     tokens = np.array([token for part in unread for token in part], np.int32)
     if len(tokens):
         ends = np.array(list(accumulate(map(len, unread))), np.int64)
         arrays = pointer(tokens, np.int32), pointer(ends, np.int64)
         call("ngrams_read", pointer(handles, np.int64), len(handles), *arrays)
+        for part in unread:
+            part.clear()
     return handles
 
 
@@ -85,7 +86,8 @@ def grow_trees(
     odds: Sequence[float],
     reads_context: bool,
 ) -> TokenTree:
-    """`redraft.decoding.growth.grow_trees` of sequences without a grammar."""
+    """Do as `redraft.decoding.growth.grow_trees` for sequences without a grammar."""
+    _expect(len(roots), indices, odds)
     handles, factors = read(indices), np.array(odds, np.float64)
     forest = _Forest(len(roots), len(roots) * (budget + 1))
     call(
@@ -100,7 +102,7 @@ def grow_trees(
 
 
 def best_first(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
-    """`redraft.decoding.construction.best_first`."""
+    """Do as `redraft.decoding.construction.best_first`. Raises ValueError where a candidate lacks its parent."""
     forest = _Forest(len(roots), len(roots) * (min(budget, drafts.candidates[0].size) + 1))
     call("trees_best_first", *_candidates(drafts, roots), budget, *forest.pointers)
     return forest.trees()
@@ -112,9 +114,10 @@ def prune_tree(
     max_depths: Sequence[int] | None = None,
     least: Sequence[float] | None = None,
 ) -> TokenTree:
-    """`redraft.decoding.token_tree.prune_tree` of trees without draws."""
+    """Do as `redraft.decoding.token_tree.prune_tree` for trees without draws."""
     count = len(tree)
     depths, scores = max_depths or [UNLIMITED] * count, least or [-math.inf] * count
+    _expect(count, budgets, depths, scores)
     drafted = (tree.sizes - 1).tolist()
     if max(scores) == -math.inf and all(map(le, drafted, map(min, budgets, depths))):
         return tree
@@ -130,7 +133,7 @@ def prune_tree(
 
 
 def shared_budgets(tree: TokenTree, total: int) -> list[int]:
-    """`redraft.decoding.token_tree.shared_budgets`."""
+    """Do as `redraft.decoding.token_tree.shared_budgets`."""
     if total >= len(tree.tokens) - len(tree):
         return (tree.sizes - 1).tolist()
     counts = np.empty(len(tree), np.int32)
@@ -140,16 +143,17 @@ def shared_budgets(tree: TokenTree, total: int) -> list[int]:
 
 
 def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each row's position, int32 [T], and mask, int32 [T, words], of trees whose roots stand at `starts` int32 [B]: a
-    node's depth in `TokenTree.ancestors`, and its set of bits there as `mask_words`.
+    """Return each row's position, int32 [T], and mask, int32 [T, words], of trees whose roots stand at `starts` int32
+    [B]: by a node's depth in `TokenTree.ancestors`, and its set of bits there as `mask_words`.
 
     Raises ValueError if a tree has a node that the words do not hold.
     """
+    _expect(len(tree), starts)
     rows = len(tree.tokens)
     if rows == len(tree) and words:  # nothing is drafted
         masks = np.zeros((rows, words), np.int32)
         masks[:, 0] = 1
-        return starts, masks
+        return starts.copy(), masks
     positions, masks = np.empty(rows, np.int32), np.empty((rows, words), np.int32)
     call(
         "trees_pack",
@@ -162,8 +166,10 @@ def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndar
 def walk_trees(
     tree: TokenTree, chosen: np.ndarray, end_ids: Sequence[frozenset[int]]
 ) -> list[tuple[list[int], list[int]]]:
-    """Path and tokens of each verdict of `redraft.decoding.verification.walk`, where `chosen` int32 [T] are what plain
-    samplers with these end tokens choose at the nodes."""
+    """Return path and tokens of each verdict of `redraft.decoding.verification.walk`, where `chosen` int32 [T] are what
+    plain samplers with these end tokens choose at the nodes."""
+    _expect(len(tree), end_ids)
+    _expect(len(tree.tokens), chosen)
     if len(chosen) == len(tree):  # nothing is drafted
         return [([0], [token]) for token in chosen.tolist()]
     ends = np.array([token for ids in end_ids for token in ids], np.int32)
@@ -183,7 +189,7 @@ class _Forest:
     """Arrays that trees are written to."""
 
     def __init__(self, count: int, nodes: int):
-        """`count` trees of up to `nodes` nodes in all."""
+        """Make room for `count` trees of up to `nodes` nodes in all: compiled code does not look whether there is."""
         self._offsets = np.empty(count + 1, np.int32)
         self._tokens, self._parents, self._scores = (
             np.empty(nodes, np.int32),
@@ -193,20 +199,35 @@ class _Forest:
 
     @property
     def pointers(self) -> tuple[Any, ...]:
-        """To the four arrays, in the order of the compiled functions' arguments."""
+        """Return what passes the four arrays, in the order of the compiled functions' arguments."""
         columns = self._offsets, self._tokens, self._parents
         return *(pointer(column, np.int32) for column in columns), pointer(self._scores, np.float64)
 
     def trees(self) -> TokenTree:
-        """What was written."""
+        """Return what was written."""
         end = int(self._offsets[-1])
         return TokenTree(self._offsets, self._tokens[:end], self._parents[:end], self._scores[:end])
 
 
 def _candidates(drafts: DraftCandidates, roots: np.ndarray) -> tuple[Any, ...]:
-    arrays = pointer(drafts.candidates, np.int32), pointer(drafts.log_probs, np.float32)
-    shape = drafts.candidates.shape[1:]
-    return *arrays, pointer(drafts.parents, np.int32), *shape, pointer(roots, np.int32), len(roots)
+    shape = drafts.candidates.shape
+    if (len(roots), *drafts.log_probs.shape, *drafts.parents.shape) != (shape[0], *shape, *shape[:3]):
+        raise ValueError(
+            f"candidates {shape} with log-probabilities {drafts.log_probs.shape}, parents "
+            f"{drafts.parents.shape} and {len(roots)} roots: expected arrays of one search"
+        )
+    tokens, parents, roots = (
+        np.ascontiguousarray(array, np.int32) for array in (drafts.candidates, drafts.parents, roots)
+    )
+    log_probs = np.ascontiguousarray(drafts.log_probs, np.float32)
+    arrays = pointer(tokens, np.int32), pointer(log_probs, np.float32), pointer(parents, np.int32)
+    return *arrays, *shape[1:], pointer(roots, np.int32), len(roots)
+
+
+def _expect(count: int, *columns: Sized) -> None:
+    """Raise ValueError unless each column has `count` entries: compiled code would read past its end."""
+    if any(len(column) != count for column in columns):
+        raise ValueError(f"expected {count} entries each, got {', '.join(str(len(column)) for column in columns)}")
 
 
 def _columns(tree: TokenTree) -> tuple[Any, ...]:

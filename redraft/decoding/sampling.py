@@ -132,7 +132,7 @@ class Sampler:
             del self._tail[: -self._tail_length]
 
     def skip(self, count: int) -> None:
-        """`accept` so many tokens, where nothing but the position tells of them: plain, and without a grammar."""
+        """Move on by `count` tokens of which only the position tells: those of a plain sampler without a grammar."""
         self.position += count
 
     @cached_property

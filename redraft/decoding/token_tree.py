@@ -119,9 +119,12 @@ class TokenTree:
             result[rows[self.parents >= 0]] = True
         return result
 
-    def of(self, group: Sequence[int]) -> TokenTree:
-        """The trees at these indices, without draws."""
-        return self if len(group) == len(self) else TokenTree.from_nodes([self.nodes[index] for index in group])
+    def of(self, group: Sequence[int] | np.ndarray) -> TokenTree:
+        """The trees at these indices, in this order, without draws."""
+        sizes, starts = self.sizes[group], self.offsets[:-1][group]
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+        rows = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
+        return TokenTree(offsets, self.tokens[rows], self.parents[rows], self.scores[rows])
 
 
 def mask_width(rows: int) -> int:
@@ -168,11 +171,9 @@ def join_trees(parts: Sequence[tuple[Sequence[int], TokenTree]]) -> TokenTree:
         return parts[0][1]
     order = np.argsort(np.concatenate([indices for indices, _ in parts]))
     sizes = np.concatenate([tree.sizes for _, tree in parts])
-    starts = np.cumsum(sizes) - sizes
-    offsets = np.concatenate([[0], np.cumsum(sizes[order])]).astype(np.int32)
-    rows = np.repeat(starts[order] - offsets[:-1], sizes[order]) + np.arange(offsets[-1])
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     columns = ([getattr(tree, name) for _, tree in parts] for name in ("tokens", "parents", "scores"))
-    joined = TokenTree(offsets, *(np.concatenate(arrays)[rows] for arrays in columns))
+    joined = TokenTree(offsets, *map(np.concatenate, columns)).of(order)
     draws = [drawn for _, tree in parts for drawn in tree.draws or [{}] * len(tree)]
     if any(draws):
         joined.draws = [draws[index] for index in order]
@@ -231,7 +232,8 @@ def prune_tree(
 def without_tokens(tree: TokenTree, tokens: AbstractSet[int]) -> TokenTree:
     """The trees without drafted nodes of these tokens, and without what is below them. Draws are forgotten, so only
     `greedy` and `sampled_walk` are lossless on the result."""
-    if all(not any(token in tokens for token, _, _ in nodes[1:]) for nodes in tree.nodes):
+    unwanted = np.isin(tree.tokens, list(tokens)) & (tree.parents >= 0)
+    if not unwanted.any():
         return tree
     return TokenTree.from_nodes([_nodes_without(nodes, tokens) for nodes in tree.nodes])
 

@@ -128,7 +128,7 @@ class SearchedTrees:
         odds: list[float],
         grammars: list[GrammarState | None],
     ) -> TokenTree:
-        """Grow trees: in compiled code, but for those that a grammar has a say in."""
+        """Grow trees in compiled code, and in Python those of sequences with a grammar."""
         reads_context = self._drafter.reads_context
 
         def grow(group: list[int]) -> TokenTree:

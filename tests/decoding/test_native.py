@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import MASK_BITS, Node, TokenTree, mask_words
 from redraft.decoding.verification import walk, walk_chosen
+from redraft.plugins.headers import PLUGINS
 from redraft.plugins.trees.native import call, pointer
 from redraft.request import SamplingConfig
 from tests.conftest import ROOT
@@ -194,30 +198,113 @@ def test_indices_are_freed_with_their_owners():
     assert grown[2] - grown[0] < 40
 
 
+def in_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    variables = os.environ | variables
+    return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, cwd=ROOT)
+
+
+def run_against(library: Path, tests: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run tests of this file, by an expression of their names, on another library."""
+    code = f"""
+import pytest, sys
+from pathlib import Path
+from redraft.plugins.trees import native
+native.kernels_path = lambda: Path({str(library)!r})
+failed = pytest.main([{str(__file__)!r}, "-qsx", "-m", "not slow", "-k", {tests!r}, "-p", "no:cacheprovider"])
+sys.exit(failed or {str(library)!r} not in Path("/proc/self/maps").read_text())
+"""
+    return in_process(code, **variables)
+
+
+def compiled(folder: Path, library: Path, *flags: str) -> None:
+    flags = ("-std=c++20", "-fPIC", "-shared", "-ffp-contract=off", *flags)
+    subprocess.run(["g++", *flags, folder / "trees" / "c_api.cpp", "-o", library], check=True)
+
+
 @pytest.mark.slow
 def test_no_tree_leads_outside_the_arrays(tmp_path):
     """The same properties under the address and undefined-behaviour sanitizers, in a process that loads them first."""
-    source = ROOT / "plugins" / "trees" / "c_api.cpp"
     library = tmp_path / "trees.so"
-    flags = ["-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=off", "-fno-sanitize-recover=all"]
-    subprocess.run(["g++", *flags, "-fsanitize=address,undefined", source, "-o", library], check=True)
-    runtime = [  # the sanitizer wraps what throws exceptions, and finds it only if that is there
+    compiled(PLUGINS, library, "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    # The sanitizer wraps what throws exceptions, and finds it only if that is there.
+    runtime = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in ("libasan.so", "libstdc++.so")
     ]
-    code = (
-        "import pytest, sys\n"
-        "from pathlib import Path\n"
-        "from redraft.plugins.trees import native\n"
-        f"native.kernels_path = lambda: Path({str(library)!r})\n"
-        f"failed = pytest.main([{str(__file__)!r}, '-qs', '-m', 'not slow', '-k', 'alike or refused'])\n"
-        f"sys.exit(failed or {str(library)!r} not in Path('/proc/self/maps').read_text())\n"
-    )
     options = {"LD_PRELOAD": " ".join(runtime), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | options, capture_output=True, text=True, cwd=ROOT
-    )
+    done = run_against(library, "alike or refused", **options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+MUTANTS = {
+    "a parent's mask": ("shape.h", "masks + (first + parent) * words", "masks + first * words", "packed"),
+    "a child of any parent": ("shape.h", "here[trees.parents[first + below]] && ", "", "walked"),
+    "ties by the later node": ("shape.h", "score[a] > score[c] : a < c", "score[a] > score[c] : a > c", "cut"),
+    "a score above the parent's": ("shape.h", "std::min(score[node], score[parent])", "score[node]", "cut"),
+    "times that are never counted anew": ("ngrams.h", "slot.times + 1 : 1", "slot.times + 1 : 2", "ngrams"),
+    "a candidate's chance with its parent's": ("growth.h", "logs[k]) - above.above)", "logs[k]))", "grown"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_of_the_compiled_code_is_found(mutant, tmp_path):
+    name, old, new, tests = MUTANTS[mutant]
+    for folder in ("trees", "cpu"):
+        shutil.copytree(PLUGINS / folder, tmp_path / folder)
+    file, library = tmp_path / "trees" / name, tmp_path / "trees.so"
+    assert file.read_text().count(old) == 1
+    file.write_text(file.read_text().replace(old, new))
+    compiled(tmp_path, library, "-O1")
+    assert run_against(library, f"alike and {tests}").returncode in (1, -signal.SIGSEGV)
+
+
+def test_a_process_ends_while_another_thread_drafts():
+    """It would catch n-grams that are freed at exit, under a thread that reads them."""
+    code = """
+import threading
+from redraft.decoding.native import NativeNgrams
+
+index, begun = NativeNgrams(range(2000)), threading.Event()
+
+def draft():
+    while True:
+        index.extend([1, 2, 3] * 500)
+        index.match((1, 2, 3))
+        begun.set()
+
+threading.Thread(target=draft, daemon=True).start()
+begun.wait()
+"""
+    for _ in range(3):
+        assert in_process(code).returncode == 0
+
+
+def test_columns_of_another_length_are_refused():
+    tree = in_arrays(TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.5)]] * 3))
+    drafts = DraftCandidates(
+        np.zeros((2, 1, 1, 4), np.int32), np.zeros((2, 1, 1, 4), np.float32), np.zeros((2, 1, 1), np.int32)
+    )
+    roots = np.zeros(3, np.int32)
+    for wrong in (
+        lambda: native.prune_tree(tree, [1]),
+        lambda: native.prune_tree(tree, [1] * 3, [1]),
+        lambda: native.pack_trees(tree, np.zeros(2, np.int32), 1),
+        lambda: native.walk_trees(tree, np.zeros(4, np.int32), [frozenset()] * 3),
+        lambda: native.walk_trees(tree, np.zeros(6, np.int32), [frozenset()] * 2),
+        lambda: native.best_first(drafts, roots, 3),
+        lambda: native.grow_trees(drafts, roots[:2], 3, [NativeNgrams()], [1.0], False),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            wrong()
+
+
+def test_candidates_of_another_type_are_converted():
+    ids, log_probs = np.arange(8).reshape(1, 1, 1, 8)[..., ::-1], np.log(np.linspace(0.3, 0.1, 8)).reshape(1, 1, 1, 8)
+    drafts = DraftCandidates(ids, log_probs, np.zeros((1, 1, 1), np.int64))
+    expected = DraftCandidates(ids.astype(np.int32), log_probs.astype(np.float32), drafts.parents)
+    roots = np.zeros(1, np.int32)
+    assert native.best_first(drafts, roots, 3).nodes == construction.best_first(expected, roots, 3).nodes
 
 
 def test_errors_of_the_library_are_raised():

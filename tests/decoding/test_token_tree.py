@@ -12,6 +12,7 @@ from redraft.decoding.construction import CONSTRUCTIONS, best_first, chain
 from redraft.decoding.ngram import NgramIndex, count_bigrams, ngram_chains
 from redraft.decoding.packing import dedup_prefix, pack_beams
 from redraft.decoding.token_tree import (
+    NodeDraws,
     TokenTree,
     join_trees,
     mask_width,
@@ -213,11 +214,13 @@ def test_a_batch_shares_its_rows_by_score():
 def test_groups_of_a_batch_are_joined_in_its_order():
     nodes = [[(b, -1, 0.0), *((node, node - 1, -0.5) for node in range(1, b + 1))] for b in range(6)]
     groups = [[1, 4], [0, 5], [2, 3]]
-    for parts in (groups, groups[:1] * 1):
-        trees = [TokenTree.from_nodes([nodes[b] for b in group]) for group in parts]
-        joined = join_trees(list(zip(parts, trees, strict=True)))
-        assert joined.nodes == [nodes[b] for b in sorted(b for group in parts for b in group)]
+    trees = [TokenTree.from_nodes([nodes[b] for b in group]) for group in groups]
+    joined = join_trees(list(zip(groups, trees, strict=True)))
+    assert joined.nodes == nodes
     assert joined.draws is None
+    drawn = [{0: NodeDraws([b], [0], np.zeros(1, np.int32), np.zeros(1, np.float32))} for b in range(6)]
+    trees[0].draws, trees[2].draws = [drawn[1], drawn[4]], [drawn[2], drawn[3]]
+    assert join_trees(list(zip(groups, trees, strict=True))).draws == [{}, *drawn[1:5], {}]
 
 
 def test_lists_and_arrays_are_the_same_trees():
