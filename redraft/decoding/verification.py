@@ -16,7 +16,7 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node, TokenTree
 
 
-@dataclass
+@dataclass(slots=True)
 class Verdict:
     """What one sequence gains in a step: `tokens` are the accepted tokens and then the bonus token; `path` are the
     nodes at which they were chosen and whose cache rows stay, the root first. The scheduler adds the tokens'
@@ -103,12 +103,13 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler) -
 
 def walk_chosen(tree: TokenTree, chosen: np.ndarray, samplers: Sequence[Sampler]) -> list[Verdict]:
     """`walk` of each tree of a batch, over what plain samplers without grammars choose at every node: int32 [T]."""
-    verdicts = []
-    for sampler, walked in zip(
-        samplers, native.walk_trees(tree, chosen, [each.end_ids for each in samplers]), strict=True
-    ):
-        verdicts.append(Verdict(*walked))
-        sampler.skip(len(verdicts[-1].tokens))
+    if len(tree.tokens) == len(tree):
+        verdicts = [Verdict([0], [token]) for token in chosen.tolist()]
+    else:
+        walked = native.walk_trees(tree, chosen, [sampler.end_ids for sampler in samplers])
+        verdicts = [Verdict(path, tokens) for path, tokens in walked]
+    for sampler, verdict in zip(samplers, verdicts, strict=True):
+        sampler.skip(len(verdict.tokens))
     return verdicts
 
 

@@ -34,7 +34,8 @@ def forbid_unknown(logits: Any, ranges: Iterable[tuple[int, int]]) -> Any:
 
 
 class LogitRows(Protocol):
-    """Logits or sampled tokens of a step's logit rows. An array of all logits, float32 [R, V], is one."""
+    """Logits or sampled tokens of a step's logit rows. An array of all logits, float32 [R, V], or of all tokens,
+    int32 [R], is one."""
 
     def __getitem__(self, rows: slice, /) -> np.ndarray:
         """Logits float32 [n, V], or tokens int32 [n], of some rows of one sequence."""

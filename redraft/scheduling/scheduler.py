@@ -297,8 +297,20 @@ class Scheduler:
         return _with_prompts(batch, chunks) if chunks else batch
 
     def _verify(self, sequences: list[RequestState], tree: TokenTree, logits: LogitRows) -> list[Verdict]:
-        rows = [logits[start:end] for start, end in pairwise(tree.offsets.tolist())]
+        samplers = [sequence.sampler for sequence in sequences]
         # Where the engine chose the tokens only the paths are left to find, but for grammars, which follow each token.
+        free = all(sampler.grammar is None for sampler in samplers)
+        if free and isinstance(logits, np.ndarray) and logits.ndim == 1:
+            verdicts = walk_chosen(tree, logits[: len(tree.tokens)], samplers)
+        else:
+            verdicts = self._verify_mixed(sequences, tree, logits)
+        if self._observe:
+            for index, verdict in enumerate(verdicts):
+                self._observe(tree, index, verdict)
+        return verdicts
+
+    def _verify_mixed(self, sequences: list[RequestState], tree: TokenTree, logits: LogitRows) -> list[Verdict]:
+        rows = [logits[start:end] for start, end in pairwise(tree.offsets.tolist())]
         walked = [
             index
             for index, sequence in enumerate(sequences)
@@ -308,12 +320,10 @@ class Scheduler:
         if walked:
             chosen, samplers = np.concatenate([rows[b] for b in walked]), [sequences[b].sampler for b in walked]
             verdicts = dict(zip(walked, walk_chosen(tree.of(walked), chosen, samplers), strict=True))
-        for index, sequence in enumerate(sequences):
-            if index not in verdicts:
-                verdicts[index] = self._verdict(sequence, tree, index, rows[index])
-            if self._observe:
-                self._observe(tree, index, verdicts[index])
-        return [verdicts[index] for index in range(len(sequences))]
+        return [
+            verdicts[index] if index in verdicts else self._verdict(sequence, tree, index, rows[index])
+            for index, sequence in enumerate(sequences)
+        ]
 
     def _kept(
         self,

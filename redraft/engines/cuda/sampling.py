@@ -71,7 +71,7 @@ def sample(logits: Tensor, batch: TargetBatch, samplers: Samplers, results: Resu
     indices[wanted] = np.arange(len(wanted))
     rows = logits.index_select(0, upload(wanted, logits.device)).float()
     tokens, fetched = results.fetch([sample_tokens(logits, tables), rows])
-    return SampledRows(tokens, fetched, indices)
+    return SampledRows(tokens, fetched, indices) if len(wanted) else tokens
 
 
 def sample_tokens(logits: Tensor, tables: Sequence[np.ndarray]) -> Tensor:
