@@ -48,6 +48,10 @@ class OutputStream:
         self._tail: deque[int] = deque(maxlen=max(map(len, request.stop_word_ids), default=0))
         self._interval_s = interval_s
         self._next_at = 0.0
+        self.token_ids: list[int] = []
+        """All tokens since the start."""
+        self._taken = 0
+        """How many of them have been taken."""
         self._prompt_scores: list[LogProbs] = []
         self._output = self._empty()
         if not request.exclude_input_in_output:
@@ -61,14 +65,14 @@ class OutputStream:
     @property
     def due(self) -> bool:
         """Whether the client streams, and should get what there is now."""
-        return self._request.stream and bool(self._output.token_ids) and time.perf_counter() >= self._next_at
+        return self._request.stream and len(self.token_ids) > self._taken and time.perf_counter() >= self._next_at
 
     def extend(self, verdict: Verdict, start: int, end: int) -> None:
         """Append the verdict's tokens from `start` to `end`, at least one."""
-        output, scores, total = self._output, verdict.log_probs, len(verdict.tokens)
-        output.token_ids += verdict.tokens[start:end]
+        output, tokens, scores = self._output, verdict.tokens, verdict.log_probs
+        self.token_ids += tokens[start:end]
         output.drafted += [True] * (end - start)
-        output.drafted[-1] = end < total
+        output.drafted[-1] = end < len(tokens)
         if scores is not None and output.log_probs is not None:
             output.log_probs += scores.chosen[start:end].tolist()
             if output.top_log_probs is not None:
@@ -93,6 +97,7 @@ class OutputStream:
         """Return what is new, all of it if the request has `finished`. The prompt's scores come in one piece, once it
         is `prompt_scored` to its end."""
         output, self._output = self._output, self._empty()
+        output.token_ids, self._taken = self.token_ids[self._taken :], len(self.token_ids)
         if self._prompt_scores and prompt_scored:
             chosen = (scores.chosen.tolist() for scores in self._prompt_scores)
             output.prompt_log_probs = [None, *chain.from_iterable(chosen)]
@@ -100,8 +105,7 @@ class OutputStream:
                 output.prompt_top_log_probs = [[], *chain.from_iterable(scores.top for scores in self._prompt_scores)]
             self._prompt_scores = []
         if not self._has_stop_words:
-            for token in output.token_ids:
-                self._text.push(token)
+            self._text.extend(output.token_ids)
         if finished:
             self._text.finish()
         output.text += self._text.take()

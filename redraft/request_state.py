@@ -34,7 +34,6 @@ class RequestState:
     `method` is the name of the method that drafts for it.
 
     `memory` is what its method drafts from beside the drafter, and is told every token of; None: nothing.
-    `generated` are the tokens taken so far, an end token included.
     `reusable` is how many tokens of the prompt a slot would have in place, while it waits for one; `reusable_in` the
     state of the slots in which that was counted.
     `gained_at` is when it last gained tokens, as `time.perf_counter` tells it.
@@ -79,7 +78,6 @@ class RequestState:
         self.method = ""
         self.reads_features = False
         self.memory: NgramIndex | RetrievalText | None = None
-        self.generated: list[int] = []
         self.slot = -1
         self.reusable = 0
         self.reusable_in = -1
@@ -133,7 +131,7 @@ class RequestState:
     @property
     def cached_tokens(self) -> np.ndarray:
         """The tokens int32 [n] whose rows are in the cache once the rows `commit` have been moved."""
-        return np.append(self.prompt, np.array(self.generated, np.int32))[: self.cache_length]
+        return np.append(self.prompt, np.array(self._output.token_ids, np.int32))[: self.cache_length]
 
     def admit(self, slot: int, rows: int = 0, commit: Iterable[int] = (), pairs: Pairs | None = None) -> None:
         """Take a slot of the cache, which has the prompt's first `rows` rows once the rows `commit` have been moved.
@@ -150,7 +148,7 @@ class RequestState:
             return rows
         return int(self.cache_length + rows == len(self.prompt))
 
-    def kept(self, rows: list[int]) -> list[int]:
+    def kept(self, rows: Sequence[int]) -> Sequence[int]:
         """The rows whose features the drafter will need: all if it has a context cache, else the last, if it reads
         features."""
         if self.pairs is not None:
@@ -208,14 +206,18 @@ class RequestState:
         if rows > 1:
             stats.drafted += rows - 1
             stats.accepted += accepted
-            self._count_depths(accepted, accepted + goes_on)
+            self._count_depths(accepted, goes_on)
 
-    def _count_depths(self, accepted: int, offered: int) -> None:
-        by_depth = self.stats.offered_by_depth, self.stats.accepted_by_depth
-        for counts, deepest in zip(by_depth, (offered, accepted), strict=True):
-            counts.extend([0] * (offered - len(counts)))
-            for level in range(deepest):
-                counts[level] += 1
+    def _count_depths(self, accepted: int, goes_on: bool) -> None:
+        offered_by_depth, accepted_by_depth = self.stats.offered_by_depth, self.stats.accepted_by_depth
+        if (more := accepted + goes_on - len(offered_by_depth)) > 0:
+            offered_by_depth += [0] * more
+            accepted_by_depth += [0] * more
+        for level in range(accepted):
+            offered_by_depth[level] += 1
+            accepted_by_depth[level] += 1
+        if goes_on:
+            offered_by_depth[accepted] += 1
 
     def finish(self, reason: FinishReason) -> None:
         """End the sequence: its next output is the last one."""
@@ -251,16 +253,16 @@ class RequestState:
             origins = self.proposals.take(nodes)
             tokens, parents, scores = (list(column) for column in zip(*nodes, strict=True))
             self._output.add_tree(DraftTree(tokens, parents, scores, origins, path, gained))
-        self.generated += verdict.tokens[:taken]
         if self.memory is not None:
             self.memory.extend(verdict.tokens[:taken])
         return taken
 
     def _append_all(self, verdict: Verdict) -> int:
         """`_append_each` for a request whose text only an end token or its length ends."""
-        tokens = verdict.tokens
-        room = self.remaining
-        gained = taken = min(len(tokens), room)
+        tokens, room = verdict.tokens, self.remaining
+        gained = taken = len(tokens)
+        if taken > room:
+            gained = taken = room
         if not self.end_ids.isdisjoint(tokens):
             ends = (index for index in range(gained) if tokens[index] in self.end_ids)
             if (end := next(ends, None)) is not None:

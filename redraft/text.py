@@ -40,7 +40,8 @@ class TextCodec:
         steps = _decoding_steps(tokenizer)
         self.byte_level = "ByteLevel" in steps
         """Whether every token stands for bytes, which may be parts of characters."""
-        self._byte_fallback = "ByteFallback" in steps
+        self.byte_fallback = "ByteFallback" in steps
+        """Whether some tokens stand for single bytes: see `fallback_byte`."""
         vocabulary = tokenizer.get_vocab()
         ids = set(vocabulary.values())
         # A text that stands twice in a vocabulary has one id there, and each of its ids names it.
@@ -129,7 +130,7 @@ class TextCodec:
     def fallback_byte(self, token_id: int) -> bytes | None:
         """The byte that a token such as `<0xE6>` stands for; None for a token that is a text. A run of such tokens
         decodes as a whole: to its characters or, if it is no UTF-8, to one U+FFFD for each token."""
-        if not self._byte_fallback:
+        if not self.byte_fallback:
             return None
         match = _BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "")
         return bytes([int(match[1], 16)]) if match else None
@@ -193,19 +194,27 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         """Append a token; whether a stop word is complete."""
-        # What `decode` leaves out is left out before it decodes: bytes on both sides of it are one run.
-        if self._codec.is_silent(token, self._skip_special):
-            return False
-        if byte := self._codec.fallback_byte(token):
-            self._push_byte(token, byte)
-        else:
-            if self._run or self._broken:
-                self._end_run()
-            self._window.append(token)
+        self.extend([token])
         if not self._stop_words:
             return False
         self._held += self._decode()
         return self._match()
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens, without looking for stop words."""
+        codec, skip_special = self._codec, self._skip_special
+        # What `decode` leaves out is left out before it decodes: bytes on both sides of it are one run.
+        tokens = [token for token in tokens if not codec.is_silent(token, skip_special)]
+        if not codec.byte_fallback:
+            self._window += tokens
+            return
+        for token in tokens:
+            if byte := codec.fallback_byte(token):
+                self._push_byte(token, byte)
+            else:
+                if self._run or self._broken:
+                    self._end_run()
+                self._window.append(token)
 
     def take(self) -> str:
         """Text that is certain and has not been taken yet."""

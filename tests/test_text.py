@@ -125,6 +125,21 @@ def test_pieces_of_any_vocabulary_add_up_to_the_whole(name, data):
         assert "".join(pieces) == text[: min(places)]
 
 
+@pytest.mark.parametrize("name", CODECS)
+@settings(max_examples=20, deadline=None)
+@given(parts=st.lists(st.lists(st.integers(0, 256 + 12), max_size=9), max_size=9), skip=st.booleans())
+def test_tokens_that_are_appended_together_read_as_those_that_are_not(name, parts, skip):
+    together, apart = (TextStream(CODECS[name], skip_special=skip) for _ in range(2))
+    for part in parts:
+        together.extend(part)
+        for token in part:
+            apart.push(token)
+        assert together.take() == apart.take()
+    for stream in (together, apart):
+        stream.finish()
+    assert together.take() == apart.take()
+
+
 def _has(codec: TextCodec, tokens: list[int], words: list[str], skip: bool) -> bool:
     text = codec.decode(tokens, skip)
     return any(word in text for word in words)
@@ -139,6 +154,16 @@ def test_characters_of_byte_tokens_come_whole(name, words):
     pieces, _ = streamed(codec, tokens, [True] * len(tokens), (), words)
     assert "".join(pieces) == codec.decode(tokens)
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("name", ["Llama 2", "Gemma"])
+def test_what_is_left_out_does_not_end_a_character(name):
+    codec, special, unknown = CODECS[name], 256 + len(PIECES), 999
+    first, second = byte_tokens(codec, "é".encode())
+    texts = TextStream(codec)
+    texts.extend([first, special, unknown, second])
+    texts.finish()
+    assert texts.take() == codec.decode([first, second]) == "é"
 
 
 @pytest.mark.parametrize("name", ["Llama 2", "Gemma", "byte-level"])

@@ -339,11 +339,11 @@ class Scheduler:
             return [None] * (len(sequences) + len(chunks))
         rows, ends = list[int](), [0]
         for sequence, start, verdict in zip(sequences, tree.offsets.tolist(), verdicts, strict=False):
-            rows += sequence.kept([start + node for node in verdict.path])
+            rows += [start + node for node in sequence.kept(verdict.path)]
             ends.append(len(rows))
         start = len(tree.tokens)
         for sequence, count in chunks:
-            rows += sequence.kept(list(range(start, start + count)))
+            rows += sequence.kept(range(start, start + count))
             ends.append(len(rows))
             start += count
         kept = take_rows(features, rows)
