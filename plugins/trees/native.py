@@ -44,7 +44,9 @@ def pointer(array: np.ndarray, dtype: type[np.generic]) -> ctypes.Array | int:
     if array.dtype != dtype or not array.flags.c_contiguous:
         raise TypeError(f"{array.dtype} {array.shape}: expected contiguous {np.dtype(dtype)}")
     # A fifth of the time of `ctypes.data`, which is as long as some functions take for a single sequence.
-    return NO_BYTES.from_buffer(array) if array.flags.writeable else array.ctypes.data
+    if not array.flags.writeable:
+        return array.ctypes.data
+    return NO_BYTES.from_buffer(array)  # type: ignore[arg-type]  # arrays say that they are buffers from Python 3.12 on
 
 
 @cache
