@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from statistics import median
 
 import numpy as np
 
@@ -24,24 +23,30 @@ def time_steps(engine: Engine, limits: Limits, nodes: int, seconds: float = SECO
     """Time the engine's steps with up to `nodes` drafted nodes for each slot, in at most `seconds` or so, and return
     the cost model that begins with them. Nothing may be running: the rows are written to the first slots. Where time
     ends early, the largest counts are left out."""
-    shapes = list(_shapes(engine.step_shapes, limits, min(nodes + 1, limits.max_tree)))
+    tree = min(nodes + 1, limits.max_tree)
+    shapes = list(_shapes(engine.step_shapes, limits, tree))
+    # Those that every decision needs are timed first, whatever it takes.
+    needed = shapes[0][1], tree
+    shapes = sorted(shapes, key=lambda shape: shape[1] not in needed)
+    required = sum(rows in needed for _, rows in shapes)
+    words = mask_width(limits.max_tree)
+    engine.execute(_batch(*shapes[0], words))  # reads the weights for the first time
+    times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
     ends = time.perf_counter() + seconds
-    times: dict[tuple[int, int], list[float]] = {}
-    for _ in range(ROUNDS):
-        for shape in shapes:
-            if time.perf_counter() > ends and shape not in times:
+    for turn in range(ROUNDS):
+        for index, shape in enumerate(shapes):
+            if time.perf_counter() > ends and (turn or index >= required):
                 break
-            batch = _batch(*shape, mask_width(limits.max_tree))
             started = time.perf_counter()
-            engine.execute(batch)
-            times.setdefault(shape, []).append(time.perf_counter() - started)
-        if time.perf_counter() > ends:
-            break
+            engine.execute(_batch(*shape, words))
+            times[shape].append(time.perf_counter() - started)
     tables = []
-    for sequences in sorted({sequences for sequences, _ in times}):
-        rows = sorted(count for limit, count in times if limit == sequences)
-        middle = [median(times[sequences, count]) for count in rows]
-        tables.append(TimeTable(sequences=sequences, rows=rows, seconds=middle, padded=bool(engine.step_shapes)))
+    for sequences in sorted({sequences for sequences, _ in shapes}):
+        # Whatever else runs on a machine makes a step slower, never faster.
+        least = {rows: min(timed) for (limit, rows), timed in sorted(times.items()) if limit == sequences and timed}
+        if least:
+            padded = bool(engine.step_shapes)
+            tables.append(TimeTable(sequences=sequences, rows=[*least], seconds=[*least.values()], padded=padded))
     return StepCosts(tables=tables)
 
 

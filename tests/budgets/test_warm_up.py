@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 
 from redraft.budgets.warm_up import time_steps
 from redraft.scheduling.scheduler import Limits
@@ -46,7 +47,24 @@ def test_the_shapes_that_steps_are_padded_to_are_timed(monkeypatch):
     ]
 
 
-def test_timing_ends_in_time_with_the_fewest_rows(monkeypatch):
+def test_timing_ends_in_time_with_the_counts_that_every_decision_needs(monkeypatch):
     costs = timed(monkeypatch, PricedEngine(slots=4), seconds=0.05)
-    assert costs.tables[0].rows == [1, 2, 4, 8]
+    assert costs.tables[0].rows == [1, 2, 4, 16]
     assert PricedEngine.now < 0.1
+    costs = timed(monkeypatch, PricedEngine(slots=4), seconds=0.0)
+    assert costs.tables[0].rows == [1, 16]
+
+
+def test_the_first_step_reads_the_weights_and_is_not_counted(monkeypatch):
+    engine = PricedEngine(slots=4)
+    execute = engine.execute
+
+    def first(batch, samplers=None):
+        PricedEngine.now += 3.0
+        engine.execute = execute
+        return execute(batch, samplers)
+
+    engine.execute = first
+    costs = timed(monkeypatch, engine, seconds=1.0)
+    assert costs.tables[0].rows == [1, 2, 4, 8, 16, 32, 64]
+    assert costs.tables[0].at(1) == pytest.approx(0.011)
