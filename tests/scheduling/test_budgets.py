@@ -1,0 +1,79 @@
+"""The scheduler with a controller of budgets: what is drafted changes, the text does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from redraft.budgets.controller import BudgetController, Estimates
+from redraft.budgets.learned import Learned
+from redraft.budgets.warm_up import time_steps
+from redraft.bundle.budget_table import BudgetTable
+from redraft.bundle.manifest import MANIFEST
+from redraft.bundle.method import MethodConfig
+from redraft.runtime import Runtime
+from redraft.scheduling.scheduler import Scheduler
+from tests.scheduling.test_scheduler import CODEC, LIMITS, PLANS, SAMPLINGS, alone, make, run
+from tests.toy_engine import TOY, ToyEngine, only
+
+
+class Wavering(BudgetController):
+    """Drafts, or does not, and verifies as much as chance says."""
+
+    def __init__(self, estimates):
+        super().__init__(estimates)
+        self.rng = np.random.default_rng(0)
+        self.shared: list[int] = []
+
+    def pays(self, method, bands):
+        self.balance_s = 1.0 if self.rng.random() < 0.7 else -1.0
+        return super().pays(method, bands)
+
+    def share(self, method, tree):
+        super().share(method, tree)
+        counts = [int(self.rng.integers(0, size)) for size in tree.sizes]
+        self.shared += counts
+        return counts
+
+
+def controller(kind=BudgetController):
+    return kind(Estimates(costs=time_steps(ToyEngine(slots=3), LIMITS, 9)))
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "sampled", "top-p"])
+@pytest.mark.parametrize("plan", ["beam", "best_first", "ngram", "retrieval", "merged"])
+def test_the_text_does_not_depend_on_what_is_verified(plan, sampling):
+    budgets = controller(Wavering)
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS[plan]), budgets=budgets)
+    sequences = [make(key, SAMPLINGS[sampling], prompt=[1 + key] * 9) for key in range(3)]
+    results = run(scheduler, sequences, joins=[0, 0, 4])
+    for key in range(3):
+        assert results[key][:4] == alone(make(key, SAMPLINGS[sampling], prompt=[1 + key] * 9), slots=3)
+    assert len(set(budgets.shared)) > 1 or plan in ("ngram", "retrieval"), "trees are cut in many ways"
+
+
+def test_no_drafter_is_called_where_the_ledger_is_empty():
+    engine, budgets = ToyEngine(slots=3), controller()
+    budgets.balance_s = -1e9
+    run(Scheduler(engine, LIMITS, only(PLANS["best_first"]), budgets=budgets), [make("a")])
+    assert engine.draft_calls == 0
+
+
+def test_a_fixed_budget_does_not_ask():
+    engine, budgets = ToyEngine(slots=3), controller()
+    budgets.balance_s = -1e9
+    plan = MethodConfig(construction="best_first", budget=BudgetTable.constant(4))
+    run(Scheduler(engine, LIMITS, only(plan), budgets=budgets), [make("a")])
+    assert engine.draft_calls > 0
+
+
+def test_a_runtime_keeps_what_was_learned(tmp_path):
+    (tmp_path / MANIFEST).write_text("{}")
+    budgets = controller()
+    runtime = Runtime(
+        ToyEngine(slots=3), CODEC, LIMITS, 111, methods={TOY: PLANS["beam"]}, path=tmp_path, budgets=budgets
+    )
+    run(runtime.scheduler, [make("a")])
+    runtime.keep_learned()
+    assert Learned.load(tmp_path) == budgets.estimates
+    assert budgets.estimates.calibrations[TOY].ratios[0] != 0.5
