@@ -33,17 +33,21 @@ def time_steps(engine: Engine, limits: Limits, nodes: int, seconds: float = SECO
     for shape in shapes[:required]:
         engine.execute(_batch(*shape, words))  # the first time it reads the weights, and takes seconds
     times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
-    ends = time.perf_counter() + seconds
+    ends, last_s = time.perf_counter() + seconds, 0.0
     for turn in range(ROUNDS):
         for index, shape in enumerate(shapes):
-            if time.perf_counter() > ends and (turn or index >= required):
+            begun = time.perf_counter()
+            # The next count has up to twice the rows of the last.
+            if begun + 2 * last_s > ends and (turn or index >= required):
                 break
             batch = _batch(*shape, words)
             if not turn:
                 engine.execute(batch)  # a network may be compiled for a new number of rows
             started = time.perf_counter()
             engine.execute(batch)
-            times[shape].append(time.perf_counter() - started)
+            now = time.perf_counter()
+            times[shape].append(now - started)
+            last_s = now - begun
     tables = []
     for sequences in sorted({sequences for sequences, _ in shapes}):
         # Whatever else runs on a machine makes a step slower, never faster.
