@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from redraft.budgets.controller import BudgetController, Estimates
-from redraft.budgets.learned import Learned
+from redraft.budgets.learned import LearnedFile
 from redraft.budgets.warm_up import time_steps
 from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.method import MethodConfig
@@ -54,8 +54,9 @@ class Runtime:
         prefix_reuse: bool = True,
         unknown_tokens: frozenset[int] = frozenset(),
         budgets: BudgetController | None = None,
+        learned: LearnedFile | None = None,
     ):
-        """`prefix_reuse`, `unknown_tokens` and `budgets`: see `Scheduler`."""
+        """`prefix_reuse`, `unknown_tokens` and `budgets`: see `Scheduler`. `learned` keeps the budgets' estimates."""
         self.engine = engine
         self.codec = codec
         self.limits = limits
@@ -75,7 +76,7 @@ class Runtime:
         self.prefix_reuse = prefix_reuse
         if prefix_reuse and (reason := engine.reuse_refusal):
             log.info("no prompt is reused: %s", reason)
-        self._unknown_tokens = unknown_tokens
+        self._unknown_tokens, self._learned = unknown_tokens, learned
         self.budgets = budgets
         """What says how much to draft; None: each method's configuration."""
         self.scheduler = self._scheduler(self.methods)
@@ -100,11 +101,13 @@ class Runtime:
         limits = Limits(**config.limits.model_dump(), max_queue=max_queue)
         bigrams = Path(path) / BIGRAMS_FILE_NAME
         engine = load_engine(bundle, threads)
-        budgets = None
+        budgets, learned = None, LearnedFile.of(Path(path), threads)
         if config.methods:
-            most = max(method.tree_budget for method in config.methods.values())
-            learned = Learned.load(Path(path)) or Estimates(costs=time_steps(engine, limits, most))
-            budgets = BudgetController(learned)
+            if (estimates := learned.load()) is None:
+                most = max(method.tree_budget for method in config.methods.values())
+                estimates = Estimates(costs=time_steps(engine, limits, most))
+                learned.save(estimates)
+            budgets = BudgetController(estimates)
         return cls(
             engine=engine,
             codec=TextCodec.load(Path(path) / "tokenizer.json"),
@@ -119,12 +122,13 @@ class Runtime:
             prefix_reuse=prefix_reuse,
             unknown_tokens=frozenset(chain.from_iterable(range(*ids) for ids in config.target.unknown_tokens)),
             budgets=budgets,
+            learned=learned,
         )
 
     def keep_learned(self) -> None:
         """Write what was learned of the engine and the traffic beside the bundle, for the next start."""
-        if self.budgets is not None and self.path is not None:
-            Learned.save(self.path, self.budgets.estimates)
+        if self.budgets is not None and self._learned is not None:
+            self._learned.save(self.budgets.estimates)
 
     def fix_budget(self, nodes: int | None = None, methods: Collection[str] | None = None) -> None:
         """Let these methods, or all, draft this many nodes for each sequence from now on, whatever pays; `nodes` None:

@@ -18,6 +18,8 @@ ALLOWED_LOSS = 0.01
 """The most time, as a share of all, that drafts may lose against plain decoding."""
 LEAST_GAIN = 0.02
 """How much faster than plain decoding, as a share, drafts should make steps: times are not known better than so."""
+PLAIN_EVERY = 100
+"""Steps with drafts at a load after which one does without: what plain decoding costs shows only where it is done."""
 CREDIT_S = 0.1
 """Most seconds that the ledger holds: what is lost at once when predictable text ends."""
 
@@ -60,6 +62,8 @@ class Drafts:
 
     bands: np.ndarray
     """int [B], of the sequences that it drafts for."""
+    probes: bool
+    """Whether it is not expected to pay, and drafts to see whether that is still right."""
     nodes: int = 0
     expected: float = 0.0
     """Nodes of these that should be accepted."""
@@ -72,8 +76,8 @@ class Step:
     shape: StepShape
     load: str
     """The shape's, which estimates are kept by."""
-    probes: bool = False
-    """Whether something is drafted that is not expected to pay, to see whether that is still right."""
+    plain: bool
+    """Whether nothing may be drafted, to see what that costs."""
     drafts: dict[str, Drafts] = field(default_factory=dict)
     """By method that drafts."""
 
@@ -99,6 +103,8 @@ class BudgetController:
     def __init__(self, estimates: Estimates):
         self.estimates = estimates
         self.balance_s = CREDIT_S
+        self._since_plain: dict[str, int] = {}
+        """Steps with drafts since the last one without, by load."""
         self.held_back = 0
         """Methods' drafts, one a step, that should have paid and that the ledger did not allow."""
         self.begin(StepShape(0))
@@ -114,11 +120,13 @@ class BudgetController:
 
     def begin(self, shape: StepShape) -> None:
         """Begin a step."""
-        self.step = Step(shape, shape.load)
+        self.step = Step(shape, shape.load, self._since_plain.get(shape.load, 0) >= PLAIN_EVERY)
 
     def pays(self, method: str, bands: np.ndarray) -> bool:
         """Whether the method should draft for its sequences, of these bands [B]: whether its last drafts at this load
         made steps faster, or a probe is due."""
+        if self.step.plain:
+            return False
         history = self.estimates.histories.get(self._key(method))
         ratio = float(self._calibration(method).ratios[bands].mean())
         should_pay = history is not None and history.advantage(ratio) >= LEAST_GAIN
@@ -130,8 +138,7 @@ class BudgetController:
             loss = self.costs.step(self.step.rows + len(bands), drafting, self.step.shape) - self.plain_s
             if self.balance_s < min(loss, CREDIT_S):
                 return False
-            self.step.probes = True
-        self.step.drafts[method] = Drafts(bands)
+        self.step.drafts[method] = Drafts(bands, probes=not should_pay)
         return True
 
     def share(self, method: str, tree: TokenTree) -> list[int]:
@@ -146,14 +153,16 @@ class BudgetController:
         order = np.argsort(-chances, kind="stable")[: len(chances) - count]
         ranked, tokens = chances[order], self.step.tokens
         seconds = self.costs.steps(self.step.rows, len(ranked), joined(self.step.drafts), self.step.shape)
+        seconds -= self.prompt_s
         nodes = best_count(ranked, tokens, seconds)
-        if self.step.probes:
+        if drafts.probes:
             # As if scores were right: what they promised and did not hold shows only where it is tried again.
             hoped = best_count(scored[order], tokens, seconds)
             nodes = min(max(hoped, nodes, 1), len(ranked))
         chosen = order[:nodes]
         promised = float(scored[chosen].sum()) / tokens
         before_s = self.costs.step(self.step.rows, joined(self.step.drafts.keys() - {method}), self.step.shape)
+        before_s -= self.prompt_s
         self._remember(method, promised, float(seconds[nodes]) / before_s)
         drafts.nodes, drafts.expected = nodes, float(ranked[:nodes].sum())
         return np.bincount(owners[chosen], minlength=count).tolist()
@@ -182,8 +191,10 @@ class BudgetController:
             self._calibrate(methods, temperatures, drafts, tree, np.asarray(accepted))
             # A step that was delayed by something else, as the model knows better, is no loss of its drafts.
             taken = min(max(step_s, expected_s / 2), 2 * expected_s)
-            self.balance_s += plain_s * (1 + sum(accepted) / step.shape.running) - taken
+            # An accepted token saves its share of a step that decodes only.
+            self.balance_s += plain_s + (plain_s - self.prompt_s) * sum(accepted) / step.shape.running - taken
         self.balance_s = min(self.balance_s, CREDIT_S)
+        self._since_plain[step.load] = self._since_plain.get(step.load, 0) + 1 if step.drafts else 0
 
     def _calibrate(
         self,
@@ -217,6 +228,14 @@ class BudgetController:
             history.add(promised, slower)
         else:
             self.estimates.histories[self._key(method)] = History(promised=promised, slower=slower)
+
+    @property
+    def prompt_s(self) -> float:
+        """Seconds of the step's prompt rows: they pass whatever is drafted, and no draft makes them fewer."""
+        shape = self.step.shape
+        if not shape.prompt_rows:
+            return 0.0
+        return self.costs.target(shape.running + shape.prompt_rows, shape) - self.costs.target(shape.running, shape)
 
     @property
     def plain_s(self) -> float:

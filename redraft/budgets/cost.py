@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +19,11 @@ MOST_APART = 1.25
 UNKNOWN_SHARE = 0.3
 """What is taken for the drafter's and the host's time before any was seen, as a share of the target's."""
 
-STRICT = ConfigDict(extra="forbid")
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+Load = Annotated[str, Field(pattern=r"^\d+p?$")]
+"""See `StepShape.load`."""
+DraftsAtLoad = Annotated[str, Field(pattern=r":\d+p?$")]
+"""Methods and a load, with a colon between them."""
 
 
 class StepShape(NamedTuple):
@@ -58,11 +63,18 @@ class TimeTable:
     """Seconds of the target's steps of up to `sequences` sequences, at some row counts in ascending order."""
 
     sequences: int = Field(ge=1)
-    rows: list[int] = Field(min_length=1)
-    seconds: list[float] = Field(min_length=1)
+    rows: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    seconds: list[Annotated[float, Field(gt=0)]] = Field(min_length=1)
     padded: bool
     """Whether steps are padded to these row counts, so that a step takes the time of the next larger one. Else the
     time is linear in between."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless each row count has its seconds, and the counts ascend."""
+        if len(self.rows) != len(self.seconds) or any(count >= more for count, more in pairwise(self.rows)):
+            raise ValueError(
+                f"a table of {self.rows} rows and {len(self.seconds)} times: expected ascending rows, a time each"
+            )
 
     def look_up(self, first: int, last: int) -> np.ndarray:
         """Seconds of steps with `first` to `last` rows: never less than with fewer, and after the last count in
@@ -104,9 +116,9 @@ class StepCosts(BaseModel):
 
     tables: list[TimeTable] = Field(min_length=1)
     """By ascending number of sequences."""
-    factors: dict[str, RunningMean] = Field(default_factory=dict)
+    factors: dict[Load, RunningMean] = Field(default_factory=dict)
     """By `StepShape.load`."""
-    others: dict[str, RunningMean] = Field(default_factory=dict)
+    others: dict[DraftsAtLoad, RunningMean] = Field(default_factory=dict)
     """Seconds of drafters and host by what drafts, methods joined by +, and the step's load."""
     error: float = 0.0
     """Running mean of how far predictions were from what steps took, as a share of it."""

@@ -25,7 +25,7 @@ def bands_of(temperatures: np.ndarray) -> np.ndarray:
     return np.searchsorted(BANDS, temperatures)
 
 
-@dataclass(config=ConfigDict(extra="forbid"), kw_only=True)
+@dataclass(config=ConfigDict(extra="forbid", allow_inf_nan=False), kw_only=True)
 class Tally:
     """Nodes accepted and expected, by temperature band, old ones fading away."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -17,47 +19,62 @@ log = logging.getLogger("redraft.budgets")
 
 
 class Learned(BaseModel):
-    """A file's content. Machines that share a bundle have a file each."""
+    """A file's content."""
 
     model_config = ConfigDict(extra="forbid")
 
     machine: str
-    """See `machine_name`."""
+    """See `LearnedFile.machine`."""
     build: str
     """sha256 of the bundle's manifest."""
     estimates: Estimates
 
-    @staticmethod
-    def path(bundle: Path) -> Path:
-        """This machine's file in a bundle."""
-        return bundle / f"learned.{hashlib.sha256(machine_name().encode()).hexdigest()[:12]}.json"
+
+@dataclass(frozen=True)
+class LearnedFile:
+    """A bundle's file for one machine: machines that share a bundle have a file each."""
+
+    bundle: Path
+    machine: str
+    """See `machine_name`, and the threads of the engine."""
+    build: str
+    """sha256 of the bundle's manifest as it was loaded: who saves may run after another build took the folder."""
 
     @classmethod
-    def load(cls, bundle: Path) -> Estimates | None:
-        """What was learned of a bundle on this machine; None where nothing was. A file that is damaged, or of another
-        build or machine, counts for nothing, which is logged."""
-        path = cls.path(bundle)
-        if not path.is_file():
+    def of(cls, bundle: Path, threads: int | None = None) -> LearnedFile:
+        """The file of a bundle that is served with so many threads, or as many as there are cores."""
+        machine = machine_name() + (f", {threads} threads" if threads else "")
+        return cls(bundle, machine, file_sha256(bundle / MANIFEST))
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return self.bundle / f"learned.{hashlib.sha256(self.machine.encode()).hexdigest()[:12]}.json"
+
+    def load(self) -> Estimates | None:
+        """Return what was learned; None where nothing was. A file that is damaged, or of another build or machine,
+        counts for nothing, which is logged."""
+        if not self.path.is_file():
             return None
         try:
-            learned = cls.model_validate_json(path.read_bytes())
+            learned = Learned.model_validate_json(self.path.read_bytes())
         except (OSError, ValidationError):
-            log.warning("%s is damaged or of another version: learning anew", path)
+            log.warning("%s is damaged or of another version: learning anew", self.path)
             return None
-        if (learned.machine, learned.build) != (machine_name(), file_sha256(bundle / MANIFEST)):
-            log.warning("%s was learned on another build or machine: learning anew", path)
+        if (learned.machine, learned.build) != (self.machine, self.build):
+            log.warning("%s was learned on another build or machine: learning anew", self.path)
             return None
         return learned.estimates
 
-    @classmethod
-    def save(cls, bundle: Path, estimates: Estimates) -> None:
-        """Write what was learned, whole or not at all. A folder that cannot be written to is logged."""
-        path = cls.path(bundle)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    def save(self, estimates: Estimates) -> None:
+        """Write what was learned, whole or not at all. A folder that cannot be written to is logged: bundles may lie on
+        a file system that is read only."""
+        partial = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
+        content = Learned(machine=self.machine, build=self.build, estimates=estimates)
         try:
-            content = cls(machine=machine_name(), build=file_sha256(bundle / MANIFEST), estimates=estimates)
             partial.write_text(content.model_dump_json() + "\n", encoding="utf-8")
-            partial.replace(path)
+            partial.replace(self.path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
-            log.warning("cannot keep what was learned in %s: %s", path, error.strerror)
+            with suppress(OSError):
+                partial.unlink()
+            log.warning("cannot keep what was learned in %s: %s", self.path, error.strerror)

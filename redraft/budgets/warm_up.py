@@ -9,8 +9,10 @@ import numpy as np
 
 from redraft.batch import TargetBatch
 from redraft.budgets.cost import StepCosts, TimeTable
+from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import mask_width
 from redraft.engines.api import Engine
+from redraft.request import SamplingConfig
 from redraft.scheduling.slots import Limits
 
 SECONDS = 2.0
@@ -33,6 +35,8 @@ def time_steps(engine: Engine, limits: Limits, nodes: int, seconds: float = SECO
     for shape in shapes[:required]:
         engine.execute(_batch(*shape, words))  # the first time it reads the weights, and takes seconds
     times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    # Greedy, as most requests are: engines on a GPU choose the tokens there, and fetch no logits.
+    samplers = [Sampler(SamplingConfig(), [0]) for _ in range(limits.slots)]
     ends, last_s = time.perf_counter() + seconds, 0.0
     for turn in range(ROUNDS):
         for index, shape in enumerate(shapes):
@@ -41,10 +45,11 @@ def time_steps(engine: Engine, limits: Limits, nodes: int, seconds: float = SECO
             if begun + 2 * last_s > ends and (turn or index >= required):
                 break
             batch = _batch(*shape, words)
+            chosen = samplers[: len(batch.slots)]
             if not turn:
-                engine.execute(batch)  # a network may be compiled for a new number of rows
+                engine.execute(batch, chosen)  # a network may be compiled for a new number of rows
             started = time.perf_counter()
-            engine.execute(batch)
+            engine.execute(batch, chosen)
             now = time.perf_counter()
             times[shape].append(now - started)
             last_s = now - begun

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -66,7 +67,8 @@ class ScoresFile(BaseModel):
             partial.write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
             partial.replace(bundle / FILE_NAME)
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             raise BundleError(f"cannot write {bundle / FILE_NAME}: {error.strerror}") from None
 
     def digest(self, bundle: Path) -> str:

@@ -431,8 +431,10 @@ def serve(
     try:
         worker.run(alive=lambda: parent is None or os.getppid() == parent)
     finally:
-        runtime.keep_learned()
-        runtime.engine.close()
+        try:
+            runtime.keep_learned()
+        finally:
+            runtime.engine.close()
 
 
 if __name__ == "__main__":

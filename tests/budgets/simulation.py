@@ -68,12 +68,14 @@ GPU = Machine(
 
 @dataclass(frozen=True)
 class Traffic:
-    """What is served: the Beta distribution of chances, how true they are, the temperature, and streams."""
+    """What is served: the Beta distribution of chances, how true they are, the temperature, streams, and rows of
+    another's prompt in each step."""
 
     beta: tuple[float, float]
     truth: float = 1.0
     temperature: float = 0.0
     streams: int = 1
+    prompt_rows: int = 0
 
 
 Mix = Callable[[float], Traffic]
@@ -181,26 +183,31 @@ def started(machine: Machine, rng: np.random.Generator) -> BudgetController:
     return BudgetController(Estimates(costs=StepCosts(tables=[table])))
 
 
-def simulate(machine: Machine, mix: Mix, seconds: float, seed: int = 0) -> Run:
-    """Serve a mix for so long by a controller's budgets."""
+def simulate(machine: Machine, mix: Mix, seconds: float, seed: int = 0, few_rows: float = 1.0) -> Run:
+    """Serve a mix for so long by a controller's budgets. `few_rows`: what the seconds of one and two rows were
+    multiplied by where the table was timed at load, as on a busy machine."""
     rng, now, steps = np.random.default_rng(seed), 0.0, []
     controller = started(machine, rng)
+    table = controller.costs.tables[0]
+    table.seconds[:2] = [few_rows * seconds for seconds in table.seconds[:2]]
     while now < seconds:
         traffic = mix(now)
         streams = traffic.streams
         bands = bands_of(np.full(streams, traffic.temperature))
         drawn = draw(rng, traffic)
-        controller.begin(StepShape(streams))
+        prompt_rows = traffic.prompt_rows
+        controller.begin(StepShape(streams, int(prompt_rows > 0), prompt_rows))
         drafts = controller.pays(METHOD, bands)
         tree, accepted = cut(
             drawn,
             controller.share(METHOD, tree_of(drawn.scores, np.isfinite(drawn.scores))) if drafts else [0] * streams,
         )
         noise = max(rng.normal(1.0, 0.03), 0.5) * (3.0 if rng.random() < 0.005 else 1.0)
-        target_s = machine.target_s(int(tree.sizes.sum())) * noise
+        target_s = machine.target_s(int(tree.sizes.sum()) + prompt_rows) * noise
         step_s = target_s + machine.other_s(streams, drafts)
-        plain_s = machine.target_s(streams) * noise + machine.other_s(streams, False)
+        host_s = machine.other_s(streams, False)
+        plain_s, decode_s = (machine.target_s(streams + rows) * noise + host_s for rows in (prompt_rows, 0))
         controller.end([METHOD] * streams, [traffic.temperature] * streams, tree, accepted.tolist(), step_s, target_s)
-        steps.append((step_s, plain_s * (1 + accepted.sum() / streams)))
+        steps.append((step_s, plain_s + decode_s * accepted.sum() / streams))
         now += step_s
     return Run(*np.array(steps).T, held_back=controller.held_back / len(steps))

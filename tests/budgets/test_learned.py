@@ -11,7 +11,7 @@ from redraft.budgets import learned
 from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, StepShape
 from redraft.budgets.gain import Calibration
-from redraft.budgets.learned import Learned
+from redraft.budgets.learned import LearnedFile
 from redraft.budgets.warm_up import time_steps
 from redraft.bundle.manifest import MANIFEST
 from redraft.decoding.token_tree import TokenTree
@@ -36,13 +36,13 @@ def test_what_was_learned_comes_back(bundle):
     tree = TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.1), (3, 1, -0.7)]])
     counts = controller.share("m", tree)
     controller.end(["m"], [0.0], tree, [sum(counts)], 0.01, 0.008)
-    Learned.save(bundle, controller.estimates)
-    assert Learned.load(bundle) == controller.estimates != estimates()
+    LearnedFile.of(bundle).save(controller.estimates)
+    assert LearnedFile.of(bundle).load() == controller.estimates != estimates()
     assert not list(bundle.glob(".*")), "no partial file stays"
 
 
 def test_nothing_was_learned_of_a_new_bundle(bundle):
-    assert Learned.load(bundle) is None
+    assert LearnedFile.of(bundle).load() is None
 
 
 @pytest.fixture
@@ -54,15 +54,15 @@ def warnings(monkeypatch):
 
 @pytest.mark.parametrize("harm", ["damaged", "rebuilt", "foreign"])
 def test_what_does_not_fit_is_ignored_and_logged(bundle, harm, warnings):
-    Learned.save(bundle, estimates())
-    path = Learned.path(bundle)
+    LearnedFile.of(bundle).save(estimates())
+    path = LearnedFile.of(bundle).path
     if harm == "damaged":
         path.write_bytes(path.read_bytes()[:50])
     elif harm == "rebuilt":
         (bundle / MANIFEST).write_text("{} ")
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
-    assert Learned.load(bundle) is None
+    assert LearnedFile.of(bundle).load() is None
     (line,) = warnings
     assert str(path) in line
     assert "learning anew" in line
@@ -73,9 +73,9 @@ def test_a_folder_that_cannot_be_written_to_is_logged(bundle, monkeypatch, warni
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_text", full)
-    Learned.save(bundle, estimates())
+    LearnedFile.of(bundle).save(estimates())
     assert "No space left" in warnings[0]
-    assert Learned.load(bundle) is None
+    assert LearnedFile.of(bundle).load() is None
 
 
 def test_estimates_have_a_size_that_can_be_kept():
@@ -84,3 +84,57 @@ def test_estimates_have_a_size_that_can_be_kept():
         costs.observe(load, "m", StepShape(load), 0.02, 0.01)
     whole = Estimates(costs=costs, calibrations={"m": Calibration()})
     assert len(whole.model_dump_json()) < 10_000
+
+
+def test_a_file_system_that_is_read_only_is_logged(bundle, monkeypatch, warnings):
+    """Where a file that is not there cannot be removed either."""
+
+    def read_only(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("pathlib.Path.write_text", read_only)
+    monkeypatch.setattr("pathlib.Path.unlink", read_only)
+    LearnedFile.of(bundle).save(estimates())
+    assert "Read-only file system" in warnings[0]
+
+
+def test_what_an_old_worker_learned_is_not_taken_for_the_new_build(bundle, warnings):
+    old = LearnedFile.of(bundle)
+    (bundle / MANIFEST).write_text("{} ")
+    old.save(estimates())
+    assert LearnedFile.of(bundle).load() is None
+
+
+def test_other_threads_learn_for_themselves(bundle):
+    LearnedFile.of(bundle, threads=8).save(estimates())
+    assert LearnedFile.of(bundle, threads=1).load() is None
+    assert LearnedFile.of(bundle, threads=8).load() is not None
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"seconds": [0.0]},
+        {"seconds": [0.1, 0.2]},
+        {"rows": [0]},
+        {"rows": [2, 1], "seconds": [0.1, 0.2]},
+        {"seconds": [float("nan")]},
+    ],
+)
+def test_a_table_that_makes_no_sense_is_damaged(bundle, table, warnings):
+    file = LearnedFile.of(bundle)
+    file.save(estimates())
+    content = json.loads(file.path.read_text())
+    content["estimates"]["costs"]["tables"] = [{"sequences": 1, "rows": [1], "seconds": [0.1], "padded": False} | table]
+    file.path.write_text(json.dumps(content))
+    assert file.load() is None
+    assert "is damaged" in warnings[0]
+
+
+def test_a_load_that_is_none_is_damaged(bundle, warnings):
+    file = LearnedFile.of(bundle)
+    file.save(estimates())
+    content = json.loads(file.path.read_text())
+    content["estimates"]["costs"]["factors"] = {"x": {"value": 1.0, "count": 9}}
+    file.path.write_text(json.dumps(content))
+    assert file.load() is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,19 @@ def faults(machine: str, mix: str) -> list[str]:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_budgets_keep_the_promise(machine, mix):
     assert not faults(machine, mix)
+
+
+@pytest.mark.parametrize("prompt_rows", [16, 64])
+def test_drafts_beside_prompts_cost_what_they_cost(prompt_rows):
+    """It would catch tokens that are credited with the time of the prompt's rows, which no draft saves."""
+    traffic = replace(CHAT, prompt_rows=prompt_rows)
+    assert simulate(CPU, lambda now: traffic, 14.0).worst_window >= LEAST_OF_PLAIN
+
+
+def test_a_table_that_was_timed_on_a_busy_machine_is_corrected():
+    """It would catch a server that never decodes plainly, and so never sees that it would be faster."""
+    run = simulate(CPU, steady(replace(RANDOM, truth=0.5)), 60.0, few_rows=2.5)
+    assert run.speed_up >= 0.95  # 0.91 without a plain step now and then
 
 
 def no_probes(monkeypatch):

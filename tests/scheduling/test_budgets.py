@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from redraft.budgets.controller import BudgetController, Estimates
-from redraft.budgets.learned import Learned
+from redraft.budgets.learned import LearnedFile
 from redraft.budgets.warm_up import time_steps
 from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.manifest import MANIFEST
@@ -70,10 +70,9 @@ def test_a_fixed_budget_does_not_ask():
 def test_a_runtime_keeps_what_was_learned(tmp_path):
     (tmp_path / MANIFEST).write_text("{}")
     budgets = controller()
-    runtime = Runtime(
-        ToyEngine(slots=3), CODEC, LIMITS, 111, methods={TOY: PLANS["beam"]}, path=tmp_path, budgets=budgets
-    )
+    methods, learned = {TOY: PLANS["beam"]}, LearnedFile.of(tmp_path)
+    runtime = Runtime(ToyEngine(slots=3), CODEC, LIMITS, 111, methods=methods, budgets=budgets, learned=learned)
     run(runtime.scheduler, [make("a")])
     runtime.keep_learned()
-    assert Learned.load(tmp_path) == budgets.estimates
+    assert LearnedFile.of(tmp_path).load() == budgets.estimates
     assert budgets.estimates.calibrations[TOY].ratios[0] != 0.5
