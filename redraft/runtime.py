@@ -37,7 +37,7 @@ log = logging.getLogger("redraft.runtime")
 
 
 class Runtime:
-    """What a worker, a tuner or a benchmark needs to serve requests. `sequence` may be called from any thread."""
+    """What a worker or a benchmark needs to serve requests. `sequence` may be called from any thread."""
 
     def __init__(
         self,

@@ -172,8 +172,7 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_bundle(smollm2: Path) -> Path:
-    """The default target with its shipped drafter, bf16, as `redraft build` builds it, and never tuned: a budget that
-    was measured on a busy machine drafts nothing."""
+    """The default target with its shipped drafter, bf16, as `redraft build` builds it."""
     folder = OF_TESTS / "engines" / f"{DEFAULT}-redrafter-bf16"  # the name that README has
     options = ["--model", smollm2, "--drafter", ROOT / "drafters" / DEFAULT, "--output", folder, "--replace"]
     with one_process():

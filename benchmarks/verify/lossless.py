@@ -367,7 +367,7 @@ def main(
     max_tokens: MaxTokens = 128,
     concurrency: Concurrency = [1, 8],
     tree_budget: Annotated[
-        int | None, typer.Option(help="Drafted nodes of each tree; default: as the bundle is tuned.")
+        int | None, typer.Option(help="Drafted nodes of each tree; default: as many as pay.")
     ] = None,
     near_tie: Annotated[float, typer.Option(help="Margin below which two tokens are a tie.")] = 1e-3,
     rate: Annotated[bool, typer.Option("--rate", help="Compare rates of tokens beyond --margin.")] = False,

@@ -349,9 +349,7 @@ def main(
     max_tokens: MaxTokens = 512,
     near_tie: Annotated[float, typer.Option(help="Margin below which two tokens are a tie.")] = 1e-3,
     concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 8,
-    tree_budget: Annotated[
-        int, typer.Option(help="Drafted nodes of each tree; with --speed as the bundle is tuned.")
-    ] = 15,
+    tree_budget: Annotated[int, typer.Option(help="Drafted nodes of each tree; with --speed as many as pay.")] = 15,
     speed: Annotated[bool, typer.Option("--speed", help="One answer at a time, timed, and plain text too.")] = False,
     threads: Threads = None,
     output: Report = Path("artifacts/reports/structured.json"),

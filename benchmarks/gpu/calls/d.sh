@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Call d, after c on the same machine: SmolLM2 with graphs of prompts, untuned and tuned, beside auto-regressive decoding.
+# Call d, after c on the same machine: SmolLM2 with graphs of prompts, at a fixed budget and at those that pay, beside auto-regressive decoding.
 CALL=d; source "$(dirname "$0")/lib.sh"
 
 WORK=$SCRATCH/work; mkdir -p "$WORK"
@@ -13,7 +13,6 @@ LIMITS="--slots 16 --max-len 1024 --max-tree 32"
 row build 45 $BUILD --methods benchmarks/gpu/calls/d.toml $LIMITS --output "$WORK/trees"
 row build_ar 25 $BUILD --no-drafter $LIMITS --output "$WORK/ar"
 ASK="--bundle $WORK/trees --auto-regressive $WORK/ar --num-prompts $(on cuda 32)$(on cpu 2) --max-tokens $(on cuda 64)$(on cpu 4) --warm-up $(on cuda 8)$(on cpu 1)"
-row batches 60 python3 -m benchmarks.speed.method_batches $ASK --concurrency $(on cuda 1 8 16) $(on cpu 1) --output "$OUT/batches.json"
-row tune 50 python3 -m redraft.cli tune --bundle "$WORK/trees" --minutes $(on cuda 0.3)$(on cpu 0.1) --prompts benchmarks/prompts.jsonl
-row batches_tuned 40 python3 -m benchmarks.speed.method_batches $ASK --concurrency $(on cuda 8 16) $(on cpu 1) --output "$OUT/batches_tuned.json"
+row batches 60 python3 -m benchmarks.speed.method_batches $ASK --fixed-budget all --concurrency $(on cuda 1 8 16) $(on cpu 1) --output "$OUT/batches.json"
+row batches_chosen 60 python3 -m benchmarks.speed.method_batches $ASK --concurrency $(on cuda 1 8 16) $(on cpu 1) --output "$OUT/batches_chosen.json"
 end

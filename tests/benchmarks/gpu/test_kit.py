@@ -12,13 +12,13 @@ import pytest
 
 from benchmarks.command import execute
 from benchmarks.gpu import kit
-from redraft.cli import build, fetch, tune
+from redraft.cli import build, fetch
 from redraft.compiler.methods import read_methods
 from redraft.plugins.cuda.compile import ptx, sources
 from tests.benchmarks.gpu.conftest import ROOT, Parsed, parsed_by_typer, raise_parsed
 
 CALLS = ROOT / "benchmarks/gpu/calls"
-COMMANDS = {"build": build, "fetch": fetch, "tune": tune}
+COMMANDS = {"build": build, "fetch": fetch}
 
 
 def run_call(call: str, folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
