@@ -31,9 +31,9 @@ def time_steps(engine: Engine, limits: Limits, nodes: int, seconds: float = SECO
     needed = shapes[0][1], tree
     shapes = sorted(shapes, key=lambda shape: shape[1] not in needed)
     required = sum(rows in needed for _, rows in shapes)
-    words = mask_width(limits.max_tree)
+    batches = {shape: _batch(*shape, engine, limits) for shape in shapes}
     for shape in shapes[:required]:
-        engine.execute(_batch(*shape, words))  # the first time it reads the weights, and takes seconds
+        engine.execute(batches[shape])  # the first time it reads the weights, and takes seconds
     times: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
     # Greedy, as most requests are: engines on a GPU choose the tokens there, and fetch no logits.
     samplers = [Sampler(SamplingConfig(), [0]) for _ in range(limits.slots)]
@@ -44,7 +44,7 @@ def time_steps(engine: Engine, limits: Limits, nodes: int, seconds: float = SECO
             # The next count has up to twice the rows of the last.
             if begun + 2 * last_s > ends and (turn or index >= required):
                 break
-            batch = _batch(*shape, words)
+            batch = batches[shape]
             chosen = samplers[: len(batch.slots)]
             if not turn:
                 engine.execute(batch, chosen)  # a network may be compiled for a new number of rows
@@ -76,9 +76,11 @@ def _shapes(padded: Sequence[tuple[int, int]], limits: Limits, tree: int) -> Ite
         rows *= 2
 
 
-def _batch(sequences: int, rows: int, words: int) -> TargetBatch:
-    """A step of so many rows, shared by as many of the sequences as have one each."""
-    count = min(sequences, rows)
+def _batch(sequences: int, rows: int, engine: Engine, limits: Limits) -> TargetBatch:
+    """A step of so many rows: of as many sequences as have one each, where the engine pads to a number of sequences.
+    Else of as few as may be, as the memory of a slot that was never used is first cleared, which takes long."""
+    count = min(sequences, rows if engine.step_shapes else -(-rows // limits.prefill_chunk))
+    words = mask_width(limits.max_tree)
     each = np.diff(np.linspace(0, rows, count + 1).astype(np.int32))
     positions = np.concatenate([np.arange(length, dtype=np.int32) for length in each])
     return TargetBatch(
