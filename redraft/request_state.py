@@ -185,7 +185,7 @@ class RequestState:
     def step(
         self, verdict: Verdict, features: Features | None, rows: int, goes_on: bool, nodes: Sequence[Node] = ()
     ) -> None:
-        """Take the tokens of a step over a tree of so many rows.
+        """Take the tokens of a step over a tree of `rows` rows.
 
         `features` are those of `kept`'s rows; `goes_on` says whether the tree has nodes below the accepted path;
         `nodes` are the tree's, for a request that wants to see it. Tokens after the text's end count as rejected.

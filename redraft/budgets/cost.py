@@ -87,7 +87,7 @@ class TimeTable:
         return result if last <= counts[-1] else result * np.maximum(rows / counts[-1], 1.0)
 
     def at(self, rows: int) -> float:
-        """Seconds of a step with so many rows, as `look_up` has them."""
+        """Seconds of a step with `rows` rows, as `look_up` has them."""
         above = min(bisect_left(self.rows, rows), len(self.rows) - 1)
         seconds = max(self.seconds[: above + 1])
         if not self.padded and above > 0 and rows < self.rows[above]:
@@ -124,7 +124,7 @@ class StepCosts(BaseModel):
     """Running mean of how far predictions were from what steps took, as a share of it."""
 
     def target(self, rows: int, shape: StepShape) -> float:
-        """Seconds of the target with so many rows, those of prompts included."""
+        """Seconds of the target with `rows` rows, those of prompts included."""
         return self._table(shape).at(rows) * _nearest(self.factors, "", shape.load, 1.0)
 
     def other(self, drafting: str, shape: StepShape) -> float:
@@ -136,7 +136,7 @@ class StepCosts(BaseModel):
         return _nearest(self.others, key, shape.load, unknown)
 
     def step(self, rows: int, drafting: str, shape: StepShape) -> float:
-        """Seconds of a whole step with so many rows, those of prompts included."""
+        """Seconds of a whole step with `rows` rows, those of prompts included."""
         return self.target(rows, shape) + self.other(drafting, shape)
 
     def steps(self, rows: int, nodes: int, drafting: str, shape: StepShape) -> np.ndarray:

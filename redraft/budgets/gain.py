@@ -13,7 +13,7 @@ HORIZON, FAST_HORIZON = 2000, 50
 PRIOR = (4.0, 8.0)
 """Accepted and expected nodes that stand for what was not seen yet: half of what scores promise, to draft little."""
 SURE = 3.0
-"""The last drafts replace all before where they are so many standard deviations off: the traffic has changed."""
+"""The last drafts replace all before where they are this many standard deviations off: the traffic has changed."""
 LEAST_RATIO, MOST_RATIO = 0.02, 1.5
 BANDS = np.array([0.0, 0.5, 0.85])
 """Upper ends of the temperature bands, of which the first is greedy; the last band has none."""
@@ -34,7 +34,7 @@ class Tally:
     expected: list[float] = Field(default_factory=lambda: [PRIOR[1]] * COUNT, min_length=COUNT, max_length=COUNT)
 
     def add(self, band: int, accepted: float, expected: float, drafts: int) -> None:
-        """Count so many drafts of a band."""
+        """Count `drafts` drafts of a band."""
         keep = (1 - 1 / self.horizon) ** drafts
         self.accepted[band] = keep * self.accepted[band] + accepted
         self.expected[band] = keep * self.expected[band] + expected

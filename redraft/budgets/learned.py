@@ -42,7 +42,7 @@ class LearnedFile:
 
     @classmethod
     def of(cls, bundle: Path, threads: int | None = None) -> LearnedFile:
-        """The file of a bundle that is served with so many threads, or as many as there are cores."""
+        """The file of a bundle that is served with `threads` threads, by default one for each core."""
         machine = machine_name() + (f", {threads} threads" if threads else "")
         return cls(bundle, machine, file_sha256(bundle / MANIFEST))
 

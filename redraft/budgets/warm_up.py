@@ -77,7 +77,7 @@ def _shapes(padded: Sequence[tuple[int, int]], limits: Limits, tree: int) -> Ite
 
 
 def _batch(sequences: int, rows: int, engine: Engine, limits: Limits) -> TargetBatch:
-    """A step of so many rows: of as many sequences as have one each, where the engine pads to a number of sequences.
+    """A step of `rows` rows: of as many sequences as have one each, where the engine pads to a number of sequences.
     Else of as few as may be, as the memory of a slot that was never used is first cleared, which takes long."""
     count = min(sequences, rows if engine.step_shapes else -(-rows // limits.prefill_chunk))
     words = mask_width(limits.max_tree)
