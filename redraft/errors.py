@@ -99,6 +99,11 @@ def install(extra: str) -> str:
     return f"{program('pip')} install 'redraft[{extra}]'"
 
 
+def reinstall_torch() -> str:
+    """The command that puts PyPI's torch, which has CUDA and NCCL, where another one is."""
+    return f"{program('pip')} uninstall -y torch && {install('train')}"
+
+
 class BundleError(RuntimeError):
     """A bundle that cannot be loaded; the message says why and what to rebuild."""
 

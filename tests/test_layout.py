@@ -11,11 +11,12 @@ from pathlib import Path
 from redraft.bundle.backends import BACKENDS
 from tests.conftest import ROOT
 
-RUN_TIME = {"redraft", "redraft.plugins"}
+RUN_TIME = {"redraft", "redraft.errors", "redraft.plugins"}
 PRODUCT = RUN_TIME | {"redraft.model_defs", "redraft.compiler", "redraft.training", "redraft.cli"}
 BELOW = {
-    "redraft.plugins": set(),
-    "redraft": {"redraft.plugins"},
+    "redraft.errors": set(),
+    "redraft.plugins": {"redraft.errors"},
+    "redraft": {"redraft.errors", "redraft.plugins"},
     "redraft.model_defs": RUN_TIME,
     "redraft.compiler": RUN_TIME | {"redraft.model_defs"},
     "redraft.training": RUN_TIME | {"redraft.model_defs"},

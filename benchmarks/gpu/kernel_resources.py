@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from redraft.errors import program
 from redraft.plugins.cuda import compile
 from redraft.plugins.library import BuildError
 
@@ -229,7 +230,9 @@ def main(architectures: Sequence[str] = ()) -> str | None:
     except BuildError as error:
         return str(error)
     if nvdisasm() is None:
-        print(f"nvdisasm not found: instructions are not counted. Install it with pip install {DISASSEMBLER}")
+        print(
+            f"nvdisasm not found: instructions are not counted. Install it with {program('pip')} install {DISASSEMBLER}"
+        )
     return "\n".join(wrong) or None
 
 

@@ -13,6 +13,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+from redraft.errors import install
 from redraft.plugins.cuda.declaration import PLUGINS
 from redraft.plugins.library import CACHE, COMPILED, BuildError
 
@@ -21,8 +22,8 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 FLAGS = ["-std=c++17", "-O3"]
 PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
 REMEDY = (
-    "it compiles the CUDA kernels and needs no GPU. Install it with pip install 'redraft[build]' "
-    f"({', '.join(PACKAGES)}), or set NVCC"
+    f"it compiles the CUDA kernels and needs no GPU. Install it with {install('build')} ({', '.join(PACKAGES)}), "
+    "or set NVCC"
 )
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
+from redraft.errors import reinstall_torch
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -98,7 +100,7 @@ def _failure(count: int) -> str | None:
     if not distributed.is_nccl_available():
         return (
             f"NCCL, by which ranks on GPUs exchange their sums, is not in torch {torch.__version__}: install PyPI's, "
-            "pip uninstall -y torch && pip install 'redraft[train]', or build the bundle with --tp 1"
+            f"{reinstall_torch()}, or build the bundle with --tp 1"
         )
     if count > torch.cuda.device_count():
         return (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from redraft.errors import BundleError, install, program
+from redraft.errors import BundleError, reinstall_torch
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """A file that exists where NVIDIA's driver is loaded, in containers too."""
@@ -57,10 +57,7 @@ def _missing() -> str:
     if version and int(version[1].split(".")[0]) < OLDEST_DRIVER:
         return f"the driver is {version[1]}: CUDA 13 needs release {OLDEST_DRIVER} or later; install one"
     if torch.version.cuda is None:
-        return (
-            "this torch was built for the CPU, and PyPI's has CUDA: "
-            f"{program('pip')} uninstall -y torch && {install('train')}"
-        )
+        return f"this torch was built for the CPU, and PyPI's has CUDA: {reinstall_torch()}"
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
     return (
         f"torch sees none of this machine's GPUs, and CUDA_VISIBLE_DEVICES is {chosen}: see that nvidia-smi works, and "

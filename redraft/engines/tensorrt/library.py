@@ -15,7 +15,7 @@ import torch
 from redraft.bundle.backends import TENSORRT, TENSORRT_RTX, Backend
 from redraft.bundle.manifest import Bundle
 from redraft.engines.cuda import device as gpu
-from redraft.errors import BundleError
+from redraft.errors import BundleError, program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,13 @@ class TensorRTLibrary:
         except (ImportError, OSError) as error:
             raise BundleError(
                 f"the backend {self.backend} needs {self.title}, which cannot be imported ({error}): "
-                f"pip install {self.package}, or choose another --backend"
+                f"{program('pip')} install {self.package}, or choose another --backend"
             ) from None
         oldest, purpose = (self.oldest_for_ranks, f" for {ranks} ranks") if ranks > 1 else (self.oldest, "")
         if _numbers(module.__version__) < _numbers(oldest):
             raise BundleError(
                 f"the backend {self.backend} needs {self.title} {oldest} or newer{purpose}, this is "
-                f"{module.__version__}: pip install -U {self.package}"
+                f"{module.__version__}: {program('pip')} install -U {self.package}"
             )
         return module
 
