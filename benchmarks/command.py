@@ -30,14 +30,19 @@ PlainBundle = Annotated[
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--method", metavar="NAME", help="Methods of the bundle, or `all` of them.", show_default=False),
+    typer.Option("--method", metavar="NAME", help="Methods of the bundle; default: `all`."),
 ]
 ModelFolder = Annotated[
     Path, typer.Option("--model", metavar="FOLDER", help="The target: a folder made by redraft fetch.")
 ]
 PromptsFile = Annotated[
     Path,
-    typer.Option("--prompts", metavar="FILE", help="Prompts: JSON, text lines, CSV or Parquet.", show_default=False),
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="Prompts: JSON, text lines, CSV or Parquet; default: benchmarks/prompts.jsonl.",
+        show_default=False,
+    ),
 ]
 NumPrompts = Annotated[
     int | None,
@@ -50,7 +55,9 @@ Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Measurements of 
 FixedBudget = Annotated[
     list[str] | None,
     typer.Option(
-        "--fixed-budget", metavar="NAME", help="Methods, or `all`, that draft as many nodes as they may, whatever pays."
+        "--fixed-budget",
+        metavar="NAME",
+        help="Methods, or `all`, that draft as many nodes as they may, whatever pays; default: none.",
     ),
 ]
 Report = Annotated[Path, typer.Option("--output", help="JSON file to write.")]

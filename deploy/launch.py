@@ -256,7 +256,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--allow-host",
         action="append",
         default=os.environ.get(ALLOW_HOST, "").split(),
-        help="Another name by which clients may reach /v1; '*': any. Repeatable",
+        help="Another name by which clients may reach /v1; '*': any. Repeatable; default: none",
     )
     parser.add_argument("--gpus", help="As Docker takes it, such as '\"device=2,3\"'; default: one for each rank")
     parser.add_argument("--dry-run", action="store_true", help="Print the command and what would stop it here")

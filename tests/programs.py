@@ -9,7 +9,7 @@ import importlib
 import re
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,10 @@ class Option:
     is_flag: bool
     repeats: bool
     required: bool
+    default: Any = field(default=None, hash=False)
+    """What it is where it is not given"""
+    shows_default: bool = False
+    """Whether --help adds the default to the help's text"""
     count: int = 1
     """Values that it takes at a time"""
 
@@ -103,6 +107,8 @@ def _of_typer(name: str, command: Any) -> Iterator[Program]:
             is_flag=is_option and param.is_flag,
             repeats=param.nargs == -1 or bool(getattr(param, "multiple", False)),
             required=param.required,
+            default=param.default,
+            shows_default=bool(param.show_default),
             count=max(param.nargs, 1),
         )
         (options if is_option else arguments).append(option)
@@ -131,6 +137,7 @@ def _of_argparse(module: str) -> Program:
             is_flag=action.nargs == 0,
             repeats=False,
             required=action.required,
+            default=action.default,
         )
         for action in parser._actions
     )

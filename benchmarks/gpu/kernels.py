@@ -81,11 +81,14 @@ def main(
     small: Annotated[bool, typer.Option("--small", help="Check small sizes, as on the CPU.")] = False,
     no_sanitizer: Annotated[bool, typer.Option("--no-sanitizer", help="Leave out compute-sanitizer.")] = False,
     no_times: Annotated[bool, typer.Option("--no-times", help="Leave out times and bandwidth.")] = False,
-    tools: Annotated[list[str], typer.Option(help="Of compute-sanitizer.")] = list(TOOLS),
-    shapes: Annotated[list[str], typer.Option(help="Heads.")] = list(SHAPES),
+    tools: Annotated[list[str], typer.Option(help="Tools of compute-sanitizer to run.")] = list(TOOLS),
+    shapes: Annotated[list[str], typer.Option(help="Models whose heads are checked.")] = list(SHAPES),
     cases: Annotated[list[str], typer.Option(help="Kinds of batches to check.")] = list(CASES),
     launched: Annotated[
-        tuple[int, int, int] | None, typer.Option("--launch", metavar="SEQUENCES LENGTH ROWS", help="Nothing else.")
+        tuple[int, int, int] | None,
+        typer.Option(
+            "--launch", metavar="SEQUENCES LENGTH ROWS", help="Launch the kernels only; default: check and time them."
+        ),
     ] = None,
     output: Output = None,
 ) -> int:

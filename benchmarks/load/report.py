@@ -124,7 +124,9 @@ def page(title: str, sections: list[Section]) -> str:
 
 
 def main(
-    load: Annotated[list[Path], typer.Option(help="Result folders of load tests, the baseline first.")] = [],
+    load: Annotated[
+        list[Path], typer.Option(help="Result folders of load tests, the baseline first; default: none.")
+    ] = [],
     results: Annotated[Path, typer.Option(help="Folder with the other benchmarks' JSON files.")] = Path(
         "artifacts/reports"
     ),

@@ -337,7 +337,7 @@ def table(report: dict[str, Any]) -> Table:
 def main(
     bundle: BundleFolder,
     port: Annotated[int, typer.Option(help="The first of four ports.")] = 18_100,
-    process: Annotated[list[str] | None, typer.Option(help="Only these; default: all.")] = None,
+    process: Annotated[list[str] | None, typer.Option(help="Processes to kill; default: all.")] = None,
     stream_tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 64,
     output: Report = Path("artifacts/reports/faults.json"),
 ) -> int:

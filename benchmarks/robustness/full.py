@@ -210,7 +210,7 @@ def mount(folder: Path) -> None:
 def main(
     bundle: BundleFolder,
     port: Annotated[int, typer.Option(help="The first of four ports.")] = 18_200,
-    seconds: Annotated[float, typer.Option(help="How long streams run beside each full file system.")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Seconds of streams beside each full file system.")] = 10.0,
     stream_tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 64,
     output: Report = Path("artifacts/reports/full.json"),
 ) -> int:

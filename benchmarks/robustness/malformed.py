@@ -268,10 +268,10 @@ def table(tally: Tally) -> Table:
 
 
 def main(
-    run_dir: Annotated[Path, typer.Option(help="Of the running service.")] = Path("artifacts/run"),
-    requests: Annotated[int, typer.Option(help="How many.")] = 20_000,
+    run_dir: Annotated[Path, typer.Option(help="Run folder of the service.")] = Path("artifacts/run"),
+    requests: Annotated[int, typer.Option(help="Requests to send.")] = 20_000,
     first: Annotated[int, typer.Option(help="Number of the first request.")] = 0,
-    seed: Annotated[int, typer.Option(help="From which, with its number, a request follows.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed from which, with its number, a request follows.")] = 0,
     clients: Annotated[int, typer.Option("--concurrency", help="Requests at a time.")] = 8,
     stream_tokens: Annotated[int, typer.Option(help="Tokens of each stream.")] = 64,
     output: Report = Path("artifacts/reports/malformed.json"),

@@ -194,9 +194,9 @@ async def measure(
 
 
 def main(
-    run_dir: Annotated[Path, typer.Option(help="Of the running service.")] = Path("artifacts/run"),
-    seconds: Annotated[float, typer.Option(help="How long the load lasts.")] = 1800.0,
-    share: Annotated[float, typer.Option(help="Of the capacity.")] = 0.8,
+    run_dir: Annotated[Path, typer.Option(help="Run folder of the service.")] = Path("artifacts/run"),
+    seconds: Annotated[float, typer.Option(help="Seconds of load.")] = 1800.0,
+    share: Annotated[float, typer.Option(help="Share of the capacity that is asked for.")] = 0.8,
     cancel: Annotated[float, typer.Option(help="Share of the requests that are cancelled.")] = 0.2,
     num_prompts: Annotated[int, typer.Option(help="Different requests.")] = 24,
     tokens: MaxTokens = 64,

@@ -106,7 +106,7 @@ def _normal(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help=f"Of the weights: {', '.join(DTYPES)}.")] = "bf16",
+    dtype: Annotated[str, typer.Option(help=f"Form of the weights: {', '.join(DTYPES)}.")] = "bf16",
     context: Annotated[int, typer.Option(help="Tokens in the cache.")] = 256,
     rows: Annotated[list[int], typer.Option(help="Rows of each sequence.")] = [1, 2, 4, 8, 16, 32, 64],
     sequences: Annotated[int, typer.Option(help="Sequences at once.")] = 1,

@@ -141,8 +141,10 @@ def main(
     bundle: BundleFolder,
     methods: Methods = None,
     auto_regressive: PlainBundle = None,
-    best_of: Annotated[str | None, typer.Option(help="Compare this method with the best at each batch size.")] = None,
-    temperature: Annotated[float, typer.Option(help="Of the requests.")] = 0.0,
+    best_of: Annotated[
+        str | None, typer.Option(help="Compare this method with the best at each batch size; default: none.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of the requests.")] = 0.0,
     batches: Concurrency = [1, 2, 4, 8, 16],
     prompts: PromptsFile = PROMPTS_FILE,
     num_prompts: FewPrompts = 48,

@@ -20,7 +20,7 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.command import ModelFolder, NumPrompts, PromptsFile, Report, run
+from benchmarks.command import ModelFolder, NumPrompts, Report, run
 from redraft.compiler.calibration import Calibration
 from redraft.compiler.passes.quantization import FP8, INT8, quantize_network
 from redraft.console.progress import tracked
@@ -133,8 +133,10 @@ def table(results: list[Difference]) -> Table:
 
 def main(
     model: ModelFolder,
-    prompts: PromptsFile,
-    calibration: Annotated[Path | None, typer.Option(help="What redraft calibrate wrote; without it no fp8.")] = None,
+    prompts: Annotated[Path, typer.Option(metavar="FILE", help="Prompts: JSON, text lines, CSV or Parquet.")],
+    calibration: Annotated[
+        Path | None, typer.Option(help="What redraft calibrate wrote; default: none, so no fp8.")
+    ] = None,
     num_prompts: NumPrompts = None,
     max_prompt_tokens: Annotated[
         int, typer.Option(min=2, help="Tokens of a prompt at most; longer ones are cut.")

@@ -24,7 +24,6 @@ from benchmarks.command import (
     BundleFolders,
     FixedBudget,
     MaxTokens,
-    Methods,
     NumPrompts,
     PlainBundle,
     PromptsFile,
@@ -193,12 +192,20 @@ def load_decoders(
 def main(
     bundles: BundleFolders,
     auto_regressive: PlainBundle = None,
-    methods: Methods = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method", metavar="NAME", help="Methods of one bundle, or `all` of them; default: each bundle's first."
+        ),
+    ] = None,
     prompts: PromptsFile = PROMPTS_FILE,
     num_prompts: NumPrompts = None,
     max_tokens: MaxTokens = 128,
-    temperature: Annotated[list[float], typer.Option(help="Of the requests.")] = [0.0, 1.0],
-    top_p: Annotated[float | None, typer.Option(help="Of requests above temperature 0.")] = None,
+    temperature: Annotated[list[float], typer.Option(help="Sampling temperatures of the requests.")] = [0.0, 1.0],
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Probability that the sampled tokens add up to, above temperature 0; default: 1."),
+    ] = None,
     streams: Annotated[
         list[int], typer.Option("--concurrency", help="Requests at a time, after one at a time; 0: only that.")
     ] = [2, 4, 8, 16],

@@ -353,7 +353,8 @@ def main(
     ),
     auto_regressive: PlainBundle = None,
     one_rank: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Engine bundle of the same methods for one rank.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Engine bundle of the same methods for one rank; default: none."),
     ] = None,
     reference: Annotated[
         Path | None,
@@ -371,7 +372,7 @@ def main(
     ] = None,
     near_tie: Annotated[float, typer.Option(help="Margin below which two tokens are a tie.")] = 1e-3,
     rate: Annotated[bool, typer.Option("--rate", help="Compare rates of tokens beyond --margin.")] = False,
-    margin: Annotated[float, typer.Option(help="How far below the best logit a token is counted.")] = 0.5,
+    margin: Annotated[float, typer.Option(help="Logits below the best one beyond which a token is counted.")] = 0.5,
     output: Report = Path("artifacts/reports/lossless.json"),
 ) -> int:
     """Returns 1 if a divergence is no near-tie."""

@@ -341,7 +341,9 @@ def main(
             help="Methods of the bundle, or `all` whose drafts a sampled walk verifies. Default: its first.",
         ),
     ] = None,
-    schemas: Annotated[Path, typer.Option(help="Schemas: lines, or a folder.", show_default=False)] = SCHEMAS,
+    schemas: Annotated[
+        Path, typer.Option(help="Schemas: lines, or a folder; default: benchmarks/schemas.jsonl.", show_default=False)
+    ] = SCHEMAS,
     num_schemas: Annotated[int | None, typer.Option(help="Schemas that can be answered; default: all.")] = None,
     prompts: PromptsFile = PROMPTS_FILE,
     num_prompts: Annotated[int, typer.Option(help="Prompts that are answered too, each with --prompts-schema.")] = 0,

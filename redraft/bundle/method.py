@@ -74,7 +74,7 @@ class MethodFields(BaseModel):
     resample_above: int | None = Field(
         default=None,
         ge=0,
-        description="Draft again from a rejected draft's chain where more steps than this are left of it.",
+        description="Draft again from a rejected draft's chain where more steps than this are left; default: never.",
     )
     resample_budget: int = Field(
         default=0,
@@ -82,7 +82,9 @@ class MethodFields(BaseModel):
         description="Nodes drafted so that are verified beside a new draft, on top of its own; default: 4.",
     )
     skip_above: int | None = Field(
-        default=None, ge=0, description="Where more steps than this are left, do so instead of a new draft."
+        default=None,
+        ge=0,
+        description="Where more steps than this are left, do so instead of a new draft; default: never.",
     )
 
     @property

@@ -119,7 +119,8 @@ def main(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="TOML file with a table for each of several methods: the settings that are options from --drafter on.",
+            help="TOML file with a table for each of several methods: the settings that are options from --drafter on. "
+            "Default: one method, of these options.",
         ),
     ] = None,
     method_name: Annotated[
@@ -136,7 +137,7 @@ def main(
         str | None,
         typer.Option(
             help="With --features: what enters these layers of the target too, numbers with + between them or `usual`, "
-            "for teacher data of drafters eagle3.",
+            "for teacher data of drafters eagle3. Default: none.",
             show_default=False,
         ),
     ] = None,
@@ -163,7 +164,8 @@ def main(
         typer.Option("--alias", help="Declare to TensorRT that plugins update caches in place; it may copy for it."),
     ] = False,
     calibration: Annotated[
-        Path | None, typer.Option(help="What redraft calibrate wrote for the target, for --precision fp8.")
+        Path | None,
+        typer.Option(help="What redraft calibrate wrote for the target, for --precision fp8; default: its usual file."),
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
     max_len: Annotated[

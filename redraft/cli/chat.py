@@ -41,10 +41,11 @@ def main(
     top_p: TopPOption = None,
     seed: SeedOption = None,
     method: MethodOption = None,
-    system: Annotated[str, typer.Option(help="System message; default: the chat template's own.")] = "",
+    system: Annotated[str | None, typer.Option(help="System message; default: the chat template's own.")] = None,
     chat_template_kwargs: TemplateOptions = None,
     schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File of a JSON schema that every answer meets.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File of a JSON schema that every answer meets; default: free text."),
     ] = None,
     threads: ThreadsOption = None,
 ) -> None:
@@ -74,12 +75,12 @@ class Conversation:
         console: Console,
         options: Options,
         max_tokens: int | None = None,
-        system: str = "",
+        system: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ):
         self._llm, self._console, self._options, self._max_tokens = llm, console, options, max_tokens
         self._chat_template_kwargs = chat_template_kwargs
-        self._begin: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
+        self._begin: list[ChatMessage] = [{"role": "system", "content": system}] if system is not None else []
         self.reset()
 
     def reset(self) -> None:

@@ -158,7 +158,7 @@ def main(
         str | None,
         typer.Option(
             help="Store what enters these layers of the target too, as drafters eagle3 need: numbers with + between "
-            "them, or `usual`. A bundle must have been built with the same.",
+            "them, or `usual`. A bundle must have been built with the same. Default: none.",
             show_default=False,
         ),
     ] = None,

@@ -17,7 +17,8 @@ from redraft.errors import BundleError
 def main(
     bundle: Annotated[Path, typer.Argument(help="Engine bundle to examine.")],
     prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prompts of your own, to measure acceptance on them too.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompts of your own, to measure acceptance on them too; default: none."),
     ] = None,
     threads: ThreadsOption = None,
 ) -> None:

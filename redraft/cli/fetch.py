@@ -35,10 +35,11 @@ def main(
         str | None, typer.Option(help="Branch, tag or commit of a hub id; default: its main branch.")
     ] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Jinja file to use as the chat template.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Jinja file to use as the chat template; default: the model's own."),
     ] = None,
     adapter: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="LoRA adapter (PEFT) to merge into the model.")
+        Path | None, typer.Option(metavar="FOLDER", help="LoRA adapter (PEFT) to merge into the model; default: none.")
     ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Fetch again where a model of this name is there.")

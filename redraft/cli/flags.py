@@ -18,7 +18,10 @@ from redraft.serving.settings import OPTIONS, SettingsError, read
 
 _TYPES = (Enum, bool, int, float, Path)
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="TOML file of settings, as `status --config` prints it.")
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="TOML file of settings, as `status --config` prints it; default: none."
+    ),
 ]
 
 

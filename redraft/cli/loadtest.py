@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import typer
-
 from redraft.cli.service import DEFAULT_RUN_DIR, RunDirOption, running_service
 from redraft.loadtest.loadtest import run_load_test
-from redraft.loadtest.options import SERVED, Options, command
+from redraft.loadtest.options import Options, command
 
 
 @command
@@ -16,15 +14,10 @@ def main(options: Options, run_dir: RunDirOption = DEFAULT_RUN_DIR) -> int:
     Addresses, tokenizer and chat template are those of the service that runs from --run-dir, where none are given. With
     --of-saturation and --baseline, auto-regressive decoding by the same service takes turns with the bundle's method.
     """
-    elsewhere = options.url is not None or options.worker is not None
-    if elsewhere and options.bundle == SERVED:
-        raise typer.BadParameter(
-            "--url and --worker need --bundle: the folder of the bundle that is served there, or of its model"
-        )
-    if not elsewhere:
+    if options.url is None and options.worker is None:
         settings = running_service(run_dir, "redraft loadtest")
         ports = {"grpc": settings.grpc_port, "http": settings.http_port, "openai": settings.openai_port}
-        options.bundle = settings.bundle if options.bundle == SERVED else options.bundle
+        options.bundle = options.bundle or settings.bundle
         if options.protocol in ports:
             options.url = f"127.0.0.1:{ports[options.protocol]}"
             page = f"http://127.0.0.1:{settings.metrics_port}/metrics"

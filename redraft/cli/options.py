@@ -55,7 +55,8 @@ FetchedModelOption = Annotated[
 BundleOption = Annotated[Path, typer.Option("--bundle", metavar="FOLDER", help="Engine bundle.")]
 TemperatureOption = Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy decoding.")]
 TopPOption = Annotated[
-    float | None, typer.Option(help="Probability that the sampled tokens add up to; only with --temperature.")
+    float | None,
+    typer.Option(help="Probability that the sampled tokens add up to, with --temperature; default: 1, all."),
 ]
 SeedOption = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Seed of sampling; default: a drawn one.")]
 MethodOption = Annotated[
@@ -85,5 +86,9 @@ PromptsOption = Annotated[
 ]
 ColumnOption = Annotated[
     str | None,
-    typer.Option("--column", metavar="NAME", help="Field or column of --prompts that holds them.", show_default=False),
+    typer.Option(
+        "--column",
+        metavar="NAME",
+        help="Field or column of --prompts that holds them; default: a usual one, such as `prompt`.",
+    ),
 ]

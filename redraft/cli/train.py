@@ -94,9 +94,13 @@ def main(
     kind: KindOption = "recurrent",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help=f"A setting of the drafter, name=value; may be given several times. {SETTINGS}."),
+        typer.Option(
+            "--set", help=f"A setting of the drafter, name=value; may be given several times. Defaults: {SETTINGS}."
+        ),
     ] = None,
-    start_from: Annotated[Path | None, typer.Option(help="A trained drafter to go on from; its shape is kept.")] = None,
+    start_from: Annotated[
+        Path | None, typer.Option(help="A trained drafter to go on from; its shape is kept. Default: a new one.")
+    ] = None,
     positions: Annotated[
         int, typer.Option(min=1, help="Positions to train on; the learning rate decays over them.")
     ] = 5_000_000,
@@ -158,7 +162,7 @@ def main(
         positions,
         window or recipe.window,
         batch or recipe.batch,
-        peak_rate or recipe.peak_rate,
+        recipe.peak_rate if peak_rate is None else peak_rate,
         decay or recipe.decay,
         every,
         seed,

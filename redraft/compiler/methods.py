@@ -82,12 +82,12 @@ class MethodSettings(MethodFields):
     drafter: Path | None = Field(
         None,
         description="Trained drafter's folder, ours or one of the hub; or, as draft LM, that of any model with the "
-        "target's tokenizer.",
+        "target's tokenizer. Default: the one that you trained for the model, or the shipped one.",
     )
     read_as: str | None = Field(
         None,
         description="What a drafter's folder from the hub leaves open, name=value with commas between several; the "
-        "build asks for it. ignore=NAME takes a field or a file as absent.",
+        "build asks for it. ignore=NAME takes a field or a file as absent. Default: nothing is left open.",
     )
     hot_vocabulary: Path | None = Field(
         None, description="Trained drafter whose hot vocabulary a model as draft LM drafts from; default: all tokens."

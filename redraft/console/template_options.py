@@ -24,6 +24,6 @@ TemplateOptions = Annotated[
         "--chat-template-kwargs",
         parser=template_options,
         metavar="JSON",
-        help="Options of the model's chat template, such as '{\"enable_thinking\": false}'.",
+        help="Options of the model's chat template, such as '{\"enable_thinking\": false}'; default: none.",
     ),
 ]

@@ -75,7 +75,7 @@ class LoadTest:
 
     def __init__(self, args: Options, slo: dict[str, float]):
         self.args, self.slo = args, slo
-        self.tokenizer = ChatTokenizer(args.bundle)
+        self.tokenizer = ChatTokenizer(args.folder)
         self.prompts: list[Prompt] = load_prompts(args.prompts, args.column, args.multi_turn)
         self.workload = (args.multi_turn, args.shared_prefix, args.prompt_tokens)
         self._sent: list[str] = []
@@ -211,7 +211,7 @@ class LoadTest:
             **result.to_json(),
             "setting": setting | {"dataset": contender.prompts.name},
         }
-        write_json(contender.output / PROBED, content)
+        write_json(contender.results / PROBED, content)
         write(
             console,
             f"{contender.label}: saturation: {result.throughput:.3g} requests/s are completed at most; "
@@ -227,7 +227,7 @@ class LoadTest:
         args, compared = self.args, contenders(self.args)
         warmup = max(args.warm_up, 1)
         for contender in compared:
-            contender.output.mkdir(parents=True, exist_ok=True)
+            contender.results.mkdir(parents=True, exist_ok=True)
         runs: list[Run] = []
         async with AsyncExitStack() as stack:
             servers = []
@@ -240,7 +240,7 @@ class LoadTest:
                 for contender, client in servers:  # which may be one service
                     await self.warm_up(contender, client, warmup, lambda: bar.update(bar.done + 1, ""))
             for contender, _ in servers:
-                clear_runs(contender.output)
+                clear_runs(contender.results)
             if args.find_saturation:
                 for server in servers:
                     await self.saturation(*server)
@@ -256,7 +256,7 @@ class LoadTest:
                     for contender, client in servers if number % 2 else reversed(servers):
                         name = f"{contender.label} at {rate_name(rate)} requests/s, run {number} of {args.runs}"
                         run, timelines = await self.run(contender, client, rate, number, load, name)
-                        save_run(contender.output, run, timelines)
+                        save_run(contender.results, run, timelines)
                         if contender is args:
                             runs.append(run)
                         if run.interrupted:
@@ -285,7 +285,7 @@ def _count(counters: dict[str, float], metric: Metric[Any]) -> float:
 
 def contenders(args: Options) -> list[Options]:
     """The servers to measure, each as the flags of a run of its own: the one asked for last."""
-    args.plan = bundle_plan(args.bundle, args.method)
+    args.plan = bundle_plan(args.folder, args.method)
     if not args.baseline_url:
         return [args]
     server: dict[str, Any] = {"url": args.baseline_url, "metrics_url": args.baseline_metrics_url, "worker": None}
@@ -299,15 +299,15 @@ def show(args: Options, runs: list[Run], saturated: Saturation | None) -> None:
     """Print the tables and draw the plots. Raises ValueError for a baseline that sent something else."""
     for entry in run_tables(runs, args.metrics):
         entry.show(console)
-    plots.load_test([runs], args.output)
+    plots.load_test([runs], args.results)
     if args.baseline:
         baseline = load_runs(args.baseline)
         speedup_table(baseline, [runs]).show(console)
         if saturated:
             report = comparison(baseline, runs, saturated)
-            write_json(args.output / COMPARISON, report)
+            write_json(args.results / COMPARISON, report)
             table(report).show(console)
-        plots.load_test([baseline, runs], args.output)
+        plots.load_test([baseline, runs], args.results)
 
 
 def run_load_test(args: Options) -> int:
@@ -318,7 +318,7 @@ def run_load_test(args: Options) -> int:
         test = LoadTest(args, slo)
         runs = asyncio.run(test.measure())
         if args.find_saturation:
-            console.print(f"written to {args.output}")
+            console.print(f"written to {args.results}")
             return 0
         if not runs:
             return 130
@@ -332,7 +332,7 @@ def run_load_test(args: Options) -> int:
     for run in runs:
         for message, count in run.summary["error_messages"].items():
             console.print(f"[red]{rate_name(run.request_rate)} requests/s: {count} failed: {message}")
-    console.print(f"written to {args.output}")
+    console.print(f"written to {args.results}")
     if runs[-1].interrupted:
         return 130
     return int(any(run.summary["errors"] for run in runs) and not args.of_saturation)

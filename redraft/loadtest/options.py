@@ -26,24 +26,17 @@ AT_LEAST = {"num_prompts": 1, "max_tokens": 1, "max_concurrency": 1, "runs": 1, 
 AT_LEAST |= {"shared_prefix": 0, "prompt_tokens": 0}
 
 
-SERVED = Path()
-"""The bundle of the service that runs."""
-BY_NAME = Path()
-"""The folder of results that is named after the bundle's."""
-
-
 @dataclass
 class Options:
     """What is asked of a load test; the annotations are its command line."""
 
     bundle: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             metavar="FOLDER",
             help="Engine bundle, or a model's folder, for tokenizer and chat template; default: the served bundle.",
-            show_default=False,
         ),
-    ] = SERVED
+    ] = None
     protocol: Annotated[str, typer.Option(help=f"Triton's gRPC or HTTP, or /v1: {', '.join(PORTS)}.")] = "grpc"
     url: Annotated[str | None, typer.Option(help="Address of the server; default: the running service.")] = None
     metrics_url: Annotated[
@@ -54,7 +47,7 @@ class Options:
         str | None, typer.Option(help=f"Name of the model at --url; default: {MODEL}, over openai the first one.")
     ] = None
     worker: Annotated[
-        str | None, typer.Option(metavar="SOCKET", help="Measure the engine worker at this socket, without a server.")
+        str | None, typer.Option(metavar="SOCKET", help="Measure the engine worker at this socket; default: a server.")
     ] = None
     method: Annotated[
         str | None,
@@ -73,7 +66,7 @@ class Options:
     ] = False
     of_saturation: Annotated[
         list[float],
-        typer.Option(help="Shares of the rate at which --baseline-url saturates, instead of --request-rate."),
+        typer.Option(help="Shares of the rate at which --baseline-url saturates; default: --request-rate."),
     ] = field(default_factory=list)
     arrival: Annotated[str, typer.Option(help=f"How requests arrive: {', '.join(ARRIVALS)}.")] = "poisson"
     burstiness: Annotated[float, typer.Option(help="Shape of the gaps' gamma distribution; 1 is Poisson.")] = 1.0
@@ -91,7 +84,10 @@ class Options:
         ),
     ] = PROMPTS
     column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field or column of --prompts that holds them.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Field or column of --prompts that holds them; default: a usual one, such as `prompt`."
+        ),
     ] = None
     chat: Annotated[bool, typer.Option(help="Apply the model's chat template, or send prompts as they are.")] = True
     multi_turn: Annotated[
@@ -106,10 +102,11 @@ class Options:
     max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 128
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0: greedy decoding.")] = 0.0
     top_p: Annotated[
-        float | None, typer.Option(help="Probability that the sampled tokens add up to; only with --temperature.")
+        float | None,
+        typer.Option(help="Probability that the sampled tokens add up to, with --temperature; default: 1, all."),
     ] = None
     top_k: Annotated[
-        int | None, typer.Option(help="Tokens to sample from, the most likely ones; only with --temperature.")
+        int | None, typer.Option(help="Tokens to sample from, the most likely ones, with --temperature; default: all.")
     ] = None
     seed: Annotated[int, typer.Option(help="Seed of the arrivals, the prompts' order and the sampling.")] = 0
     table2: Annotated[
@@ -120,27 +117,48 @@ class Options:
         "ttft,tpot,itl,e2el"
     )
     goodput: Annotated[
-        list[str], typer.Option(metavar="METRIC:MS", help="Limits on ttft, tpot, e2el, in ms, for goodput.")
+        list[str],
+        typer.Option(
+            metavar="METRIC:MS", help="Limits on ttft, tpot, e2el, in ms, for goodput; default: it is not counted."
+        ),
     ] = field(default_factory=list)
     label: Annotated[str, typer.Option(help="Name of this run in tables and plots.")] = "run"
     output: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder of the results; earlier ones in it are removed.",
-            show_default="REDRAFT_HOME/loadtest/NAME, of the bundle or model",
+            help="Folder of the results; earlier ones in it are removed. Default: REDRAFT_HOME/loadtest/NAME, of the "
+            "bundle or model.",
         ),
-    ] = BY_NAME
-    baseline: Annotated[Path | None, typer.Option(help="Results of an auto-regressive run to compare with.")] = None
+    ] = None
+    baseline: Annotated[
+        Path | None, typer.Option(help="Results of an auto-regressive run to compare with; default: none.")
+    ] = None
     baseline_url: Annotated[
         str | None,
-        typer.Option(help="Address of a server, or the same: measure auto-regressive decoding there, into --baseline."),
+        typer.Option(
+            help="Server, maybe the same, to measure auto-regressive decoding at, into --baseline; default: none."
+        ),
     ] = None
-    baseline_metrics_url: Annotated[str, typer.Option(help="Metrics page of --baseline-url.")] = ""
+    baseline_metrics_url: Annotated[str, typer.Option(help="Metrics page of --baseline-url; default: none.")] = ""
 
     plan: Any = field(default=None, init=False)
     """The method's plan, where --bundle is one."""
     served_before: bool = field(default=False, init=False)
+
+    @property
+    def folder(self) -> Path:
+        """Engine bundle or model with the tokenizer. Raises ValueError without --bundle."""
+        if self.bundle is None:
+            raise ValueError(
+                "--url and --worker need --bundle: the folder of the bundle that is served there, or of its model"
+            )
+        return self.bundle
+
+    @property
+    def results(self) -> Path:
+        """Folder of the results: --output, or one of the bundle's name, so that another bundle's results stay."""
+        return self.output or HOME / "loadtest" / self.folder.resolve().name
 
     @property
     def metrics(self) -> list[str]:
@@ -178,11 +196,9 @@ def command(run: Callable[..., int]) -> Callable[..., None]:
 
 def check(args: Options) -> dict[str, float]:
     """Settle presets and check the others; the service level objective. Raises ValueError."""
-    if args.output == BY_NAME:
-        args.output = HOME / "loadtest" / args.bundle.resolve().name
     if args.table2:
         args.request_rate, args.temperature = TABLE2_RATES, TABLE2_TEMPERATURE
-        plan = bundle_plan(args.bundle, args.method).get("plan")
+        plan = bundle_plan(args.folder, args.method).get("plan")
         if plan and not any(wanted.items() <= plan.items() for wanted in TABLE2_PLANS):
             either = " or ".join(map(str, TABLE2_PLANS))
             raise ValueError(f"--table2 needs a method with {either}, or none, got {plan}")
@@ -228,13 +244,13 @@ def _check_lengths(args: Options) -> None:
         raise ValueError(
             f"--shared-prefix: expected less than --prompt-tokens {args.prompt_tokens}, got {args.shared_prefix}"
         )
-    context = _config(args.bundle).get("limits", {}).get("max_len")
+    context = _config(args.folder).get("limits", {}).get("max_len")
     name, tokens = max(
         ("--shared-prefix", args.shared_prefix), ("--prompt-tokens", args.prompt_tokens), key=lambda f: f[1]
     )
     if context is not None and tokens and tokens + args.max_tokens > context:
         raise ValueError(
-            f"{name}: expected at most {context - args.max_tokens}, got {tokens}: {args.bundle} holds {context} "
+            f"{name}: expected at most {context - args.max_tokens}, got {tokens}: {args.folder} holds {context} "
             f"tokens of a sequence and --max-tokens is {args.max_tokens}; a larger --max-len holds more"
         )
 

@@ -56,7 +56,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m redraft.openai.server", description=__doc__.split("\n")[0])
     parser.add_argument("--bundle", type=Path, required=True, help="Folder of the engine bundle")
     parser.add_argument("--socket", type=Path, required=True, help="The worker's socket")
-    parser.add_argument("--log", type=Path, help="The file that the output goes to, which this process keeps short")
+    parser.add_argument(
+        "--log", type=Path, help="The file that the output goes to, which this process keeps short; default: none"
+    )
     options = parser.parse_args(argv)
     settings = process_settings()
     handlers = [Log(options.log)] if options.log else None

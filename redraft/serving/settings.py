@@ -112,7 +112,7 @@ class ServeSettings(BaseModel):
     )
     bundle: _Bundle = Field(
         default=cast(Any, None),
-        description="Engine bundle to serve as it is, instead of SOURCE.",
+        description="Engine bundle to serve as it is; default: the one that is built of SOURCE.",
         json_schema_extra={"metavar": "FOLDER"},
     )
     drafter: Path | None = Field(
@@ -141,13 +141,13 @@ class ServeSettings(BaseModel):
     api_key: Annotated[SecretStr, AfterValidator(_has_key)] | None = Field(
         default=None,
         exclude=True,
-        description="Key that /v1 asks for, or several between spaces, one for each client. Other users can read "
-        "arguments: better set the variable REDRAFT_API_KEY.",
+        description="Key that /v1 asks for, or several between spaces, one for each client; default: it asks for none. "
+        "Other users can read arguments: better set the variable REDRAFT_API_KEY.",
     )
     allow_host: Annotated[list[str], BeforeValidator(_words)] = Field(
         default=[],
         description="Another name by which clients may reach /v1, and web pages Triton's HTTP too; '*': any. "
-        "Repeatable.",
+        "Repeatable; default: none.",
     )
     model_name: str | None = Field(default=None, description="The model's name in /v1; default: the bundle's.")
     tool_parser: ToolParser | None = Field(
@@ -162,7 +162,7 @@ class ServeSettings(BaseModel):
     default_chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_json)] = Field(
         default={},
         description="Options of the model's chat template for requests that do not say them, such as "
-        "'{\"enable_thinking\": false}'.",
+        "'{\"enable_thinking\": false}'; default: none.",
         json_schema_extra={"metavar": "JSON"},
     )
     sanitize_control_tokens: bool = Field(
@@ -189,7 +189,7 @@ class ServeSettings(BaseModel):
         default=None,
         ge=1,
         description="Requests of one client of /v1 that run and wait before 'overloaded': of an address or, where "
-        "there are several keys, of a key.",
+        "there are several keys, of a key. Default: no limit.",
     )
     stream_interval_ms: int = Field(
         default=40, ge=0, le=10_000, description="Milliseconds between two pieces of a stream, at least."
@@ -198,7 +198,9 @@ class ServeSettings(BaseModel):
         default=True, description="Prefill a prompt that begins like an earlier one only from where they differ."
     )
     hostfile: Path | None = Field(
-        default=None, description="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first."
+        default=None,
+        description="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first; default: this one "
+        "has all ranks.",
     )
     start_timeout_s: _Limit = Field(
         default=180.0, description="Seconds after which a worker that is not ready has failed."

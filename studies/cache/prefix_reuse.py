@@ -195,7 +195,7 @@ def main(
     num_prompts: Annotated[int, typer.Option(help="Prompts that share nothing.")] = 48,
     prompt: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of each of these.")] = 256,
     max_tokens: MaxTokens = 64,
-    temperature: Annotated[float, typer.Option(help="Of the answers in a history.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of the answers in a history.")] = 1.0,
     threads: Threads = None,
     output: Report = Path("artifacts/reports/prefix_reuse.json"),
 ) -> None:

@@ -40,7 +40,7 @@ def measure(
     prompts: PromptsFile = PROMPTS_FILE,
     num_prompts: Annotated[int, typer.Option(help="Prompts, spread evenly over the file.")] = 16,
     max_tokens: MaxTokens = 128,
-    temperature: Annotated[list[float], typer.Option(help="Of the requests.")] = [0.0, 1.0],
+    temperature: Annotated[list[float], typer.Option(help="Sampling temperatures of the requests.")] = [0.0, 1.0],
     repeats: Repeats = 3,
     output: Report = Path("artifacts/reports/tensor_parallel_part.json"),
 ) -> None:

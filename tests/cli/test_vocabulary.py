@@ -125,3 +125,27 @@ def test_each_option_says_what_it_is_in_plain_words(program):
         assert option.help[:1].isupper() or option.help[:1] in "`'0/", f"{option.names}: {option.help!r}"
         assert not ODD_WORDS.search(option.help), f"{option.names}: {option.help}"
     assert not ODD_WORDS.search(programs()[program].help), programs()[program].help
+
+
+@pytest.mark.parametrize("program", programs())
+def test_each_option_says_what_it_is_without_it(program):
+    """Typer adds a default to the help where there is one and it is not hidden."""
+    silent = []
+    for option in programs()[program].options:
+        added = option.shows_default and option.default not in (None, "", [])
+        is_off = "--help" in option.names or (option.is_flag and not option.default)
+        if not (option.required or added or is_off or "default" in option.help.lower()):
+            silent.append((option.names, option.help))
+    assert silent == []
+
+
+@pytest.mark.parametrize("program", programs())
+def test_a_number_says_of_what_it_is(program):
+    """Its help begins with what is counted, or the unit."""
+    numbers = [option for option in programs()[program].options if base_type(option.type) in (int, float)]
+    assert [option.names for option in numbers if re.match(r"(Of|How|From|Only)\b", option.help)] == []
+
+
+def test_no_default_is_a_value_that_a_user_may_mean():
+    """`.` is a folder: an option that was not given is None."""
+    assert [(program, option.names) for program, option in OPTIONS if option.default == Path()] == []

@@ -192,9 +192,16 @@ def test_wrong_flags(client, command, capsys, flags, message):
 def test_results_lie_in_a_folder_of_their_bundle(tokenizer_folder, monkeypatch):
     """A test of another bundle leaves them."""
     monkeypatch.setattr(options, "HOME", Path("home"))
-    asked = options.Options(bundle=tokenizer_folder)
-    options.check(asked)
-    assert asked.output == Path("home", "loadtest", tokenizer_folder.name)
+    assert options.Options(bundle=tokenizer_folder).results == Path("home", "loadtest", tokenizer_folder.name)
+
+
+def test_the_folder_where_one_stands_is_a_folder_like_another(client, tokenizer_folder, monkeypatch):
+    """As tokenizer and as place of the results; `.` is not taken for an option that was not given."""
+    monkeypatch.chdir(tokenizer_folder)
+    flags = ["--url", "127.0.0.1:9", "--num-prompts", "2", "--seconds", "0", "--ramp", "0", "--runs", "1"]
+    flags += ["--request-rate", "inf", "--warm-up", "1", "--metrics-url", ""]
+    assert execute(application("loadtest"), ["loadtest", "--bundle", ".", "--output", ".", *flags]) == 0
+    assert len(load_runs(tokenizer_folder)) == 1
 
 
 def test_a_server_elsewhere_needs_its_tokenizer(capsys):
