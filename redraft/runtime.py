@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,7 +101,9 @@ class Runtime:
         config = bundle.config
         limits = Limits(**config.limits.model_dump(), max_queue=max_queue)
         bigrams = Path(path) / BIGRAMS_FILE_NAME
-        engine = load_engine(bundle, threads)
+        with ThreadPoolExecutor(1) as beside:  # both take a while
+            codec = beside.submit(TextCodec.load, Path(path) / "tokenizer.json")
+            engine = load_engine(bundle, threads)
         budgets, learned = None, LearnedFile.of(Path(path), threads)
         if config.methods:
             if (estimates := learned.load()) is None:
@@ -110,7 +113,7 @@ class Runtime:
             budgets = BudgetController(estimates)
         return cls(
             engine=engine,
-            codec=TextCodec.load(Path(path) / "tokenizer.json"),
+            codec=codec.result(),
             limits=limits,
             vocab_size=config.target.vocab_size,
             end_ids=frozenset(config.target.eos_token_ids),

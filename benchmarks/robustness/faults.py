@@ -30,7 +30,7 @@ import typer
 from benchmarks.command import BundleFolder, Report, console, run
 from benchmarks.robustness import service
 from benchmarks.robustness.malformed import Overloaded, grpc_stream
-from redraft.bundle.config import bundle_ranks
+from redraft.bundle.folder import bundle_ranks
 from redraft.loadtest.clients.base import Client, Generation, GenerationError
 from redraft.loadtest.results import save_report
 from redraft.loadtest.tables import Table

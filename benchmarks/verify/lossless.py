@@ -43,7 +43,8 @@ from benchmarks.command import (
     run,
 )
 from benchmarks.speed.inprocess import fix_budget, load_llm, methods_of, teacher_force
-from redraft.bundle.manifest import MANIFEST, file_sha256
+from redraft.bundle.folder import MANIFEST
+from redraft.bundle.manifest import file_sha256
 from redraft.console.progress import progress
 from redraft.decoding.noise import coin, race
 from redraft.decoding.sampling import Distribution, Sampler

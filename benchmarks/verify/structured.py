@@ -47,7 +47,8 @@ from benchmarks.command import (
 )
 from benchmarks.speed.inprocess import fix_budget, load_llm, methods_of
 from benchmarks.verify.lossless import first_difference, margin_at
-from redraft.bundle.manifest import MANIFEST, file_sha256
+from redraft.bundle.folder import MANIFEST
+from redraft.bundle.manifest import file_sha256
 from redraft.console.progress import progress
 from redraft.decoding.verification import VERIFIERS
 from redraft.grammar.state import GrammarState

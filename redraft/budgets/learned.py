@@ -12,8 +12,9 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from redraft.budgets.controller import Estimates
+from redraft.bundle.folder import MANIFEST
 from redraft.bundle.machine import machine_name
-from redraft.bundle.manifest import MANIFEST, file_sha256
+from redraft.bundle.manifest import file_sha256
 
 log = logging.getLogger("redraft.budgets")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Self
@@ -19,11 +18,11 @@ from pydantic import (
 )
 
 from redraft.bundle.backends import Backend, Form, Precision, backend_of
+from redraft.bundle.folder import CONFIG
 from redraft.bundle.method import MethodConfig
 from redraft.errors import BundleError, how_to_rebuild
 
 FORMAT_VERSION = 3
-CONFIG = "config.json"
 METHOD_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 """What a method may be called: it is part of file names."""
 
@@ -137,14 +136,6 @@ class BundleConfig(Section):
 def target_folder(bundle: Path, rank: int, ranks: int) -> Path:
     """Where the networks and weights of a rank's part of the target are."""
     return bundle / f"rank{rank}" if ranks > 1 else bundle
-
-
-def bundle_ranks(bundle: Path) -> int:
-    """How many ranks a bundle needs; 1 where its configuration does not say, which the worker then judges."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        count = json.loads((bundle / CONFIG).read_bytes()).get("tensor_parallel", 1)
-        return count if type(count) is int and count > 0 else 1
-    return 1
 
 
 def read_json_object(path: Path) -> dict:

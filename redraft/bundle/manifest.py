@@ -10,9 +10,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from redraft.bundle.config import FORMAT_VERSION, BundleConfig, Section, first_problem, read_json_object
+from redraft.bundle.folder import MANIFEST
 from redraft.errors import BundleError, how_to_rebuild
-
-MANIFEST = "manifest.json"
 
 
 class FileEntry(Section):
@@ -98,11 +97,6 @@ class Bundle:
             )
         verify_files(path, manifest.files, rebuild)
         return cls(path, BundleConfig.read(path, rebuild), manifest)
-
-
-def is_bundle(folder: Path) -> bool:
-    """Whether a folder holds a bundle, whole or damaged."""
-    return (folder / MANIFEST).is_file()
 
 
 def verify_files(path: Path, files: dict[str, FileEntry], rebuild: str) -> None:

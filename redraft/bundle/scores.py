@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from redraft.bundle.manifest import MANIFEST, file_sha256
+from redraft.bundle.folder import MANIFEST
+from redraft.bundle.manifest import file_sha256
 from redraft.bundle.method import MethodConfig
 from redraft.decoding.scores import Scores
 from redraft.errors import BundleError

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from redraft.bundle.config import CONFIG, BundleConfig
+from redraft.bundle.config import BundleConfig
+from redraft.bundle.folder import CONFIG, MANIFEST, is_bundle
 from redraft.bundle.generation import GENERATION_CONFIG, GenerationConfig
-from redraft.bundle.manifest import MANIFEST, BuiltFrom, FileEntry, Manifest, file_sha256, is_bundle
+from redraft.bundle.manifest import BuiltFrom, FileEntry, Manifest, file_sha256
 from redraft.chat import TEMPLATE_FILE, TEMPLATE_FOLDER
 from redraft.errors import BundleError
 

@@ -72,13 +72,14 @@ COMMANDS = {
 
 
 def application(*loaded: str) -> typer.Typer:
-    """The command line, with these commands ready to run; the others stand in `--help` only."""
+    """The command line with these commands, ready to run; by default with all, which stand in `--help` only."""
     # The groups of commands need rich. It cuts the names of long options in a narrow terminal.
     markup: Literal["rich"] | None = None if loaded else "rich"
     app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=markup)
     app.callback()(top_level)
-    for name, command in COMMANDS.items():
-        target = command.load() if name in loaded else _unloaded
+    for name in loaded or COMMANDS:
+        command = COMMANDS[name]
+        target = command.load() if loaded else _unloaded
         if isinstance(target, typer.Typer):
             app.add_typer(target, name=name, short_help=command.summary(), rich_help_panel=command.group)
         else:
@@ -90,10 +91,10 @@ def main(*arguments: str) -> NoReturn:
     """Run the command line, by default with the process's arguments, and end the process."""
     if arguments:
         sys.argv = ["redraft", *arguments]
-    name = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in COMMANDS:
-        run(f"redraft {name}".rstrip(), application())
-    if sys.argv[1] == name and COMMANDS[name].is_done(sys.argv[2:]):
+        run(f"redraft {name}".rstrip() if not name.startswith("-") else "redraft", application())
+    if COMMANDS[name].is_done(sys.argv[2:]):
         sys.exit(0)
     try:
         with interruptible(f"redraft {name}", "before it began"):  # the import takes seconds

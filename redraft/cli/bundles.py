@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from redraft.bundle.backends import BACKENDS, OPENVINO
-from redraft.bundle.manifest import Manifest, is_bundle
+from redraft.bundle.folder import is_bundle
+from redraft.bundle.manifest import Manifest
 from redraft.bundle.writer import require_replaceable
 from redraft.cli.options import model_folder
 from redraft.compiler.built_from import CODE, built_from, differences, options_of, why_unusable

@@ -27,7 +27,7 @@ import torch
 import typer
 
 from redraft.bundle.backends import OPENVINO, Backend
-from redraft.bundle.manifest import MANIFEST
+from redraft.bundle.folder import MANIFEST
 from redraft.chat import template_digest
 from redraft.cli.options import ColumnOption, ModelOption, PromptsOption, ThreadsOption
 from redraft.cli.steps import Steps

@@ -11,10 +11,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from redraft.chat import Writing, render_chat
 from redraft.cli.flags import with_settings
 from redraft.cli.options import MethodOption, SeedOption, TemperatureOption, TopPOption
-from redraft.cli.prepare import prepared
 from redraft.console.interrupt import interruptible
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
@@ -58,6 +56,8 @@ def serve(
         os.environ[API_KEY_VARIABLE] = settings.api_key.get_secret_value()
     try:
         if settings.bundle is None:
+            from redraft.cli.prepare import prepared  # a bundle that is there does not wait for the import
+
             launcher.check(settings, run_dir)
             settings = settings.model_copy(update={"bundle": prepared(settings)})
         with _activities() as say:
@@ -159,6 +159,8 @@ def generate(
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Ask the running service. Prints its answer as it comes, then a line of statistics."""
+    from redraft.chat import Writing, render_chat  # `serve` does not wait for the import
+
     settings = running_service(run_dir, "redraft generate")
     options = settings.default_chat_template_kwargs | (chat_template_kwargs or {})
     try:

@@ -33,7 +33,7 @@ STEADY_S = 5.0
 STOPPED_TICKS = 10
 """What a signal has stopped is hung when so many ticks of the supervisor in a row have found it so. These do not count
 time in which the supervisor was stopped with it."""
-POLL_S = 0.1
+POLL_S = 0.02
 THREADS_END_S = 5.0
 """A killed process counts as ended when its first thread has, and holds its ports until its last one has."""
 

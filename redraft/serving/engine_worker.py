@@ -13,18 +13,16 @@ from pathlib import Path
 
 import psutil
 
-from redraft.bundle.config import bundle_ranks
+from redraft.bundle.folder import bundle_ranks
 from redraft.request import GenerateRequest
 from redraft.serving import ranks
 from redraft.serving.child import Child, Part
-from redraft.serving.processes import ServingError, end_processes
+from redraft.serving.processes import WORKER_PART, ServingError, end_processes
 from redraft.serving.rundir import RunDir, SwapOrder, SwapState, point
 from redraft.serving.settings import ServeSettings, environment_of
 from redraft.serving.tritonserver import send_first_requests
 from redraft.worker.client import WorkerClient, WorkerError
 
-WORKER_PART = "worker-"
-"""How the names of the parts begin that the workers are."""
 MAX_DELAY_S = 30.0
 """A worker that ends again and again is broken."""
 END_S = 5.0

@@ -18,6 +18,8 @@ OWNER_VARIABLE = "REDRAFT_SERVICE"
 """Environment variable that every process of a service carries, children of children included."""
 PART_VARIABLE = "REDRAFT_PART"
 """Environment variable with the part of the service that a process belongs to."""
+WORKER_PART = "worker-"
+"""How the names of the parts begin that the workers are."""
 
 SHARED_MEMORY = Path("/dev/shm")
 _KILL_S = 5.0

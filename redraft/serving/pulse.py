@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-RETRY_S = 0.1
+RETRY_S = 0.05
 
 log = logging.getLogger("redraft.supervisor")
 

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from redraft.bundle.backends import BACKENDS, OPENVINO, Precision, backend_of
+from redraft.bundle.folder import is_bundle
 from redraft.logs import LogFormat
 from redraft.serving.guard.limits import MAX_CALLS, MAX_REQUESTS
 from redraft.worker.protocol import DRAIN_S
@@ -271,11 +272,11 @@ def read(flags: Mapping[str, Any], file: Path | None = None) -> ServeSettings:
     for kind, layer in layers.items():
         if "source" in layer and "bundle" not in layer:
             values.pop("bundle", None)  # `redraft serve MODEL` is not about the bundle that a file names
-        if "bundle" in layer or ("source" in layer and _is_bundle(layer["source"])):
+        if "bundle" in layer or _names_bundle(layer):
             values = {name: value for name, value in values.items() if name not in OF_A_MODEL}
         values |= layer
         origins |= dict.fromkeys(layer, kind)
-    bundle = "bundle" if "bundle" in values else "source" if "source" in values and _is_bundle(values["source"]) else ""
+    bundle = "bundle" if "bundle" in values else "source" if _names_bundle(values) else ""
     if bundle and (others := [name for name in OF_A_MODEL if name in values and name != bundle]):
         both = f"{setting(others[0])} and {setting(bundle)}"
         raise SettingsError(f"{both}: a bundle is served as it is, expected one of the two")
@@ -289,12 +290,9 @@ def read(flags: Mapping[str, Any], file: Path | None = None) -> ServeSettings:
         raise SettingsError(f"{setting(name)}: {_reason(details, OPTIONS[name].exclude)}") from None
 
 
-def _is_bundle(source: object) -> bool:
-    """Whether SOURCE is a bundle, and not a model."""
-    # A process of a service, which has no source, does not wait for this import.
-    from redraft.bundle.manifest import is_bundle
-
-    return is_bundle(Path(str(source)))
+def _names_bundle(values: Mapping[str, Any]) -> bool:
+    """Whether SOURCE, where it is among the values, is a bundle and not a model."""
+    return "source" in values and is_bundle(Path(str(values["source"])))
 
 
 def toml(settings: ServeSettings) -> str:

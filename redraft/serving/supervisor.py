@@ -68,11 +68,10 @@ class Supervisor:
         """Start everything, then watch until StopRequested. Raises ServingError if the start fails."""
         tritonserver.remove_memory_after(self._run_dir)
         self._say("starting", f"loading the bundle {self._settings.bundle}")
-        for part in (self._worker, *self._listeners):
+        for part in (self._worker, self._triton, *self._listeners):
             part.start()
         self._worker.wait()
         self._say("starting", "loading Triton's models")
-        self._triton.start()
         for part in (self._triton, *self._listeners):
             part.wait()
         self._health_pulse.reset()

@@ -74,9 +74,10 @@ SERVER_VARIABLE, ENVIRONMENT_VARIABLE = "REDRAFT_TRITON_SERVER", "REDRAFT_TRITON
 CONTAINER_SERVER = Path("/opt/tritonserver")
 """Where NGC's containers have the server."""
 
+# They leave nothing in the cache: the next request takes the same slot, whose memory is then there.
 _FIRST_REQUESTS = {
-    "ensemble": {"text_input": "Hello", "max_tokens": 4},
-    "tensorrt_llm": {"input_ids": [0], "request_output_len": 1},
+    "ensemble": {"text_input": "Hello", "max_tokens": 4, "cache_prompt": False},
+    "tensorrt_llm": {"input_ids": [0], "request_output_len": 1, "cache_prompt": False},
 }
 _TOKEN_REQUESTS: dict[str, list[tuple[str, str, list[int], str | int]]] = {
     "preprocessing": [("QUERY", "BYTES", [1, 1], "Hello"), ("REQUEST_OUTPUT_LEN", "INT32", [1, 1], 1)],
@@ -190,8 +191,8 @@ def remove_memory_after(run_dir: RunDir) -> None:
 
 
 class Triton(Part):
-    """The server, and the processes of its models, which it starts. It starts only while `worker_is_up`: its models
-    would wait for the worker."""
+    """The server, and the processes of its models, which it starts. It starts again only while `worker_is_up`: its
+    models would wait for the worker."""
 
     def __init__(
         self, installation: TritonInstallation, run_dir: RunDir, silence_s: float, worker_is_up: Callable[[], bool]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.speed.inprocess import Clock
-from redraft.bundle.config import bundle_ranks
+from redraft.bundle.folder import bundle_ranks
 from redraft.llm import Answer
 from redraft.metrics import read
 from redraft.request import GenerateRequest

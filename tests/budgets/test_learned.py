@@ -13,7 +13,7 @@ from redraft.budgets.cost import StepCosts, StepShape
 from redraft.budgets.gain import Calibration
 from redraft.budgets.learned import LearnedFile
 from redraft.budgets.warm_up import time_steps
-from redraft.bundle.manifest import MANIFEST
+from redraft.bundle.folder import MANIFEST
 from redraft.decoding.token_tree import TokenTree
 from redraft.scheduling.scheduler import Limits
 from tests.toy_engine import ToyEngine

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import redraft.bundle.manifest as bundle_module
-from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo, bundle_ranks
+from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
+from redraft.bundle.folder import bundle_ranks
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.writer import finish_bundle, new_bundle
 from redraft.errors import BundleError, how_to_rebuild, program

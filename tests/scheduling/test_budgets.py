@@ -9,7 +9,7 @@ from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.learned import LearnedFile
 from redraft.budgets.warm_up import time_steps
 from redraft.bundle.budget_table import BudgetTable
-from redraft.bundle.manifest import MANIFEST
+from redraft.bundle.folder import MANIFEST
 from redraft.bundle.method import MethodConfig
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Scheduler

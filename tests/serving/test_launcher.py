@@ -22,6 +22,22 @@ from tests.cli.commands import run_command
 from tests.serving.client_side import free_ports
 
 
+def test_what_a_start_waits_for_imports_no_numpy():
+    """The command, the supervisor and the worker import one after the other: numpy is a third of the first two."""
+    program = "import sys, redraft.cli.service, redraft.serving.supervisor; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_bundle_is_read_ahead(tmp_path, monkeypatch):
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(launcher.os, "posix_fadvise", lambda _, start, size, advice: asked.append((start, size)))
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "rank0" / "target.weights").write_bytes(bytes(launcher.READ_AHEAD_BYTES + 1))
+    (tmp_path / "gone").symlink_to("nowhere")
+    launcher._read_ahead(tmp_path)
+    assert asked == [(0, launcher.READ_AHEAD_BYTES), (launcher.READ_AHEAD_BYTES, launcher.READ_AHEAD_BYTES)]
+
+
 @pytest.mark.parametrize(
     ("new", "old", "same"),
     [("a", "a", True), (None, None, True), ("a", "b", False), ("a", None, False), (None, "a", False)],
@@ -53,7 +69,7 @@ def test_the_state_of_another_version_is_read(tmp_path):
 def test_a_service_that_cannot_start_is_refused_before_its_bundle_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "TritonInstallation", lambda: None)
     monkeypatch.setattr(launcher, "FREED_S", 0)
-    monkeypatch.setattr("redraft.cli.service.prepared", lambda _: pytest.fail("it was made"))
+    monkeypatch.setattr("redraft.cli.prepare.prepared", lambda _: pytest.fail("it was made"))
     run_dir = RunDir(tmp_path / "run")
     run_dir.create()
     ports = dict(zip(("http_port", "grpc_port", "metrics_port", "openai_port"), free_ports(4), strict=True))

@@ -54,14 +54,14 @@ def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(tmp_pa
 
 
 def test_a_model_on_the_command_line_goes_before_a_bundle_in_the_file(tmp_path, monkeypatch, asked):
-    monkeypatch.setattr("redraft.cli.service.prepared", lambda settings: Path(settings.source, "built"))
+    monkeypatch.setattr("redraft.cli.prepare.prepared", lambda settings: Path(settings.source, "built"))
     run_command(["serve", "owner/model", "--config", str(written(tmp_path, 'bundle = "b"'))])
     assert asked[0].bundle == Path("owner/model/built")
 
 
 @pytest.mark.parametrize("words", ["--allow-host a.example ./model", "./model --allow-host a.example"])
 def test_a_word_after_a_value_is_the_model(monkeypatch, asked, words):
-    monkeypatch.setattr("redraft.cli.service.prepared", lambda settings: Path(settings.source))
+    monkeypatch.setattr("redraft.cli.prepare.prepared", lambda settings: Path(settings.source))
     run_command(["serve", *words.split()])
     assert (asked[0].source, asked[0].allow_host) == ("./model", ["a.example"])
 
@@ -82,7 +82,7 @@ def test_a_word_after_a_value_is_the_model(monkeypatch, asked, words):
 )
 def test_a_bundle_is_not_served_against_what_is_asked_for(tmp_path, monkeypatch, asked, words, text, refusal):
     """A bundle as SOURCE is served as `--bundle` is: nothing is prepared, and its own ranks count."""
-    monkeypatch.setattr("redraft.cli.service.prepared", lambda settings: Path(settings.source, "built"))
+    monkeypatch.setattr("redraft.cli.prepare.prepared", lambda settings: Path(settings.source, "built"))
     (tmp_path / "manifest.json").touch()
     options = [str(tmp_path) if word == "BUNDLE" else word for word in words.split()]
     done = run_command(["serve", *options, "--config", str(file := written(tmp_path, text))])
