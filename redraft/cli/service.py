@@ -62,12 +62,22 @@ def serve(
             settings = settings.model_copy(update={"bundle": prepared(settings)})
         with _activities() as say:
             state = launcher.serve(settings, run_dir, say)
+        _say_ready(state.settings, run_dir)
+        if foreground and (reason := launcher.stay(run_dir, lambda text: out.print(text, end="", markup=False))):
+            fail(f"redraft serve: {reason}")
     except ServingError as error:
         fail(f"redraft serve: {error}")
+    except KeyboardInterrupt:
+        launcher.end_own(run_dir)  # it may have come when the service was ready, and before all of that was said
+        raise
+
+
+def _say_ready(settings: ServeSettings, run_dir: Path) -> None:
+    """Print where the service answers."""
     host = settings.address
     mode = "streaming (decoupled)" if settings.decoupled else "one response per request"
-    out.print(f"serving {state.settings.bundle.name}, {mode}", markup=False)
-    out.print(f"  bundle   {state.settings.bundle}", markup=False)
+    out.print(f"serving {settings.bundle.name}, {mode}", markup=False)
+    out.print(f"  bundle   {settings.bundle}", markup=False)
     out.print(f"  HTTP     http://{host}:{settings.http_port}/v2/models/ensemble/generate")
     out.print(f"  gRPC     {host}:{settings.grpc_port}")
     out.print(f"  metrics  http://{host}:{settings.metrics_port}/metrics")
@@ -75,8 +85,6 @@ def serve(
         out.print(f"  OpenAI   http://{host}:{settings.openai_port}/v1")
         out.print(f"  page     http://{host}:{settings.openai_port}/")
     out.print(f"  logs     {RunDir(run_dir).path}", markup=False)
-    if foreground and (reason := launcher.stay(run_dir, lambda text: out.print(text, end="", markup=False))):
-        fail(f"redraft serve: {reason}")
 
 
 @interruptible("redraft swap", "the swap goes on: `redraft status` says how it is")

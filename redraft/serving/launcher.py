@@ -81,8 +81,26 @@ def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], 
         try:
             return _follow(run_dir, _start_supervisor(run_dir), on_progress)
         except BaseException:
-            stop(run_path)
+            end(run_path)
             raise
+
+
+def end(run_path: Path) -> None:
+    """Stop the service, whatever interrupts come meanwhile: each one only stops it faster, as a second `stop` does."""
+    while True:
+        try:
+            stop(run_path)
+            return
+        except KeyboardInterrupt:
+            continue
+
+
+def end_own(run_path: Path) -> None:
+    """End the service of a run directory if this process has started it, and not one that was there before."""
+    state = RunDir(run_path).read_state()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if state and psutil.Process(state.supervisor_pid).ppid() == os.getpid():
+            end(run_path)
 
 
 def stop(run_path: Path) -> int:
@@ -155,10 +173,7 @@ def stay(run_path: Path, on_text: Callable[[str], None]) -> str:
     except KeyboardInterrupt:
         asked = True
     state = run_dir.read_state()
-    try:
-        stop(run_path)
-    except KeyboardInterrupt:
-        stop(run_path)
+    end(run_path)
     _pass_on(logs, on_text)
     if asked or (state and state.phase == "stopped"):
         return ""

@@ -16,7 +16,7 @@ import pytest
 
 from redraft.serving import launcher
 from redraft.serving.launcher import stay
-from redraft.serving.processes import OWNER_VARIABLE
+from redraft.serving.processes import OWNER_VARIABLE, owned_processes
 from redraft.serving.rundir import RunDir, State
 from redraft.serving.settings import ServeSettings
 from tests.cli.commands import run_command
@@ -115,3 +115,45 @@ def test_the_exit_status_says_whether_it_was_asked_to_end(run_dir, monkeypatch, 
     assert done.exit_code == status
     assert "HTTP     http://0.0.0.0:8000" in done.output
     assert why in done.output
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_an_interrupt_before_it_was_said_ends_what_this_process_started(run_dir, monkeypatch, starts):
+    """The service is up and said so, or gone; another's service stays."""
+    code = ["sleep", "60"] if starts else ["sh", "-c", "sleep 60 & echo $!"]
+    started = subprocess.Popen(
+        code, env=os.environ | {OWNER_VARIABLE: str(run_dir.path)}, stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    pid = started.pid if starts else int(started.stdout.readline())
+    state = State(phase="ready", settings=ServeSettings(bundle=Path("b")), supervisor_pid=pid)
+    run_dir.write_state(state)
+    monkeypatch.setattr(launcher, "serve", lambda *_: state)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("redraft.cli.service._say_ready", interrupt)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        done = run_command(["serve", "--bundle", "b", "--run-dir", str(run_dir.path)])
+        assert done.exit_code == 130
+        assert bool(owned_processes(run_dir.path)) != starts
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        launcher.stop(run_dir.path)
+        started.wait(timeout=60)
+
+
+def test_interrupts_only_hasten_the_end(run_dir, monkeypatch):
+    calls: list[Path] = []
+
+    def stop(path: Path) -> int:
+        calls.append(path)
+        if len(calls) < 4:
+            raise KeyboardInterrupt
+        return 0
+
+    monkeypatch.setattr(launcher, "stop", stop)
+    launcher.end(run_dir.path)
+    assert len(calls) == 4
