@@ -37,6 +37,8 @@ GPU_BACKENDS = ("tensorrt", "tensorrt_rtx", "torch")
 PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "openai": 8003}
 """Inside the container, and by default outside."""
 SHARED_MEMORY = "2g"
+LEARNED = "redraft-learned"
+"""The volume for what services learn of how much to draft."""
 STOP_S = 40
 """Within which the worker, its ranks and Triton end by themselves."""
 BUILD = "docker build -f deploy/Dockerfile -t {image} ."
@@ -232,6 +234,7 @@ def docker_command(bundle: BundleFacts, options: argparse.Namespace) -> list[str
         *("--gpus", options.gpus or str(bundle.ranks)),
         *("--shm-size", SHARED_MEMORY, "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
         *("--mount", f"type=bind,source={bundle.path},target=/bundle,readonly"),
+        *("--mount", f"type=volume,source={LEARNED},target=/learned"),
         *(part for name in (ANY_GPU, API_KEY) if os.environ.get(name) for part in ("--env", name)),
         *(("--env", f"{ALLOW_HOST}={' '.join(options.allow_host)}") if options.allow_host else ()),
         *(part for name, port in published.items() for part in ("-p", f"{options.address}:{port}:{PORTS[name]}")),

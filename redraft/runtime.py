@@ -90,11 +90,13 @@ class Runtime:
         max_queue: int = 128,
         stream_interval_s: float = 0.0,
         prefix_reuse: bool = True,
+        learned_dir: Path | None = None,
     ) -> Runtime:
-        """Load a bundle. Raises BundleError where it does not fit this machine, ValueError for damaged scores,
-        BuildError where the compiled part of drafting is missing and cannot be compiled."""
+        """Load a bundle. `learned_dir`: see `LearnedFile.of`. Raises BundleError where it does not fit this machine,
+        ValueError for damaged scores, BuildError where the compiled part of drafting is missing and cannot be
+        compiled."""
         from redraft.bundle.manifest import Bundle
-        from redraft.engines import load_engine
+        from redraft.engines import gpu_name, load_engine
 
         native.prepare()
         bundle = Bundle.load(Path(path))
@@ -104,7 +106,7 @@ class Runtime:
         with ThreadPoolExecutor(1) as beside:  # both take a while
             codec = beside.submit(TextCodec.load, Path(path) / "tokenizer.json")
             engine = load_engine(bundle, threads)
-        budgets, learned = None, LearnedFile.of(Path(path), threads)
+        budgets, learned = None, LearnedFile.of(Path(path), threads, gpu_name(config.backend), learned_dir)
         if config.methods:
             if (estimates := learned.load()) is None:
                 most = max(method.tree_budget for method in config.methods.values())

@@ -1,4 +1,4 @@
-"""The file of what was learned: a bundle's estimates on one machine, for the next start."""
+"""The file of what was learned: the estimates of a bundle on one machine, for the next start."""
 
 from __future__ import annotations
 
@@ -33,28 +33,32 @@ class Learned(BaseModel):
 
 @dataclass(frozen=True)
 class LearnedFile:
-    """A bundle's file for one machine: machines that share a bundle have a file each."""
+    """The file of a bundle's build on one machine: machines that share a folder have a file each."""
 
-    bundle: Path
+    folder: Path
     machine: str
-    """See `machine_name`, and the threads of the engine."""
+    """See `machine_name`, the GPU, and the threads of the engine."""
     build: str
     """sha256 of the bundle's manifest as it was loaded: who saves may run after another build took the folder."""
 
     @classmethod
-    def of(cls, bundle: Path, threads: int | None = None) -> LearnedFile:
-        """The file of a bundle that is served with `threads` threads, by default one for each core."""
-        machine = machine_name() + (f", {threads} threads" if threads else "")
-        return cls(bundle, machine, file_sha256(bundle / MANIFEST))
+    def of(
+        cls, bundle: Path, threads: int | None = None, gpu: str | None = None, folder: Path | None = None
+    ) -> LearnedFile:
+        """The file of a bundle that is served on this GPU, None: on the CPU, with `threads` threads, by default one for
+        each core. It lies in `folder`, by default beside the bundle's files."""
+        parts = (machine_name(), gpu, f"{threads} threads" if threads else None)
+        return cls(folder or bundle, ", ".join(filter(None, parts)), file_sha256(bundle / MANIFEST))
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
-        return self.bundle / f"learned.{hashlib.sha256(self.machine.encode()).hexdigest()[:12]}.json"
+        """Where it lies: bundles may share a folder."""
+        digest = hashlib.sha256(f"{self.machine} {self.build}".encode())
+        return self.folder / f"learned.{digest.hexdigest()[:12]}.json"
 
     def load(self) -> Estimates | None:
-        """Return what was learned; None where nothing was. A file that is damaged, or of another build or machine,
-        counts for nothing, which is logged."""
+        """Return what was learned; None where nothing was. A file that is damaged, or was renamed to that of
+        another build or machine, counts for nothing, which is logged."""
         if not self.path.is_file():
             return None
         try:
@@ -73,9 +77,12 @@ class LearnedFile:
         partial = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
         content = Learned(machine=self.machine, build=self.build, estimates=estimates)
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             partial.write_text(content.model_dump_json() + "\n", encoding="utf-8")
             partial.replace(self.path)
         except OSError as error:
             with suppress(OSError):
                 partial.unlink()
-            log.warning("cannot keep what was learned in %s: %s", self.path, error.strerror)
+            log.warning(
+                "cannot keep what was learned in %s: %s; --learned-dir names another folder", self.path, error.strerror
+            )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from redraft.errors import BundleError, install
 
 if TYPE_CHECKING:
+    from redraft.bundle.backends import Backend
     from redraft.bundle.manifest import Bundle
     from redraft.engines.api import Engine
 
@@ -26,6 +27,15 @@ def load_engine(bundle: Bundle, threads: int | None = None) -> Engine:
 
         return load_parallel(bundle, threads, lambda *shard: _load(bundle, *shard))
     return _load(bundle, threads)
+
+
+def gpu_name(backend: Backend) -> str | None:
+    """The GPU that a backend's loaded engines execute on, None where that is the CPU."""
+    if "cuda" not in backend.devices:
+        return None
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def _load(bundle: Bundle, threads: int | None, *shard: Any) -> Engine:

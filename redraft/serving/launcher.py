@@ -69,6 +69,7 @@ def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], 
     settings = settings.model_copy(
         update={
             "bundle": settings.bundle.resolve(),
+            "learned_dir": settings.learned_dir and settings.learned_dir.resolve(),
             "hostfile": settings.hostfile and settings.hostfile.resolve(),
         }
     )
@@ -327,6 +328,8 @@ def _unusable(run_dir: RunDir, error: OSError) -> ServingError:
 
 def _check_bundle(settings: ServeSettings) -> None:
     check_text(settings.bundle, "bundle")
+    if settings.learned_dir:
+        check_text(settings.learned_dir, "folder of what was learned")
     if settings.hostfile:
         check_text(settings.hostfile, "hostfile")
     if not (settings.bundle / "config.json").is_file():

@@ -198,6 +198,11 @@ class ServeSettings(BaseModel):
     prefix_reuse: bool = Field(
         default=True, description="Prefill a prompt that begins like an earlier one only from where they differ."
     )
+    learned_dir: Path | None = Field(
+        default=None,
+        description="Where the service keeps what it learned of how much to draft; default: beside the bundle's files.",
+        json_schema_extra={"metavar": "FOLDER"},
+    )
     hostfile: Path | None = Field(
         default=None,
         description="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first; default: this one "

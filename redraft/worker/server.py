@@ -55,8 +55,8 @@ from redraft.worker.protocol import (
 
 IDLE_WAIT_MS = 200
 PARENT_CHECK_S = 1.0
-KEEP_S = 600.0
-"""What was learned of the engine and the traffic is written so often, and at the end."""
+FIRST_KEEP_S, KEEP_S = 60.0, 600.0
+"""What was learned of the engine and the traffic is written after the first, then every so often, and at the end."""
 RECEIVE_S, RECEIVE_SHARE = 0.002, 0.25
 """Between two steps messages are taken for so long, or for this share of the time of a step."""
 MAX_UNSENT = 100_000
@@ -133,7 +133,7 @@ class Worker:
 
     def run(self, alive: Callable[[], bool] = lambda: True) -> None:
         """Serve until stopped, or until `alive`, asked about once a second, says False."""
-        next_check, next_keep = 0.0, time.monotonic() + KEEP_S
+        next_check, next_keep = 0.0, time.monotonic() + FIRST_KEEP_S
         scheduler = self._runtime.scheduler
         try:
             while not self._stopping:
@@ -397,6 +397,7 @@ def main(argv: list[str] | None = None) -> int:
             settings.max_queue,
             settings.stream_interval_ms / 1e3,
             settings.prefix_reuse,
+            settings.learned_dir,
         )
     except (ValueError, OSError, RuntimeError) as error:
         log.error("%s", error)

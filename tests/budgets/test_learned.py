@@ -52,14 +52,12 @@ def warnings(monkeypatch):
     return lines
 
 
-@pytest.mark.parametrize("harm", ["damaged", "rebuilt", "foreign"])
+@pytest.mark.parametrize("harm", ["damaged", "foreign"])
 def test_what_does_not_fit_is_ignored_and_logged(bundle, harm, warnings):
     LearnedFile.of(bundle).save(estimates())
     path = LearnedFile.of(bundle).path
     if harm == "damaged":
         path.write_bytes(path.read_bytes()[:50])
-    elif harm == "rebuilt":
-        (bundle / MANIFEST).write_text("{} ")
     else:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
     assert LearnedFile.of(bundle).load() is None
@@ -105,10 +103,26 @@ def test_what_an_old_worker_learned_is_not_taken_for_the_new_build(bundle, warni
     assert LearnedFile.of(bundle).load() is None
 
 
-def test_other_threads_learn_for_themselves(bundle):
-    LearnedFile.of(bundle, threads=8).save(estimates())
-    assert LearnedFile.of(bundle, threads=1).load() is None
-    assert LearnedFile.of(bundle, threads=8).load() is not None
+@pytest.mark.parametrize("other", [{"threads": 1}, {"gpu": "H100"}, {"threads": 8}])
+def test_other_threads_and_gpus_learn_for_themselves(bundle, other):
+    LearnedFile.of(bundle, threads=8, gpu="H200").save(estimates())
+    assert LearnedFile.of(bundle, **other).load() is None
+    assert LearnedFile.of(bundle, threads=8, gpu="H200").load() is not None
+
+
+def test_bundles_share_a_folder(bundle, tmp_path):
+    """One that is made where it is missing: a bundle may not be written to."""
+    other, folder = tmp_path / "other", tmp_path / "a" / "learned"
+    other.mkdir()
+    (other / MANIFEST).write_text("{ }")
+    for each, error in ((bundle, 0.1), (other, 0.2)):
+        content = estimates()
+        content.costs.error = error
+        LearnedFile.of(each, folder=folder).save(content)
+    kept = [LearnedFile.of(each, folder=folder).load() for each in (bundle, other)]
+    assert [content and content.costs.error for content in kept] == [0.1, 0.2]
+    assert len(list(folder.iterdir())) == 2
+    assert not list(bundle.glob("learned*"))
 
 
 @pytest.mark.parametrize(

@@ -91,17 +91,20 @@ def test_ports_are_the_services_own():
 def test_bundles_and_shared_memory_are_mounted_where_they_are_looked_for():
     bundle = flags()["--bundle"]
     service = COMPOSE["services"]["redraft"]
-    (mount,) = service["volumes"]
+    learned = flags()["--learned-dir"]
+    mount, kept = service["volumes"]
+    assert kept.split(":") == [*COMPOSE["volumes"], learned]
     assert (mount["type"], mount["target"], mount["read_only"]) == ("bind", bundle, True)
     assert "${BUNDLE:?" in mount["source"]
     assert service["stop_grace_period"] == f"{launch.STOP_S}s"
     assert service["shm_size"] == launch.SHARED_MEMORY + "b" == "2gb"
     pod = DEPLOYMENT["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == launch.STOP_S
-    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
-    assert (mounts["bundles"]["mountPath"], mounts["bundles"]["readOnly"]) == (bundle, True)
-    assert mounts["shared-memory"]["mountPath"] == "/dev/shm"
-    assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
+    mounts = {mount["mountPath"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    assert {path: mount.get("readOnly", False) for path, mount in mounts.items()} == {
+        bundle: True, learned: False, "/dev/shm": False
+    }  # fmt: skip
+    assert {volume["name"] for volume in pod["volumes"]} == {mount["name"] for mount in mounts.values()}
 
 
 def test_the_key_and_the_names_of_v1_reach_the_container(monkeypatch):

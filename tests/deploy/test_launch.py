@@ -53,6 +53,7 @@ def test_what_docker_is_asked_to_run(bundle, machine, tmp_path, capsys):
     expected = shlex.split(
         f"run --detach --init --name redraft --restart unless-stopped --stop-timeout 40 --gpus 1 --shm-size 2g "
         f"--ulimit memlock=-1 --ulimit stack=67108864 --mount type=bind,source={bundle},target=/bundle,readonly "
+        "--mount type=volume,source=redraft-learned,target=/learned "
         "-p 127.0.0.1:8000:8000 -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 -p 127.0.0.1:8003:8003 redraft:25.11"
     )
     assert launch.main(["--bundle", str(bundle), "--dry-run"]) == 0

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from redraft.request import GenerateRequest
 from redraft.runtime import Runtime
+from redraft.worker import server
 from redraft.worker.client import WorkerClient, WorkerError
 from redraft.worker.server import Worker
 from tests.conftest import wait_until
@@ -45,6 +47,16 @@ def serving(tmp_path) -> Callable[..., WorkerClient]:
 
 def request(sender, /, **fields):
     return GenerateRequest(**{"id": sender.new_id(), "text": "hello", **NEVER_ENDING, **fields})
+
+
+def test_what_was_learned_is_written_soon_and_then_now_and_then(serving, monkeypatch):
+    kept: list[float] = []
+    monkeypatch.setattr(Runtime, "keep_learned", lambda _: kept.append(time.monotonic()))
+    monkeypatch.setattr(server, "FIRST_KEEP_S", 0.0)
+    serving()
+    wait_until(lambda: kept)
+    time.sleep(0.3)
+    assert len(kept) == 1
 
 
 def test_a_deadline_ends_running_and_waiting_requests(serving):
