@@ -15,28 +15,12 @@ from benchmarks.load.comparison import AR
 from redraft.loadtest.plots import COLORS, new_figure
 from redraft.request import AUTO_REGRESSIVE
 from studies import training
-from studies.figures.contenders import Load, contenders
+from studies.figures.contenders import Load
 from studies.figures.redrafter_tables import WIDTHS
 from studies.rsd import figure1
 from studies.rsd import report as rsd_report
 from studies.speed import beam_packing_throughput
 
-SHORT = {
-    "best": "default",
-    "sps_tree": "draft LM, tree",
-    "eagle": "EAGLE-style",
-    "redrafter_best_first": "ReDrafter, tree",
-    "rsd_s": "RSD-S",
-    "lyanna": "Lyanna",
-    "sps": "draft LM, chain",
-    "redrafter": "ReDrafter, beams",
-    "specinfer": "SpecInfer",
-    "spectr": "SpecTr",
-    "rsd_c": "RSD-C",
-    "medusa": "Medusa-style",
-    "ngram_trie": "n-gram retrieval",
-}
-"""Methods of the comparison plot, as it names them."""
 DRAFTERS = {
     "recurrent": "ReDrafter",
     "draft_lm": "draft LM",
@@ -45,38 +29,6 @@ DRAFTERS = {
     "medusa": "Medusa-style",
 }
 """Kinds of drafters, as the learning curves name them."""
-
-
-def speedups(load: Load) -> Figure:
-    """Speed-up of each method over auto-regressive decoding, greedy and at temperature 1, with intervals."""
-    report = load("methods")
-    figure, axes = new_figure(2, width=4.6, height=4.2)
-    for axis, temperature in zip(axes, ("0", "1"), strict=True):
-        entries = contenders(report, temperature)
-        bars(axis, {label: entries[name] for name, label in SHORT.items()}, f"Temperature {temperature}")
-    axes[1].set_yticklabels([])
-    return figure
-
-
-def bars(axis: Axes, entries: Mapping[str, Mapping[str, Any]], title: str) -> None:
-    """A horizontal bar per method: its speed-up, with the interval."""
-    positions = range(len(entries), 0, -1)
-    values = [entry["speedup"] for entry in entries.values()]
-    lows, highs = zip(*(entry["speedup_interval"] for entry in entries.values()), strict=True)
-    errors = [
-        [v - low for v, low in zip(values, lows, strict=True)],
-        [h - v for v, h in zip(values, highs, strict=True)],
-    ]
-    colors = [COLORS[1] if value > 1 else COLORS[0] for value in values]
-    axis.barh(positions, values, 0.7, xerr=errors, color=colors, error_kw={"elinewidth": 0.8, "ecolor": "#374151"})
-    for position, entry, high in zip(positions, entries.values(), highs, strict=True):
-        axis.text(high + 0.02, position, f"{entry['speedup']:.2f}x", va="center", fontsize=8)
-    axis.axvline(1, color="#9ca3af", linestyle=":", linewidth=1)
-    axis.set_yticks(positions, list(entries))
-    axis.grid(axis="y", visible=False)
-    axis.set_xlim(0, 2)
-    axis.set_xlabel("times auto-regressive decoding")
-    axis.set_title(title, loc="left")
 
 
 def categories(load: Load) -> Figure:
@@ -291,7 +243,6 @@ def learning_curves(drafters: Path, path: Path) -> Path:
 
 
 DRAWN: dict[str, Callable[[Load], Figure]] = {
-    "speedup": speedups,
     "categories": categories,
     "load_test": load_test,
     "tensor_parallel": tensor_parallel,
