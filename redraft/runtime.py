@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from redraft.budgets.controller import BudgetController, Estimates
+from redraft.budgets.gain import Calibration
 from redraft.budgets.learned import LearnedFile
 from redraft.budgets.warm_up import time_steps
 from redraft.bundle.budget_table import BudgetTable
@@ -35,6 +36,14 @@ if TYPE_CHECKING:
 BIGRAMS_FILE_NAME = "bigrams.npy"
 
 log = logging.getLogger("redraft.runtime")
+
+
+def first_estimates(engine: Engine, limits: Limits, methods: Mapping[str, MethodConfig]) -> Estimates:
+    """What budgets begin with: the engine's times, and what the training of the methods' drafters measured."""
+    most = max(method.tree_budget for method in methods.values())
+    ratios = {name: ratio for name, method in methods.items() if (ratio := method.acceptance_ratio)}
+    calibrations = {name: Calibration.measured(ratio) for name, ratio in ratios.items()}
+    return Estimates(costs=time_steps(engine, limits, most), calibrations=calibrations)
 
 
 class Runtime:
@@ -109,8 +118,7 @@ class Runtime:
         budgets, learned = None, LearnedFile.of(Path(path), threads, gpu_name(config.backend), learned_dir)
         if config.methods:
             if (estimates := learned.load()) is None:
-                most = max(method.tree_budget for method in config.methods.values())
-                estimates = Estimates(costs=time_steps(engine, limits, most))
+                estimates = first_estimates(engine, limits, config.methods)
                 learned.save(estimates)
             budgets = BudgetController(estimates)
         return cls(

@@ -53,6 +53,14 @@ class Calibration(BaseModel):
     long: Tally = Field(default_factory=lambda: Tally(horizon=HORIZON))
     short: Tally = Field(default_factory=lambda: Tally(horizon=FAST_HORIZON))
 
+    @classmethod
+    def measured(cls, ratio: float) -> Calibration:
+        """The calibration of a method of whose greedy drafts so much is accepted. Of sampled ones that says nothing."""
+        result = cls()
+        for tally in (result.long, result.short):
+            tally.accepted[0] = ratio * tally.expected[0]
+        return result
+
     @property
     def ratios(self) -> np.ndarray:
         """The factors by band, float64 [4]."""

@@ -115,6 +115,9 @@ class MethodConfig(MethodFields):
     """The drafter's kind; None where there is none."""
     chat_template: str | None = None
     """sha256 of the chat template that the drafter's training data was written with; None where it is not known."""
+    acceptance_ratio: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Accepted over expected nodes of greedy drafts, as the drafter's training measured on held-out text; None where it
+    is not known."""
     form: str | None = None
     """The form that the drafter was read from, where another project trained it."""
     context: ContextInfo | None = None

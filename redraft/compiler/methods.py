@@ -167,11 +167,13 @@ class MethodSettings(MethodFields):
             usual["construction"] = None
         fields = {name: getattr(self, name) for name in MethodFields.model_fields}
         trained = read_json(self.drafter / "config.json") if self.drafter and not is_model(self.drafter) else None
+        form = form_of(self.drafter) if self.drafter and trained else None
         return MethodConfig(
             **fields | {name: value for name, value in usual.items() if name not in self.model_fields_set},
             drafter=drafter_kind(self.drafter) if self.drafter else None,
-            form=form_of(self.drafter) if self.drafter and trained else None,
+            form=form,
             chat_template=None if trained is None else trained.get("chat_template"),
+            acceptance_ratio=None if trained is None or form else trained.get("acceptance_ratio"),
         )
 
     def fitted(self, method: MethodConfig, most: int | None) -> MethodConfig:

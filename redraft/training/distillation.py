@@ -191,50 +191,59 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, held_out: Iterable[Windows]) -> dict[str, Any]:
-        """Greedy acceptance on held-out text: per depth given the depth before, and tokens per step of a chain (the
-        bonus token included)."""
-        accepted, reached = torch.zeros(self.unroll), torch.zeros(self.unroll)
+        """Greedy acceptance on held-out text: per depth given the depth before, tokens per step of a chain (the bonus
+        token included), and tokens accepted over the sum of the chances that the drafter gave them."""
+        accepted, reached, promised = torch.zeros(3, self.unroll)
         for windows in held_out:
             size = max(1, EVALUATED_POSITIONS // windows.positions.shape[1])
             for first in range(0, len(windows), size):
-                for depth, (before, after) in enumerate(self._accepted(windows[first : first + size].to(self.device))):
+                judged = self._accepted(windows[first : first + size].to(self.device))
+                for depth, (before, chances, after) in enumerate(judged):
                     reached[depth] += before
+                    promised[depth] += chances
                     accepted[depth] += after
         conditional = accepted / reached.clamp(min=1)
         return {
             "conditional_acceptance": [round(c, 4) for c in conditional.tolist()],
             "chain_acceptance_length": round(1 + conditional.cumprod(0).sum().item(), 4),
+            "acceptance_ratio": round((accepted.sum() / promised.sum().clamp(min=1)).item(), 4),
         }
 
-    def _accepted(self, windows: Windows) -> Iterator[tuple[int, int]]:
-        """Per depth, how many drafts along the text get there and how many of those are right there. A draft gets to a
-        depth where all before it was right and the text goes on as the target would greedily."""
+    def _accepted(self, windows: Windows) -> Iterator[tuple[int, float, int]]:
+        """Per depth, how many drafts along the text get there, the sum of the chances that they give their tokens, and
+        how many of these are right. A draft gets to a depth where all before it was right and the text goes on as
+        the target would greedily."""
         most = windows.positions.shape[1]
         tokens = windows.tokens.flatten()
         alive = windows.drafted
         predicted = self._predicted(windows, [most] * self.unroll)
-        truth = self._argmax(windows.hidden.flatten(0, 1), self.target_head)
+        truth = self._most_likely(windows.hidden.flatten(0, 1), self.target_head)[0]
         for depth, x in enumerate(predicted):
             at = windows.flat(most, depth + 1)
             alive = alive & windows.scored(most, depth)
             if depth:
                 alive = alive & (tokens[at] == truth[at - 1])
             before, at = alive, at[alive]
-            drafted = self.drafter.hot_ids[self._argmax(x[alive.flatten()], self.head, tokens[at])]
+            drafted, chances = self._most_likely(x[alive.flatten()], self.head, tokens[at])
             alive = alive.clone()
-            alive[before] = drafted == truth[at]
-            yield int(before.sum()), int(alive.sum())
+            alive[before] = self.drafter.hot_ids[drafted] == truth[at]
+            yield int(before.sum()), float(chances.sum()), int(alive.sum())
 
-    def _argmax(self, x: Tensor, weight: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """The most likely rows of a head for hidden states [N, H], with the token info of `tokens` [N]."""
+    def _most_likely(self, x: Tensor, weight: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The most likely rows of a head for hidden states [N, H], with the token info of `tokens` [N]; and their
+        chances, float32."""
         best, rows = [], LOGIT_ROWS[x.device.type]
         for i in range(0, len(x), rows):
             logits = F.linear(x[i : i + rows].to(self.dtype), weight)
             if tokens is not None and (info := self._info(tokens[i : i + rows])):
                 z, up = info
                 logits[:, : len(up)] += F.linear(z, up)
-            best.append(logits.argmax(-1))
-        return torch.cat(best) if best else torch.zeros(0, dtype=torch.long, device=x.device)
+            row = logits.argmax(-1)
+            best.append((row, logits.float().softmax(-1).gather(1, row[:, None])[:, 0]))
+        if not best:
+            return torch.zeros(0, dtype=torch.long, device=x.device), torch.zeros(0, device=x.device)
+        row, chances = map(torch.cat, zip(*best, strict=True))
+        return row, chances
 
 
 def learning_rate(progress: float, peak: float, decay: Decay) -> float:

@@ -131,7 +131,7 @@ def train(
     teacher: TeacherData,
     run: Run,
     output: Path,
-    card: dict[str, str | None],
+    card: dict[str, str | float | None],
     fresh: bool,
     shown: Progress,
 ) -> None:
@@ -193,6 +193,8 @@ def train(
         record = judge(trainer, teacher, run, done, speed) if ends else None
         if record:
             done.losses, done.loss = 0, 0.0
+            if ratio := record.get("acceptance_ratio"):
+                card["acceptance_ratio"] = ratio  # budgets begin with it
         drafter.save(output, card)
         save_checkpoint(checkpoint, drafter, optimizer, done, recipe)
         saved = time.monotonic()

@@ -27,6 +27,13 @@ def test_ratios_become_what_was_accepted(truth):
     assert calibration.ratios[:3].tolist() == [0.5] * 3, "of other temperatures nothing was learned"
 
 
+def test_greedy_drafts_begin_with_what_training_measured():
+    calibration = Calibration.measured(0.9)
+    assert calibration.ratios.tolist() == [0.9, 0.5, 0.5, 0.5]
+    drafted(calibration, np.random.default_rng(0), 0, 0.3, 2000)
+    assert calibration.ratios[0] == pytest.approx(0.3, rel=0.1), "the traffic knows better"
+
+
 @pytest.mark.parametrize(("before", "after"), [(1.0, 0.1), (0.2, 1.0)])
 def test_a_change_of_traffic_shows_within_a_hundred_drafts(before, after):
     rng, calibration = np.random.default_rng(0), Calibration()

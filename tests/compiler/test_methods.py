@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,11 @@ DRAWS = DRAFTING.model_copy(update={"construction": "gumbel_top_k", "levels": (4
 
 def settings(**given: Any) -> MethodSettings:
     return MethodSettings.model_validate({"drafter": "d", **given})
+
+
+def test_what_training_measured_is_carried(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"drafter": "medusa", "acceptance_ratio": 0.9}))
+    assert settings(drafter=tmp_path).config().acceptance_ratio == 0.9
 
 
 @pytest.mark.parametrize(("most", "length"), [(None, 5), (6, 5), (5, 5), (3, 3)])

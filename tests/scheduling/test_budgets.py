@@ -11,7 +11,7 @@ from redraft.budgets.warm_up import time_steps
 from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.folder import MANIFEST
 from redraft.bundle.method import MethodConfig
-from redraft.runtime import Runtime
+from redraft.runtime import Runtime, first_estimates
 from redraft.scheduling.scheduler import Scheduler
 from tests.scheduling.test_scheduler import CODEC, LIMITS, PLANS, SAMPLINGS, alone, make, run
 from tests.toy_engine import TOY, ToyEngine, only
@@ -65,6 +65,12 @@ def test_a_fixed_budget_does_not_ask():
     plan = MethodConfig(construction="best_first", budget=BudgetTable.constant(4))
     run(Scheduler(engine, LIMITS, only(plan), budgets=budgets), [make("a")])
     assert engine.draft_calls > 0
+
+
+def test_budgets_begin_with_what_training_measured():
+    methods = {"measured": MethodConfig(acceptance_ratio=0.9), "unknown": MethodConfig()}
+    first = first_estimates(ToyEngine(slots=3), LIMITS, methods)
+    assert {name: calibration.ratios[0] for name, calibration in first.calibrations.items()} == {"measured": 0.9}
 
 
 def test_a_runtime_keeps_what_was_learned(tmp_path):

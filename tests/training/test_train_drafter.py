@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ def test_training_learns(taught: Path, tmp_path: Path, drafter: str, monkeypatch
     assert log[-1]["positions"] >= 6400 > log[-1]["positions"] - 4 * 24
     assert log[-1]["loss"] < log[0]["loss"] - 0.01
     assert log[-1]["chain_acceptance_length"] > 1.5
+    assert json.loads((tmp_path / "config.json").read_text())["acceptance_ratio"] == log[-1]["acceptance_ratio"]
     with safe_open(tmp_path / "drafter.safetensors", framework="pt") as file:
         assert file.get_tensor("hot_ids").shape == (64,)
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.int32, torch.bfloat16}  # noqa: SIM118

@@ -355,7 +355,7 @@ def test_acceptance_is_judged_where_the_text_is_greedy(target, variant):
     drafter.unroll = lambda part, kept: (  # type: ignore[method-assign]
         _matching(part, windows, features)[part.flat(n, depth + 1).flatten()] for depth, n in enumerate(kept)
     )
-    reached, accepted = [0] * UNROLL, [0] * UNROLL
+    reached, accepted, promised = [0] * UNROLL, [0] * UNROLL, 0.0
     row_of = {int(token): row for row, token in enumerate(drafter.hot_ids)}
     for w in range(len(windows)):
         for t in windows.positions[w].tolist():
@@ -369,12 +369,15 @@ def test_acceptance_is_judged_where_the_text_is_greedy(target, variant):
                 if drafter.token_info is not None:
                     logits[:37] += drafter.token_info(windows.tokens[w, there]).bfloat16()
                 reached[depth] += 1
+                promised += float(logits.float().softmax(-1).max())
                 if int(logits.argmax()) != row_of.get(int(truth[w, there])):
                     break
                 accepted[depth] += 1
     expected = [a / max(r, 1) for a, r in zip(accepted, reached, strict=True)]
     assert reached[2] > 20
-    assert trainer.evaluate([windows])["conditional_acceptance"] == pytest.approx(expected, abs=0.03)
+    judged = trainer.evaluate([windows])
+    assert judged["conditional_acceptance"] == pytest.approx(expected, abs=0.03)
+    assert judged["acceptance_ratio"] == pytest.approx(sum(accepted) / promised, rel=0.03)
 
 
 def _matching(part: Windows, whole: Windows, features: Tensor) -> Tensor:
