@@ -10,7 +10,7 @@ import pytest
 from benchmarks.budgets import mixes
 from benchmarks.budgets.recorded import NODES, Replay, Text, record
 from benchmarks.budgets.simulation import Run, cut
-from benchmarks.command import execute
+from benchmarks.command import PROMPTS_FILE, execute
 from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, TimeTable
 from redraft.bundle.method import MethodConfig
@@ -93,8 +93,10 @@ def test_plain_decoding_is_timed_for_the_same_tokens():
 
 def test_a_report_has_both_regrets(runtime, tokenizer_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(mixes, "load_llm", lambda bundle: LLM(runtime))
+    short = {"chats": asked(0.0), "sampled": asked(1.0), "edits": asked(0.0), "random": asked(1.5)}
+    monkeypatch.setattr(mixes, "requests_of", lambda *_: short)
     report = tmp_path / "report.json"
-    arguments = ["--bundle", tokenizer_folder, "--requests", 2, "--turns", 2, "--max-tokens", 24, "--fixed", 4]
+    arguments = ["--bundle", tokenizer_folder, "--turns", 2, "--fixed", 4]
     assert execute(mixes.main, [*arguments, "--output", report]) == 0
     figures = json.loads(report.read_text())["mixes"]
     assert list(figures) == ["chats, greedy", "chats, temperature 1", "code edits", "random words", "ramp"]
@@ -102,6 +104,17 @@ def test_a_report_has_both_regrets(runtime, tokenizer_folder, tmp_path, monkeypa
         assert parts["live"]["identical"]
         assert {"speed_up", "worst_window", "regret"} <= parts["live"].keys() & parts["simulated"].keys()
     assert "regret" in capsys.readouterr().out
+
+
+def test_requests_are_the_same_each_time(tokenizer_folder):
+    first, again = (mixes.requests_of(tokenizer_folder, PROMPTS_FILE, 3, 8) for _ in range(2))
+    assert first == again
+    assert {kind: {len(first[kind]), *(r.sampling.temperature for r in first[kind])} for kind in first} == {
+        "chats": {3, 0.0},
+        "sampled": {3, 1.0},
+        "edits": {3, 0.0},
+        "random": {3, 1.5},
+    }
 
 
 def test_a_mix_that_is_too_short_is_refused(runtime, tokenizer_folder, monkeypatch, capsys):
