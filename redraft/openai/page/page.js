@@ -97,6 +97,18 @@ async function load() {
   by("method").replaceChildren(...model.drafting_methods.map((name) => make("option", { text: name, value: name })));
 }
 
+/** Say below the steps what drafts gain in all requests of the server, by its metrics. */
+async function showServer() {
+  const response = await fetch("/metrics", { headers: headers() });
+  if (!response.ok) return;
+  const lines = [...(await response.text()).matchAll(/^redraft_(\w+)(?:\{.*\})? (\S+)$/gm)];
+  const sum = (name) => lines.reduce((total, [, metric, value]) => total + (metric === name ? Number(value) : 0), 0);
+  const [steps, error] = [sum("engine_steps_total"), sum("step_time_error")];
+  const perStep = (what) => (sum(`spec_decode_num_${what}_tokens_total`) / steps).toFixed(2);
+  by("server").textContent = steps ? `All requests since the start: ${perStep("draft")} guesses a step, ${perStep("expected")} expected to be kept, `
+    + `${perStep("accepted")} kept; predicted step times are ${Math.round(100 * error)}% off` : "";
+}
+
 /* Steps */
 
 /** A step as the page shows it: its tree, and what each gained token came from. */
@@ -392,6 +404,7 @@ async function send(text) {
   addNotes(card, answer);
   if (answer.metrics && totals(answer.steps).tokens > 1) addComparison(card, answer);
   scrollDown();
+  showServer().catch(() => {}); // it is only beside the answer
 }
 
 function addNotes(card, { finish, usage }) {

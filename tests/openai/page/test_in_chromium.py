@@ -82,7 +82,7 @@ def opened(browser: Browser, server: FrontEnd, size: dict[str, int], refusals: b
     yield page
     context.close()
     assert [error for error in errors if not (refusals and REFUSED in error)] == []
-    assert loaded <= {"/", "/page.css", "/page.js", "/icon.svg", "/v1/models", "/v1/chat/completions"}
+    assert loaded <= {"/", "/page.css", "/page.js", "/icon.svg", "/v1/models", "/v1/chat/completions", "/metrics"}
 
 
 @pytest.fixture(params=[DESKTOP, PHONE], ids=["desktop", "phone"])
@@ -202,6 +202,17 @@ def test_each_step_shows_its_tree(page):
     expect(page.locator("#title")).to_have_text("The prompt")
     page.locator("#tree").press("ArrowRight")
     expect(page.locator("#title")).to_have_text("Step 1")
+
+
+def test_what_drafts_gain_in_all_requests_is_said(page):
+    """By the server's metrics, of whatever was asked before."""
+    ask(page, QUESTION)
+    expect(page.locator("#server")).to_have_text(
+        re.compile(
+            r"All requests since the start: [\d.]+ guesses a step, [\d.]+ expected to be kept, "
+            r"(?!0.00)[\d.]+ kept; predicted step times are \d+% off"
+        )
+    )
 
 
 def test_a_guessed_end_counts_as_kept(desktop):
