@@ -31,7 +31,8 @@ class RequestState:
 
     `root` is the last certain token, whose row is not in the cache yet. For its drafter it keeps `features` [1, F] of
     the token before the root, or the `pairs` that a drafter with a context ingests, if that `reads_features` at all.
-    `method` is the name of the method that drafts for it.
+    `method` is the name of the method that drafts for it. `temperature` is what the target's logits are divided by; 0:
+    greedy.
 
     `memory` is what its method drafts from beside the drafter, and is told every token of; None: nothing.
     `reusable` is how many tokens of the prompt a slot would have in place, while it waits for one; `reusable_in` the
@@ -75,6 +76,7 @@ class RequestState:
             seed,
             None if grammar is None else grammar.start(self.end_ids),
         )
+        self.temperature = 0.0 if request.sampling.greedy else request.sampling.divisor
         self.method = ""
         self.reads_features = False
         self.memory: NgramIndex | RetrievalText | None = None

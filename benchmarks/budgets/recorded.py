@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.budgets.simulation import Drawn
-from redraft.budgets.controller import BudgetController, Drafts
+from redraft.budgets.controller import BudgetController, ChosenDrafts
 from redraft.decoding.token_tree import TokenTree
 from redraft.request import GenerateRequest
 from redraft.runtime import Runtime
@@ -80,12 +80,12 @@ class Recorder(BudgetController):
 
     trees: list[TokenTree]
 
-    def pays(self, method: str, bands: np.ndarray) -> bool:
+    def pays(self, method: str, bands: Sequence[int]) -> bool:
         """Always."""
-        self.step.drafts[method] = Drafts(bands, probes=True)
+        self.step.drafts[method] = ChosenDrafts(bands=bands, probes=True)
         return True
 
-    def share(self, method: str, tree: TokenTree) -> list[int]:
+    def share(self, method: str, tree: TokenTree, beside: int = 0) -> list[int]:
         """No nodes."""
         self.trees.append(tree)
         return [0] * len(tree)

@@ -157,7 +157,7 @@ def simulate(machine: Machine, source: Source, seed: int = 0, few_rows: float = 
     while (drawn := source.draw(now, rng)) is not None:
         streams, prompt_rows = len(drawn.scores), drawn.prompt_rows
         controller.begin(StepShape(streams, int(prompt_rows > 0), prompt_rows))
-        drafts = controller.pays(METHOD, bands_of(np.array(drawn.temperatures)))
+        drafts = controller.pays(METHOD, bands_of(drawn.temperatures))
         counts = [0] * streams
         if drafts:
             counts = controller.share(METHOD, tree_of(drawn.scores, np.isfinite(drawn.scores)))

@@ -3,8 +3,10 @@
     python -m benchmarks.speed.host_overhead
     python -m benchmarks.speed.host_overhead --concurrency 1 32 --tree-budget 31 --logits
 
-Scheduling, drafting, tree construction and verification are the product's own; only the networks are not there. So no
-model is needed, and what is measured is the part of a step that no faster engine makes shorter. Every stream is greedy
+Scheduling, drafting, tree construction, the choice of budgets and verification are the product's own; only the networks
+are not there. So no model is needed, and what is measured is the part of a step that no faster engine makes shorter.
+The controller of budgets is told of a target that takes the same time whatever it verifies, so that all of
+`--tree-budget` pays, and one step in a hundred drafts nothing, as on a server. Every stream is greedy
 and streams its text; all prompts are prefilled when measuring begins. A figure is the mean over the steps
 of the processor time outside the engine: some steps count metrics for many. Other programs that run meanwhile take none
 of it.
@@ -27,7 +29,10 @@ from tokenizers import Tokenizer, decoders, models
 
 from benchmarks.command import Concurrency, Report, run
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
+from redraft.budgets.controller import BudgetController, Estimates
+from redraft.budgets.cost import StepCosts, TimeTable
 from redraft.bundle.method import MethodConfig
+from redraft.decoding.token_tree import TokenTree
 from redraft.engines.api import Samplers
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table
@@ -45,6 +50,8 @@ WIDTH, LENGTH, CANDIDATES = 4, 5, 8
 CHANCES = np.array([0.55, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.01])
 """A null drafter's probabilities of the candidates of any node."""
 HIDDEN, PROMPT, WARM_UP, STREAM_INTERVAL_S = 576, 64, 20, 0.04
+TARGET_S = 0.02
+"""What the controller is told that the target took."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,28 @@ class NullEngine:
         return np.where(mixed % 10 < 7, _usual(tokens), mixed % WORDS).astype(np.int32)
 
 
+class NullBudgets(BudgetController):
+    """A controller that is told of steps as long as `TARGET_S`, whatever they took."""
+
+    def __init__(self, most_rows: int):
+        """`most_rows` of a step."""
+        rows = [2**power for power in range(most_rows.bit_length())]
+        table = TimeTable(sequences=most_rows, rows=rows, seconds=[TARGET_S] * len(rows), padded=False)
+        super().__init__(Estimates(costs=StepCosts(tables=[table])))
+
+    def end(
+        self,
+        methods: Sequence[str],
+        temperatures: Sequence[float],
+        tree: TokenTree,
+        accepted: Sequence[int],
+        step_s: float,
+        target_s: float,
+    ) -> None:
+        """See `BudgetController.end`."""
+        super().end(methods, temperatures, tree, accepted, TARGET_S, TARGET_S)
+
+
 def _usual(tokens: np.ndarray) -> np.ndarray:
     """The token that usually follows: each after another, until all have come."""
     return (tokens * 6 + 1) % WORDS
@@ -150,8 +179,9 @@ def measure(method: str, streams: int, nodes: int, vocab_size: int, logits: bool
         WITH_NGRAMS: MethodConfig(construction="best_first", ngram=True, tree_budget=nodes),
     }
     limits = Limits(streams, INT32_MAX, max_tree=nodes + 1, prefill_chunk=streams * PROMPT)
-    engine = NullEngine(streams * max(nodes + 1, PROMPT), vocab_size, logits)
-    scheduler = Scheduler(engine, limits, plans)
+    most_rows = streams * max(nodes + 1, PROMPT)
+    engine = NullEngine(most_rows, vocab_size, logits)
+    scheduler = Scheduler(engine, limits, plans, budgets=NullBudgets(most_rows))
     codec = _codec(vocab_size)
     for number in range(streams):
         prompt = [(number * 17 + position * position) % WORDS for position in range(PROMPT)]

@@ -1,6 +1,7 @@
 // Draft trees on the host with a C ABI, for `native.py`, which reads the functions' arguments from this text. Where a
 // function returns a message, it is valid until the thread's next call; null: it did not fail.
 #include "../cpu/guarded.h"
+#include "choice.h"
 #include "growth.h"
 #include "shape.h"
 
@@ -70,6 +71,22 @@ const char* redraft_trees_cut(int64_t count, const int32_t* offsets, const int32
 const char* redraft_trees_share(int64_t count, const int32_t* offsets, const double* scores, int64_t total,
                                 int32_t* counts) {
     return guarded([&] { share_nodes({count, offsets, nullptr, nullptr, scores}, total, counts); });
+}
+const char* redraft_trees_choose(int64_t count, const int32_t* offsets, const double* scores, const double* ratios,
+                                 double tokens, int64_t probes, const int64_t* table_rows, const double* table_seconds,
+                                 int64_t table_count, int64_t padded, int64_t rows, double factor, double more_s,
+                                 int32_t* counts, double* choice) {
+    return guarded([&] {
+        const StepTimes times{table_rows, table_seconds, table_count, padded != 0, rows, factor, more_s};
+        const auto result =
+            choose_nodes({count, offsets, nullptr, nullptr, scores}, ratios, tokens, times, probes != 0, counts);
+        choice[0] = result.expected;
+        choice[1] = result.promised;
+        choice[2] = result.seconds;
+    });
+}
+const char* redraft_trees_promise(int64_t count, const int32_t* offsets, const double* scores, double* promised) {
+    return guarded([&] { promised_nodes({count, offsets, nullptr, nullptr, scores}, promised); });
 }
 const char* redraft_trees_pack(int64_t count, const int32_t* offsets, const int32_t* parents, const int32_t* starts,
                                int64_t words, int32_t* positions, uint32_t* masks) {

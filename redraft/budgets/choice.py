@@ -1,11 +1,32 @@
-"""The choice: the number of draft nodes that makes the most tokens per second."""
+"""The choice: the draft nodes of a batch that make the most tokens per second."""
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from redraft.budgets.cost import TimesByNodes
+from redraft.decoding.token_tree import TokenTree
 
 
-def best_count(chances: np.ndarray, tokens: float, seconds: np.ndarray) -> int:
+@dataclass
+class Choice:
+    """The nodes to verify, and what they promise."""
+
+    counts: list[int]
+    """Nodes of each tree, the best ones."""
+    expected: float
+    """Nodes of these that should be accepted."""
+    promised: float
+    """The same by their scores, uncorrected."""
+    seconds: float
+    """Of the step with them."""
+
+
+def best_count(chances: Sequence[float], tokens: float, seconds: Sequence[float]) -> int:
     """How many of a batch's nodes to verify, given the chance p of each to be accepted, the best first: the n that
     maximizes
 
@@ -17,5 +38,44 @@ def best_count(chances: np.ndarray, tokens: float, seconds: np.ndarray) -> int:
     A node's chance is at most its parent's, so the best nodes of all trees are trees too, and no other n nodes promise
     more. The time may have cliffs: every n is tried.
     """
-    expected = tokens + np.concatenate([np.zeros(1), np.cumsum(chances, dtype=np.float64)])
-    return int(np.argmax(expected / seconds))
+    expected = accumulate(chances, initial=tokens)
+    rates = [count / time for count, time in zip(expected, seconds, strict=True)]
+    return rates.index(max(rates))
+
+
+def choose_nodes(tree: TokenTree, ratios: Sequence[float], tokens: float, times: TimesByNodes, probes: bool) -> Choice:
+    """Choose among all nodes of a batch's trees by `best_count`. A node's chance is what its score says times its
+    tree's entry of `ratios`. Nodes without a chance are never chosen.
+
+    A step that `probes` chooses as if scores were right: what they promised and did not hold shows only where it is
+    tried again. It verifies a node at least.
+    """
+    nodes = [
+        (min(score * ratio, 1.0), score, index)
+        for index, (drafted, ratio) in enumerate(zip(tree.nodes, ratios, strict=True))
+        for score in (math.exp(log) for _, _, log in drafted[1:])
+        if score > 0
+    ]
+    nodes.sort(key=lambda node: -node[0])
+    chances, scores, owners = ([node[column] for node in nodes] for column in range(3))
+    seconds = [times.at(count) for count in range(len(nodes) + 1)]
+    count = best_count(chances, tokens, seconds)
+    if probes:
+        count = min(max(best_count(scores, tokens, seconds), count, 1), len(nodes))
+    taken = Counter(owners[:count])
+    return Choice(
+        counts=[taken[index] for index in range(len(tree))],
+        expected=_sum(chances[:count]),
+        promised=_sum(scores[:count]),
+        seconds=seconds[count],
+    )
+
+
+def promised_nodes(tree: TokenTree) -> list[float]:
+    """Nodes of each tree that should be accepted by their scores, uncorrected."""
+    return [_sum([math.exp(log) for _, _, log in nodes[1:]]) for nodes in tree.nodes]
+
+
+def _sum(values: Sequence[float]) -> float:
+    """From left to right: `sum` corrects for rounding from Python 3.12 on."""
+    return [*accumulate(values, initial=0.0)][-1]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
-import numpy as np
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from redraft.budgets.choice import best_count
 from redraft.budgets.cost import RATE, STRICT, StepCosts, StepShape
 from redraft.budgets.gain import Calibration, bands_of
+from redraft.budgets.native import choose_nodes, promised_nodes
 from redraft.decoding.token_tree import TokenTree
 
 ALLOWED_LOSS = 0.01
@@ -60,13 +60,19 @@ class Estimates(BaseModel):
 class Drafts:
     """What a method verifies in a step."""
 
-    bands: np.ndarray
-    """int [B], of the sequences that it drafts for."""
-    probes: bool
-    """Whether it is not expected to pay, and drafts to see whether that is still right."""
     nodes: int = 0
     expected: float = 0.0
     """Nodes of these that should be accepted."""
+
+
+@dataclass
+class ChosenDrafts(Drafts):
+    """What a method verifies whose nodes are chosen."""
+
+    bands: Sequence[int] = ()
+    """Of the sequences that it drafts for."""
+    probes: bool = False
+    """Whether it is not expected to pay, and drafts to see whether that is still right."""
 
 
 @dataclass
@@ -74,26 +80,37 @@ class Step:
     """A step on its way."""
 
     shape: StepShape
-    load: str
-    """The shape's, which estimates are kept by."""
     plain: bool
     """Whether nothing may be drafted, to see what that costs."""
-    drafts: dict[str, Drafts] = field(default_factory=dict)
-    """By method that drafts."""
+    fixed: dict[str, Drafts] = field(default_factory=dict)
+    """By method that drafts whatever pays."""
+    drafts: dict[str, ChosenDrafts] = field(default_factory=dict)
+    """By method that asked, and drafts."""
+
+    @property
+    def plain_rows(self) -> int:
+        """Rows that pass whatever is chosen: a root of each sequence, the prompts', and nodes of fixed budgets."""
+        return self.shape.running + self.shape.prompt_rows + sum(drafts.nodes for drafts in self.fixed.values())
 
     @property
     def rows(self) -> int:
-        """Rows known so far: a root of each sequence, the prompts', and the nodes of methods that have drafted."""
-        return self.shape.running + self.shape.prompt_rows + sum(drafts.nodes for drafts in self.drafts.values())
+        """Rows known so far."""
+        return self.plain_rows + sum(drafts.nodes for drafts in self.drafts.values())
 
     @property
     def tokens(self) -> float:
         """Expected tokens so far."""
-        return self.shape.running + sum(drafts.expected for drafts in self.drafts.values())
+        drafts = (*self.fixed.values(), *self.drafts.values())
+        return self.shape.running + sum(each.expected for each in drafts)
+
+    def drafting(self, *others: str) -> str:
+        """The methods that draft, and others, as a key of the step's costs."""
+        return "+".join(sorted({*self.fixed, *self.drafts, *others}))
 
 
 class BudgetController:
-    """Decides for each step, in this order: `begin`; for each method `pays`, and if so `share`; `end`.
+    """Decides for each step, in this order: `begin`; `include` for each method with a fixed budget; for each other one
+    `pays`, and if so `share`; `end`.
 
     A ledger keeps the promise that drafts are never slower than plain decoding, whatever the estimates say: it is
     credited with ALLOWED_LOSS of the time, debited with what each step with drafts lost, and paid back what it won. On
@@ -120,52 +137,48 @@ class BudgetController:
 
     def begin(self, shape: StepShape) -> None:
         """Begin a step."""
-        self.step = Step(shape, shape.load, self._since_plain.get(shape.load, 0) >= PLAIN_EVERY)
+        self.step = Step(shape, plain=self._since_plain.get(shape.load, 0) >= PLAIN_EVERY)
 
-    def pays(self, method: str, bands: np.ndarray) -> bool:
-        """Whether the method should draft for its sequences, of these bands [B]: whether its last drafts at this load
-        made steps faster, or a probe is due."""
+    def include(self, method: str, temperatures: Sequence[float], tree: TokenTree) -> None:
+        """Count the trees of a method with a fixed budget, for sequences of these temperatures."""
+        if nodes := len(tree.tokens) - len(tree):
+            ratios = self._calibration(method).ratios(bands_of(temperatures))
+            expected = sum(ratio * count for ratio, count in zip(ratios, promised_nodes(tree), strict=True))
+            self.step.fixed[method] = Drafts(nodes, expected)
+
+    def pays(self, method: str, bands: Sequence[int]) -> bool:
+        """Whether the method should draft for its sequences, of these bands: whether its last drafts at this load made
+        steps faster, or a probe is due."""
         if self.step.plain:
             return False
         history = self.estimates.histories.get(self._key(method))
-        ratio = float(self._calibration(method).ratios[bands].mean())
+        ratio = sum(self._calibration(method).ratios(bands)) / len(bands)
         should_pay = history is not None and history.advantage(ratio) >= LEAST_GAIN
         if self.balance_s <= 0:
             self.held_back += should_pay
             return False
         if not should_pay:
-            drafting = joined({*self.step.drafts, method})
+            drafting = self.step.drafting(method)
             loss = self.costs.step(self.step.rows + len(bands), drafting, self.step.shape) - self.plain_s
             if self.balance_s < min(loss, CREDIT_S):
                 return False
-        self.step.drafts[method] = Drafts(bands, probes=not should_pay)
+        self.step.drafts[method] = ChosenDrafts(bands=bands, probes=not should_pay)
         return True
 
-    def share(self, method: str, tree: TokenTree) -> list[int]:
-        """How many nodes of each tree of the method's sequences to verify, the best of each: the total that
-        `best_count` says, of the best nodes of all trees."""
-        drafts = self.step.drafts[method]
-        count = len(tree)
-        owners = np.repeat(np.arange(count), tree.sizes)
-        scored = np.exp(tree.scores)
-        chances = np.minimum(scored * self._calibration(method).ratios[drafts.bands][owners], 1.0)
-        chances[tree.offsets[:-1]] = -1.0  # roots, which are no drafts, come last
-        order = np.argsort(-chances, kind="stable")[: len(chances) - count]
-        ranked, tokens = chances[order], self.step.tokens
-        seconds = self.costs.steps(self.step.rows, len(ranked), joined(self.step.drafts), self.step.shape)
-        seconds -= self.prompt_s
-        nodes = best_count(ranked, tokens, seconds)
-        if drafts.probes:
-            # As if scores were right: what they promised and did not hold shows only where it is tried again.
-            hoped = best_count(scored[order], tokens, seconds)
-            nodes = min(max(hoped, nodes, 1), len(ranked))
-        chosen = order[:nodes]
-        promised = float(scored[chosen].sum()) / tokens
-        before_s = self.costs.step(self.step.rows, joined(self.step.drafts.keys() - {method}), self.step.shape)
-        before_s -= self.prompt_s
-        self._remember(method, promised, float(seconds[nodes]) / before_s)
-        drafts.nodes, drafts.expected = nodes, float(ranked[:nodes].sum())
-        return np.bincount(owners[chosen], minlength=count).tolist()
+    def share(self, method: str, tree: TokenTree, beside: int = 0) -> list[int]:
+        """How many nodes of each tree of the method's sequences to verify, the best of each: as many in all as
+        `choose_nodes` says, of the best nodes of all trees. `beside` them so many others of the method are verified
+        whatever is chosen."""
+        step, costs = self.step, self.costs
+        drafts = step.drafts.pop(method)
+        before_s = costs.step(step.rows, step.drafting(), step.shape) - self.prompt_s
+        times = costs.by_nodes(step.rows + beside, step.drafting(method), step.shape, -self.prompt_s)
+        ratios, tokens = self._calibration(method).ratios(drafts.bands), step.tokens
+        choice = choose_nodes(tree, ratios, tokens, times, drafts.probes)
+        self._remember(method, choice.promised / tokens, choice.seconds / before_s)
+        drafts.nodes, drafts.expected = sum(choice.counts) + beside, choice.expected
+        step.drafts[method] = drafts
+        return choice.counts
 
     def end(
         self,
@@ -179,40 +192,33 @@ class BudgetController:
         """Learn from the step: the method and the temperature of each sequence that decoded, the tree that was
         verified, how many of its nodes were accepted, and the seconds that the step took, of which `target_s` in the
         target."""
-        step, plain_s = self.step, self.plain_s
-        rows = int(tree.sizes.sum()) + step.shape.prompt_rows
-        # Methods with a fixed budget draft without having asked.
-        drafts = (tree.sizes > 1).tolist()
-        drafting = joined({*step.drafts, *(name for name, drafted in zip(methods, drafts, strict=True) if drafted)})
-        expected_s = self.costs.step(rows, drafting, step.shape)
-        self.costs.observe(rows, drafting, step.shape, step_s, target_s)
+        step, shape, plain_s = self.step, self.step.shape, self.plain_s
+        rows = len(tree.tokens) + shape.prompt_rows
+        expected_s = self.costs.observe(rows, step.drafting(), shape, step_s, target_s)
+        if step.drafts or step.fixed:
+            self._calibrate(methods, temperatures, tree, accepted)
         self.balance_s += ALLOWED_LOSS * step_s
         if step.drafts:
-            self._calibrate(methods, temperatures, drafts, tree, np.asarray(accepted))
             # A step that was delayed by something else, as the model knows better, is no loss of its drafts.
             taken = min(max(step_s, expected_s / 2), 2 * expected_s)
-            # An accepted token saves its share of a step that decodes only.
-            self.balance_s += plain_s + (plain_s - self.prompt_s) * sum(accepted) / step.shape.running - taken
+            won = sum(count for method, count in zip(methods, accepted, strict=True) if method in step.drafts)
+            # An accepted token saves its share of a step without what was chosen, prompts apart.
+            tokens = shape.running + sum(accepted) - won
+            self.balance_s += plain_s + (plain_s - self.prompt_s) * won / tokens - taken
         self.balance_s = min(self.balance_s, CREDIT_S)
-        self._since_plain[step.load] = self._since_plain.get(step.load, 0) + 1 if step.drafts else 0
+        self._since_plain[shape.load] = self._since_plain.get(shape.load, 0) + 1 if step.drafts else 0
 
     def _calibrate(
-        self,
-        methods: Sequence[str],
-        temperatures: Sequence[float],
-        drafts: Sequence[bool],
-        tree: TokenTree,
-        accepted: np.ndarray,
+        self, methods: Sequence[str], temperatures: Sequence[float], tree: TokenTree, accepted: Sequence[int]
     ) -> None:
-        bands = bands_of(np.array(temperatures))
-        expected = np.add.reduceat(np.exp(tree.scores), tree.offsets[:-1]) - 1
-        for method in self.step.drafts:
-            chosen = [
-                index
-                for index, (name, drafted) in enumerate(zip(methods, drafts, strict=True))
-                if drafted and name == method
-            ]
-            self._calibration(method).observe(bands[chosen], accepted[chosen], expected[chosen])
+        promised = promised_nodes(tree)
+        kinds = list(zip(methods, bands_of(temperatures), strict=True))
+        for kind in set(kinds):
+            chosen = [other == kind and nodes > 0 for other, nodes in zip(kinds, promised, strict=True)]
+            if drafts := sum(chosen):
+                method, band = kind
+                sums = sum(compress(accepted, chosen)), sum(compress(promised, chosen))
+                self._calibration(method).observe(band, *sums, drafts)
 
     def _calibration(self, method: str) -> Calibration:
         calibrations = self.estimates.calibrations
@@ -221,7 +227,7 @@ class BudgetController:
         return calibrations[method]
 
     def _key(self, method: str) -> str:
-        return f"{method}:{self.step.load}"
+        return f"{method}:{self.step.shape.load}"
 
     def _remember(self, method: str, promised: float, slower: float) -> None:
         if history := self.estimates.histories.get(self._key(method)):
@@ -239,14 +245,8 @@ class BudgetController:
 
     @property
     def plain_s(self) -> float:
-        """Seconds of the step without any drafts."""
-        shape = self.step.shape
-        return self.costs.step(shape.running + shape.prompt_rows, "", shape)
-
-
-def joined(methods: Iterable[str]) -> str:
-    """The methods that draft in a step, as a key of its costs."""
-    return "+".join(sorted(methods))
+        """Seconds of the step without what is chosen."""
+        return self.costs.step(self.step.plain_rows, "+".join(sorted(self.step.fixed)), self.step.shape)
 
 
 @dataclass(frozen=True)
@@ -256,10 +256,10 @@ class MethodBudgets:
     controller: BudgetController
     method: str
 
-    def pay(self, temperatures: np.ndarray) -> bool:
-        """See `BudgetController.pays`, for sequences of these temperatures [B]."""
+    def pay(self, temperatures: Sequence[float]) -> bool:
+        """See `BudgetController.pays`, for sequences of these temperatures."""
         return self.controller.pays(self.method, bands_of(temperatures))
 
-    def share(self, tree: TokenTree) -> list[int]:
+    def share(self, tree: TokenTree, beside: int) -> list[int]:
         """See `BudgetController.share`."""
-        return self.controller.share(self.method, tree)
+        return self.controller.share(self.method, tree, beside)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass as plain_dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
@@ -26,7 +27,8 @@ DraftsAtLoad = Annotated[str, Field(pattern=r":\d+p?$")]
 """Methods and a load, with a colon between them."""
 
 
-class StepShape(NamedTuple):
+@plain_dataclass
+class StepShape:
     """What a step's time depends on."""
 
     running: int
@@ -35,7 +37,7 @@ class StepShape(NamedTuple):
     """Sequences whose prompts it takes rows of."""
     prompt_rows: int = 0
 
-    @property
+    @cached_property
     def load(self) -> str:
         """The class of its load: 1, 2, 3 to 4, 5 to 8, ... sequences, those with prompt rows apart."""
         return f"{max(self.running - 1, 0).bit_length()}{'p' if self.prompt_rows else ''}"
@@ -76,18 +78,8 @@ class TimeTable:
                 f"a table of {self.rows} rows and {len(self.seconds)} times: expected ascending rows, a time each"
             )
 
-    def look_up(self, first: int, last: int) -> np.ndarray:
-        """Seconds of steps with `first` to `last` rows: never less than with fewer, and after the last count in
-        proportion."""
-        rows, counts, seconds = np.arange(first, last + 1), self.rows, np.maximum.accumulate(self.seconds)
-        if self.padded:
-            result = seconds[np.minimum(np.searchsorted(counts, rows), len(counts) - 1)]
-        else:
-            result = np.interp(rows, counts, seconds)
-        return result if last <= counts[-1] else result * np.maximum(rows / counts[-1], 1.0)
-
     def at(self, rows: int) -> float:
-        """Seconds of a step with `rows` rows, as `look_up` has them."""
+        """Seconds of a step with `rows` rows: never less than with fewer, and after the last count in proportion."""
         above = min(bisect_left(self.rows, rows), len(self.rows) - 1)
         seconds = max(self.seconds[: above + 1])
         if not self.padded and above > 0 and rows < self.rows[above]:
@@ -105,6 +97,22 @@ class TimeTable:
             share = min((rows - self.rows[below]) / (self.rows[above] - self.rows[below]), 1.0)
             self.seconds[below] *= 1 + RATE * (1 - share) * (ratio - 1)
         self.seconds[above] *= 1 + RATE * share * (ratio - 1)
+
+
+class TimesByNodes(NamedTuple):
+    """Seconds of a step by how many nodes it verifies."""
+
+    table: TimeTable
+    rows: int
+    """The others."""
+    factor: float
+    """On the table's seconds."""
+    more_s: float
+    """What the step takes beside them."""
+
+    def at(self, nodes: int) -> float:
+        """Seconds with so many nodes."""
+        return self.table.at(self.rows + nodes) * self.factor + self.more_s
 
 
 class StepCosts(BaseModel):
@@ -139,26 +147,33 @@ class StepCosts(BaseModel):
         """Seconds of a whole step with `rows` rows, those of prompts included."""
         return self.target(rows, shape) + self.other(drafting, shape)
 
-    def steps(self, rows: int, nodes: int, drafting: str, shape: StepShape) -> np.ndarray:
-        """Seconds of whole steps with 0 to `nodes` more rows."""
+    def by_nodes(self, rows: int, drafting: str, shape: StepShape, more_s: float) -> TimesByNodes:
+        """Seconds of whole steps, and `more_s`, by the nodes that they have beside `rows` other rows."""
         factor = _nearest(self.factors, "", shape.load, 1.0)
-        return self._table(shape).look_up(rows, rows + nodes) * factor + self.other(drafting, shape)
+        return TimesByNodes(self._table(shape), rows, factor, self.other(drafting, shape) + more_s)
 
-    def observe(self, rows: int, drafting: str, shape: StepShape, step_s: float, target_s: float) -> None:
-        """Correct the estimates by a step, which took `step_s`, of which `target_s` in the target."""
+    def observe(self, rows: int, drafting: str, shape: StepShape, step_s: float, target_s: float) -> float:
+        """Correct the estimates by a step, which took `step_s`, of which `target_s` in the target. Returns what it
+        should have taken."""
         table = self._table(shape)
-        expected = self.step(rows, drafting, shape)
+        timed_s = table.at(rows)
+        expected = timed_s * _nearest(self.factors, "", shape.load, 1.0) + self.other(drafting, shape)
         self.error += RATE * (min(abs(expected / step_s - 1), 1.0) - self.error)
-        _mean(self.factors, shape.load).add(target_s / table.at(rows))
+        factor = _mean(self.factors, shape.load)
+        factor.add(target_s / timed_s)
         if not shape.prompt_rows:  # prompt rows cost other times, as few of them have logits
-            ratio = target_s / self.target(rows, shape)
+            ratio = target_s / (timed_s * factor.value)
             table.correct(rows, min(max(ratio, 1 / MOST_APART), MOST_APART))
         _mean(self.others, f"{drafting}:{shape.load}").add(step_s - target_s)
+        return expected
 
     def _table(self, shape: StepShape) -> TimeTable:
         """The table of the fewest sequences that holds a step's."""
         sequences = shape.running + shape.prompts
-        return next((table for table in self.tables if table.sequences >= sequences), self.tables[-1])
+        for table in self.tables:
+            if table.sequences >= sequences:
+                return table
+        return self.tables[-1]
 
 
 def _mean(means: dict[str, RunningMean], key: str) -> RunningMean:

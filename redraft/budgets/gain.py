@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
@@ -15,14 +16,15 @@ PRIOR = (4.0, 8.0)
 SURE = 3.0
 """The last drafts replace all before where they are this many standard deviations off: the traffic has changed."""
 LEAST_RATIO, MOST_RATIO = 0.02, 1.5
-BANDS = np.array([0.0, 0.5, 0.85])
+BANDS = (0.0, 0.5, 0.85)
 """Upper ends of the temperature bands, of which the first is greedy; the last band has none."""
 COUNT = len(BANDS) + 1
 
 
-def bands_of(temperatures: np.ndarray) -> np.ndarray:
-    """The temperature bands of sequences, int [B]."""
-    return np.searchsorted(BANDS, temperatures)
+def bands_of(temperatures: Sequence[float]) -> list[int]:
+    """The temperature bands of sequences."""
+    bands = {temperature: bisect_left(BANDS, temperature) for temperature in set(temperatures)}
+    return [bands[temperature] for temperature in temperatures]
 
 
 @dataclass(config=ConfigDict(extra="forbid", allow_inf_nan=False), kw_only=True)
@@ -61,23 +63,19 @@ class Calibration(BaseModel):
             tally.accepted[0] = ratio * tally.expected[0]
         return result
 
-    @property
-    def ratios(self) -> np.ndarray:
-        """The factors by band, float64 [4]."""
-        ratios = (self.long.ratio(band) for band in range(COUNT))
-        return np.array([min(max(ratio, LEAST_RATIO), MOST_RATIO) for ratio in ratios])
+    def ratios(self, bands: Sequence[int]) -> list[float]:
+        """The factors for sequences in these bands."""
+        ratios = {band: min(max(self.long.ratio(band), LEAST_RATIO), MOST_RATIO) for band in set(bands)}
+        return [ratios[band] for band in bands]
 
-    def observe(self, bands: np.ndarray, accepted: np.ndarray, expected: np.ndarray) -> None:
-        """Count drafts of sequences in these bands [B]: nodes that were accepted, and the sum of their uncorrected
-        chances, of each."""
-        for band in set(bands.tolist()):
-            chosen = bands == band
-            sums = float(accepted[chosen].sum()), float(expected[chosen].sum()), int(chosen.sum())
-            self.long.add(band, *sums)
-            self.short.add(band, *sums)
-            if self._changed(band):
-                self.long.accepted[band] = self.short.accepted[band]
-                self.long.expected[band] = self.short.expected[band]
+    def observe(self, band: int, accepted: float, expected: float, drafts: int) -> None:
+        """Count drafts of sequences in a band: nodes that were accepted, and the sum of all nodes' uncorrected
+        chances."""
+        self.long.add(band, accepted, expected, drafts)
+        self.short.add(band, accepted, expected, drafts)
+        if self._changed(band):
+            self.long.accepted[band] = self.short.accepted[band]
+            self.long.expected[band] = self.short.expected[band]
 
     def _changed(self, band: int) -> bool:
         """Whether chance does not explain what the short tally has. The nodes of a tree are accepted together, so that

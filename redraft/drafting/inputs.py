@@ -33,14 +33,9 @@ def draft_batch(sequences: list[RequestState], roots: np.ndarray) -> DraftBatch:
     )
 
 
-def temperature_of(sequence: RequestState) -> float:
-    """The request's temperature; 0: greedy."""
-    return _filter(sequence.request.sampling)[0]
-
-
 def scores_of(fitted: tuple[Scores, ...], sequences: list[RequestState]) -> list[Scores]:
     """How each sequence's nodes are scored: a batch's greedy and sampled trees compete by their scores."""
-    temperatures = [temperature_of(sequence) for sequence in sequences]
+    temperatures = [sequence.temperature for sequence in sequences]
     scores = {temperature: scores_at(fitted, temperature) for temperature in set(temperatures)}
     return [scores[temperature] for temperature in temperatures]
 

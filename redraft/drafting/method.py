@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from itertools import compress
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree, without_tokens
 from redraft.decoding.verification import VERIFIERS, walk
 from redraft.drafting.groups import note, roots_only, split_trees
-from redraft.drafting.inputs import temperature_of
 from redraft.drafting.proposers import TreeLimits, proposers_of
 from redraft.engines.api import DraftEngine
 from redraft.grammar.guided import guided_trees
@@ -35,6 +35,8 @@ class AutoRegressive:
 
     reads_features = False
     """Whether it drafts from the target's features."""
+    fixed_budget = True
+    """Whether it drafts the same whatever pays."""
 
     def __init__(self) -> None:
         self.verify = VERIFIERS["greedy"].verify
@@ -93,6 +95,7 @@ class Method(AutoRegressive):
         self._retrieval = Retrieval.of(served) if config.retrieves else None
         # Where draws are weighed, what is drafted decides the text: a seed's text may not depend on a load.
         self._budgets = budgets if self._verifier.merges and config.budget is None else None
+        self.fixed_budget = self._budgets is None
 
     def remember(self, sequence: RequestState) -> NgramIndex | RetrievalText | None:
         """What the method keeps of a new sequence's text and is told every token of, if it drafts from such."""
@@ -130,10 +133,10 @@ class Method(AutoRegressive):
     def _most_nodes(self, sequences: list[RequestState], running: int) -> list[Budget]:
         """The most that may be drafted for each sequence. With an estimate of what pays, nothing where drafting does
         not, so that the drafter is not called."""
-        temperatures = [temperature_of(sequence) for sequence in sequences]
+        temperatures = [sequence.temperature for sequence in sequences]
         if self._budgets is not None:
             drafting = [sequence.remaining > 1 for sequence in sequences]
-            pays = any(drafting) and self._budgets.pay(np.array(temperatures)[drafting])
+            pays = any(drafting) and self._budgets.pay(list(compress(temperatures, drafting)))
             most = Budget(self._config.tree_budget)
             return [most if pays and drafts else NO_BUDGET for drafts in drafting]
         budgets = {temperature: self._table.lookup(running, temperature) for temperature in set(temperatures)}
@@ -172,13 +175,14 @@ class Method(AutoRegressive):
         grammars = [sequence.sampler.grammar if walked or sequence.sampler.greedy else None for sequence in sequences]
         return note("grammar", sequences, guided_trees(tree, grammars, most)) if any(grammars) else tree
 
-    def _cut(self, tree: TokenTree, limits: TreeLimits) -> TokenTree:
-        """The trees cut to their limits, and to the nodes that pay. Sequences share their budgets, as one may be surer
-        of its next tokens than another; random draws have been cut in draw order, each sequence's by itself."""
+    def _cut(self, tree: TokenTree, limits: TreeLimits, beside: int = 0) -> TokenTree:
+        """The trees cut to their limits, and to the nodes that pay where `beside` others are verified. Sequences share
+        their budgets, as one may be surer of its next tokens than another; random draws have been cut in draw order,
+        each sequence's by itself."""
         if self._budgets is not None:
             prune = prune_tree if self._random else native.prune_tree
             tree = prune(tree, limits.nodes, limits.depths, limits.scores)
-            return prune(tree, self._budgets.share(tree), limits.depths, limits.scores)
+            return prune(tree, self._budgets.share(tree, beside), limits.depths, limits.scores)
         if self._random:
             return prune_tree(tree, limits.nodes, limits.depths)
         nodes = limits.nodes

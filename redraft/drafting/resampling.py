@@ -84,11 +84,12 @@ class ResamplingMethod(Method):
         # it, after the cut, so that they displace no new node.
         instead = [nodes if skip else 0 for nodes, skip in zip(limits.nodes, skips, strict=True)]
         tree = merge_trees([tree, prune_tree(resampled, instead, limits.depths, limits.scores)])
-        tree = self._cut(tree, limits)
+        beside = [0 if skip else self._config.resample_budget for skip in skips]
+        resampled = prune_tree(resampled, beside, limits.depths, limits.scores)
+        tree = self._cut(tree, limits, len(resampled.tokens) - len(resampled))
         for memory, nodes, skip in zip(memories, tree.nodes, skips, strict=True):
             memory.fresh = memory.fresh if skip else nodes
-        beside = [0 if skip else self._config.resample_budget for skip in skips]
-        return merge_trees([tree, prune_tree(resampled, beside, limits.depths, limits.scores)])
+        return merge_trees([tree, resampled])
 
     def _draft_anew(
         self, sequences: list[RequestState], memories: list[ChainMemory], skips: list[bool], limits: TreeLimits

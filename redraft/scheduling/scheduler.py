@@ -24,7 +24,6 @@ from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width
 from redraft.decoding.verification import Verdict, walk_chosen
 from redraft.drafting import start_method
-from redraft.drafting.inputs import temperature_of
 from redraft.drafting.method import AutoRegressive
 from redraft.engines.api import Engine, LogitRows
 from redraft.engines.features import Features, take_rows
@@ -205,7 +204,8 @@ class Scheduler:
         if self._budgets and decoding:
             methods = [sequence.method for sequence in decoding]
             accepted = [len(verdict.path) - 1 for verdict in verdicts]
-            self._budgets.end(methods, [*map(temperature_of, decoding)], tree, accepted, step_s, target_s)
+            temperatures = [sequence.temperature for sequence in decoding]
+            self._budgets.end(methods, temperatures, tree, accepted, step_s, target_s)
             for method, drafts in self._budgets.step.drafts.items():
                 self.metrics[metrics.EXPECTED_TOKENS].labels(method).inc(drafts.expected)
         return outputs
@@ -272,12 +272,15 @@ class Scheduler:
             groups.setdefault(self._source(sequence), []).append(index)
         if not groups:
             return TokenTree.root_only([])
-        return join_trees(
-            [
-                (indices, source.draft([sequences[index] for index in indices], len(sequences)))
-                for source, indices in groups.items()
-            ]
-        )
+        parts = []
+        # Fixed budgets first: their rows pass whatever is chosen for the others.
+        for source, indices in sorted(groups.items(), key=lambda group: not group[0].fixed_budget):
+            group = [sequences[index] for index in indices]
+            tree = source.draft(group, len(sequences))
+            if self._budgets and source.fixed_budget:
+                self._budgets.include(group[0].method, [sequence.temperature for sequence in group], tree)
+            parts.append((indices, tree))
+        return join_trees(parts)
 
     def _batch(self, decoding: list[RequestState], tree: TokenTree, chunks: list[Chunk]) -> TargetBatch:
         sequences = [*decoding, *(sequence for sequence, _ in chunks)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 from redraft.budgets import learned
@@ -32,7 +31,7 @@ def estimates():
 def test_what_was_learned_comes_back(bundle):
     controller = BudgetController(estimates())
     controller.begin(StepShape(1))
-    assert controller.pays("m", np.zeros(1, int))
+    assert controller.pays("m", [0])
     tree = TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.1), (3, 1, -0.7)]])
     counts = controller.share("m", tree)
     controller.end(["m"], [0.0], tree, [sum(counts)], 0.01, 0.008)

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,17 +18,12 @@ from redraft.decoding import construction, growth, native, token_tree
 from redraft.decoding.native import NativeNgrams
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.sampling import Sampler
-from redraft.decoding.token_tree import MASK_BITS, Node, TokenTree, mask_words
+from redraft.decoding.token_tree import MASK_BITS, TokenTree, mask_words
 from redraft.decoding.verification import walk, walk_chosen
-from redraft.plugins.headers import PLUGINS
 from redraft.plugins.trees.native import call, pointer
 from redraft.request import SamplingConfig
-from tests.conftest import ROOT
+from tests.compiled_trees import EXAMPLES, TOKENS, forests, in_arrays, in_process, run_mutant, run_sanitized
 
-EXAMPLES = int(os.environ.get("TREES_EXAMPLES", "300"))
-"""Of each property. The runs on libraries compiled for a test make fewer, as they take longer."""
-TOKENS = 5
-"""Different tokens: so few that paths, guesses and siblings repeat."""
 HISTORIES = st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=60)
 
 
@@ -54,26 +45,6 @@ def searches(draw: st.DrawFn, batch: int = 3) -> DraftCandidates:
         log_probs[:, level] -= steps[:, level]
     log_probs[rng.random(shape) < draw(st.sampled_from([0.0, 0.3]))] = -np.inf
     return DraftCandidates(rng.integers(0, TOKENS, shape).astype(np.int32), log_probs.astype(np.float32), parents)
-
-
-@st.composite
-def forests(draw: st.DrawFn) -> TokenTree:
-    """Trees of odd sizes, up to more than a mask word, with equal scores, scores above their parents' and siblings of
-    one token."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    trees: list[list[Node]] = []
-    for size in draw(st.lists(st.sampled_from([1, 1, 2, 5, 16, 40]), min_size=1, max_size=4)):
-        scores = -rng.choice([0.25, 0.5, 1.0, np.inf], size, p=[0.4, 0.3, 0.28, 0.02])
-        tokens = rng.integers(0, TOKENS, size).tolist()
-        nodes: list[Node] = [(tokens[0], -1, 0.0)]
-        nodes += [(tokens[node], int(rng.integers(0, node)), float(scores[node])) for node in range(1, size)]
-        trees.append(nodes)
-    return TokenTree.from_nodes(trees)
-
-
-def in_arrays(tree: TokenTree) -> TokenTree:
-    """The same trees, that know their arrays only."""
-    return TokenTree(tree.offsets, tree.tokens, tree.parents, tree.scores)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -199,41 +170,10 @@ def test_indices_are_freed_with_their_owners():
     assert grown[2] - grown[0] < 40
 
 
-def in_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    variables = os.environ | {"TREES_EXAMPLES": "60"} | variables
-    return subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, cwd=ROOT)
-
-
-def run_against(library: Path, tests: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run tests of this file, by an expression of their names, on another library."""
-    code = f"""
-import pytest, sys
-from pathlib import Path
-from redraft.plugins.trees import native
-native.kernels_path = lambda: Path({str(library)!r})
-failed = pytest.main([{str(__file__)!r}, "-qsx", "-m", "not slow", "-k", {tests!r}, "-p", "no:cacheprovider"])
-sys.exit(failed or {str(library)!r} not in Path("/proc/self/maps").read_text())
-"""
-    return in_process(code, **variables)
-
-
-def compiled(folder: Path, library: Path, *flags: str) -> None:
-    flags = ("-std=c++20", "-fPIC", "-shared", "-ffp-contract=off", *flags)
-    subprocess.run(["g++", *flags, folder / "trees" / "c_api.cpp", "-o", library], check=True)
-
-
 @pytest.mark.slow
 def test_no_tree_leads_outside_the_arrays(tmp_path):
-    """The same properties under the address and undefined-behaviour sanitizers, in a process that loads them first."""
-    library = tmp_path / "trees.so"
-    compiled(PLUGINS, library, "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    # The sanitizer wraps what throws exceptions, and finds it only if that is there.
-    runtime = [
-        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        for name in ("libasan.so", "libstdc++.so")
-    ]
-    options = {"LD_PRELOAD": " ".join(runtime), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-    done = run_against(library, "alike or refused", **options)
+    """The same properties under the address and undefined-behaviour sanitizers."""
+    done = run_sanitized(tmp_path, __file__, "alike or refused")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
@@ -248,14 +188,8 @@ MUTANTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_of_the_compiled_code_is_found(mutant, tmp_path):
-    name, old, new, tests = MUTANTS[mutant]
-    for folder in ("trees", "cpu"):
-        shutil.copytree(PLUGINS / folder, tmp_path / folder)
-    file, library = tmp_path / "trees" / name, tmp_path / "trees.so"
-    assert file.read_text().count(old) == 1
-    file.write_text(file.read_text().replace(old, new))
-    compiled(tmp_path, library, "-O1")
-    assert run_against(library, f"alike and {tests}").returncode == 1
+    *edit, tests = MUTANTS[mutant]
+    assert run_mutant(tmp_path, *edit, __file__, f"alike and {tests}").returncode == 1
 
 
 def test_a_process_ends_while_another_thread_drafts():

@@ -29,8 +29,8 @@ class Wavering(BudgetController):
         self.balance_s = 1.0 if self.rng.random() < 0.7 else -1.0
         return super().pays(method, bands)
 
-    def share(self, method, tree):
-        super().share(method, tree)
+    def share(self, method, tree, beside=0):
+        super().share(method, tree, beside)
         counts = [int(self.rng.integers(0, size)) for size in tree.sizes]
         self.shared += counts
         return counts
@@ -70,7 +70,7 @@ def test_a_fixed_budget_does_not_ask():
 def test_budgets_begin_with_what_training_measured():
     methods = {"measured": MethodConfig(acceptance_ratio=0.9), "unknown": MethodConfig()}
     first = first_estimates(ToyEngine(slots=3), LIMITS, methods)
-    assert {name: calibration.ratios[0] for name, calibration in first.calibrations.items()} == {"measured": 0.9}
+    assert {name: calibration.ratios([0])[0] for name, calibration in first.calibrations.items()} == {"measured": 0.9}
 
 
 def test_a_runtime_keeps_what_was_learned(tmp_path):
@@ -81,4 +81,4 @@ def test_a_runtime_keeps_what_was_learned(tmp_path):
     run(runtime.scheduler, [make("a")])
     runtime.keep_learned()
     assert LearnedFile.of(tmp_path).load() == budgets.estimates
-    assert budgets.estimates.calibrations[TOY].ratios[0] != 0.5
+    assert budgets.estimates.calibrations[TOY].ratios([0])[0] != 0.5

@@ -1,0 +1,59 @@
+"""What a controller counts beside the nodes that it chooses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from redraft.budgets.controller import BudgetController, Estimates
+from redraft.budgets.cost import StepCosts, StepShape, TimeTable
+from redraft.decoding.token_tree import TokenTree
+
+CLIFF = 16
+TREE = TokenTree.from_nodes([[(0, -1, 0.0), *((1, node, 0.5 * math.log(0.9) * node) for node in range(12))]])
+
+
+@pytest.fixture
+def controller():
+    """Steps of more than 16 rows take four times as long."""
+    table = TimeTable(sequences=8, rows=[CLIFF, 4 * CLIFF], seconds=[0.01, 0.04], padded=True)
+    controller = BudgetController(Estimates(costs=StepCosts(tables=[table])))
+    controller.begin(StepShape(2))
+    return controller
+
+
+def test_a_cliff_is_kept_to_where_another_method_has_a_fixed_budget(controller):
+    controller.include("fixed", [0.0], TREE)
+    assert controller.pays("chosen", [0])
+    assert controller.share("chosen", TREE) == [CLIFF - 2 - 12]
+
+
+def test_a_cliff_is_kept_to_where_other_nodes_are_verified_beside(controller):
+    assert controller.pays("chosen", [0])
+    assert controller.share("chosen", TREE, beside=5) == [CLIFF - 2 - 5]
+    assert controller.step.rows == CLIFF
+
+
+def test_what_a_fixed_budget_loses_is_no_loss_of_what_was_chosen(controller):
+    """The step takes as long as expected of the fixed budget."""
+    for _ in range(20):
+        controller.begin(StepShape(1))
+        controller.include("fixed", [0.0], TREE)
+        controller.end(["fixed"], [0.0], TREE, [1], 0.02, 0.01)
+    before = controller.balance_s
+    controller.begin(StepShape(2))
+    controller.include("fixed", [0.0], TREE)
+    assert controller.pays("chosen", [0])
+    both = TokenTree.from_nodes([TREE.nodes[0], TREE.nodes[0][:2]])
+    controller.share("chosen", both.of([1]))
+    controller.end(["fixed", "chosen"], [0.0, 0.0], both, [0, 0], 0.02, 0.01)
+    assert controller.balance_s == pytest.approx(before, abs=0.01)
+
+
+def test_methods_with_a_fixed_budget_are_calibrated(controller):
+    for _ in range(400):
+        controller.begin(StepShape(1))
+        controller.include("fixed", [0.0], TREE)
+        controller.end(["fixed"], [0.0], TREE, [3], 0.02, 0.01)
+    assert controller.step.fixed["fixed"].expected == pytest.approx(3, rel=0.1)
