@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -34,9 +33,7 @@ from benchmarks.budgets.recorded import Replay, Text, record
 from benchmarks.budgets.simulation import WARM_UP_STEPS, LearnedMachine, Run, simulate, simulate_fixed
 from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, console, run
 from benchmarks.speed.inprocess import load_llm, require_fit
-from redraft.budgets.controller import BudgetController, Estimates
-from redraft.budgets.cost import StepCosts
-from redraft.budgets.warm_up import time_steps
+from redraft.budgets.controller import BudgetController
 from redraft.bundle.budget_table import BudgetTable
 from redraft.console.progress import tracked
 from redraft.loadtest.intervals import interval, ratio
@@ -45,7 +42,7 @@ from redraft.loadtest.tables import Table
 from redraft.loadtest.workload import ChatTokenizer
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
-from redraft.runtime import Runtime
+from redraft.runtime import Runtime, first_estimates
 
 EDITS_FILE = Path(__file__).with_name("edits.jsonl")
 CHOSEN = "chosen"
@@ -170,21 +167,18 @@ class Ways:
     fixed: list[int]
 
     def __post_init__(self) -> None:
-        most = max(method.tree_budget for method in self.runtime.methods.values())
-        self.timed = time_steps(self.runtime.engine, self.runtime.limits, most)
+        self.first = first_estimates(self.runtime.engine, self.runtime.limits, self.runtime.methods)
 
     def start(self) -> BudgetController:
-        """A controller that has learned nothing but what is timed at load."""
-        return BudgetController(Estimates(costs=StepCosts.model_validate(self.timed.model_dump())))
+        """A controller that has learned nothing: it knows what is timed at load, and what training measured."""
+        return BudgetController(self.first.model_copy(deep=True))
 
     def live(self, turns: Sequence[Sequence[GenerateRequest]], budgets: BudgetController) -> dict[str, Any]:
         """Serve a mix in every way. Returns its figures."""
         served: dict[str, Decoding] = {name: Decoding() for name in ("plain", CHOSEN, *map(str, self.fixed))}
         for requests in turns:
             for name, decoding in served.items():
-                nodes = int(name) if name.isdigit() else 0
-                if self.runtime.budgets is not budgets or name != CHOSEN:
-                    serve_by(self.runtime, budgets if name == CHOSEN else None, nodes)
+                serve_by(self.runtime, budgets if name == CHOSEN else None, int(name) if name.isdigit() else 0)
                 decoding.serve(self.runtime, requests, AUTO_REGRESSIVE if name == "plain" else None)
         plain = served.pop("plain")
         figures = {"plain_tokens_per_s": sum(plain.tokens) / sum(plain.seconds)}
@@ -198,7 +192,7 @@ class Ways:
     def simulated(self, turns: Sequence[Sequence[Text]], budgets: BudgetController) -> dict[str, Any]:
         """Replay a mix in every way on a machine that is as these budgets know this one."""
         method = next(iter(self.runtime.methods))
-        machine = LearnedMachine(self.timed.tables[0], deepcopy(budgets.costs), method)
+        machine = LearnedMachine(self.first.costs.tables[0], budgets.costs, method)
         runs = {CHOSEN: simulate(machine, Replay(turns))}
         return compared(runs | {str(nodes): simulate_fixed(machine, Replay(turns), nodes) for nodes in self.fixed})
 
@@ -222,7 +216,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     """A mix a row."""
     columns = ["mix", "plain, tokens/s", "first turn"]
     for kind in ("live", "simulated"):
-        columns += [kind, "worst 10 s", "best fixed (nodes)", "regret"]
+        columns += [kind, f"{kind}, worst 10 s", f"{kind}, best fixed (nodes)", f"{kind}, regret"]
     result = Table("Budgets that choose themselves, over plain decoding", columns)
     for mix, figures in results.items():
         low, high = figures["live"]["interval"]
@@ -256,13 +250,13 @@ def main(
     for kind in asked.values():
         require_fit(llm, kind, prompts)
     texts = {
-        kind: record(llm.runtime, chosen) for kind, chosen in tracked(asked.items(), "recording", "kinds", console)
+        kind: record(llm.runtime, chosen) for kind, chosen in tracked([*asked.items()], "recording", "kinds", console)
     }
     if recording:
         write_texts(recording, texts)
     ways = Ways(llm.runtime, fixed)
     results = {}
-    for name, mix in tracked(mixes(turns).items(), "serving", "mixes", console):
+    for name, mix in tracked([*mixes(turns).items()], "serving", "mixes", console):
         budgets = ways.start()
         live = ways.live([turn.of(asked) for turn in mix], budgets)
         results[name] = {"live": live, "simulated": ways.simulated([turn.of(texts) for turn in mix], budgets)}

@@ -107,7 +107,7 @@ def record(runtime: Runtime, requests: Iterable[GenerateRequest]) -> list[Text]:
         while not runtime.scheduler.idle:
             for output in runtime.scheduler.step():
                 tokens += output.token_ids
-        texts.append(text_of(request.sampling.temperature, tokens, recorder.trees))
+        texts.append(text_of(request.sampling.temperature or 0.0, tokens, recorder.trees))
     runtime.budgets = budgets
     runtime.with_methods(runtime.methods)
     return texts

@@ -167,7 +167,8 @@ def simulate(machine: Machine, source: Source, seed: int = 0, few_rows: float = 
         source.accept(accepted)
         steps.append((step.seconds, step.plain_s))
         now += step.seconds
-    return Run(*np.array(steps).T, held_back=controller.held_back / len(steps))
+    seconds, plain = np.array(steps).T
+    return Run(seconds, plain, controller.held_back / len(steps))
 
 
 def simulate_fixed(machine: Machine, source: Source, nodes: int, seed: int = 0) -> Run:
@@ -179,7 +180,8 @@ def simulate_fixed(machine: Machine, source: Source, nodes: int, seed: int = 0) 
         source.accept(accepted)
         steps.append((step.seconds, step.plain_s))
         now += step.seconds
-    return Run(*np.array(steps).T)
+    seconds, plain = np.array(steps).T
+    return Run(seconds, plain)
 
 
 class Taken(NamedTuple):
