@@ -205,7 +205,10 @@ def main(
             save_bigrams(output / BIGRAMS_FILE_NAME, data, vocab_size)
         except (OSError, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
-        card = {"target_fingerprint": target_fingerprint(target), "chat_template": template_digest(model)}
+        card: dict[str, str | float | None] = {
+            "target_fingerprint": target_fingerprint(target),
+            "chat_template": template_digest(model),
+        }
         try:
             train(trainer, teacher, run, output, card, resumed is None, bar)
         except OtherRunError as error:
