@@ -15,7 +15,7 @@ from redraft.bundle.budget_table import BudgetTable
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
 from redraft.decoding.retrieval import NGRAM_TRIE
-from redraft.decoding.scores import UNFITTED, Scores
+from redraft.decoding.scores import UNFITTED, NgramScores, Scores
 from redraft.decoding.verification import VERIFIERS, check_pairing
 from redraft.errors import BundleError
 
@@ -128,6 +128,8 @@ class MethodConfig(MethodFields):
     """How much to draft, whatever pays, for studies; None: up to `tree_budget` nodes, as many as pay."""
     scores: tuple[Scores, ...] = Field(default=UNFITTED, exclude=True)
     """How nodes are scored, by temperature; fitted ones stand in a file of their own."""
+    ngram_scores: NgramScores = Field(default=NgramScores(), exclude=True)
+    """How n-gram guesses are scored; fitted ones stand in the same file."""
 
     @property
     def table(self) -> BudgetTable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,10 +12,27 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from redraft.bundle.folder import MANIFEST
 from redraft.bundle.manifest import file_sha256
 from redraft.bundle.method import MethodConfig
-from redraft.decoding.scores import Scores
+from redraft.decoding.scores import NgramScores, Scores
 from redraft.errors import BundleError
 
 FILE_NAME = "scores.json"
+
+
+class MethodScores(BaseModel):
+    """What was fitted to a method."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    nodes: tuple[Scores, ...]
+    """By temperature"""
+    ngrams: NgramScores = NgramScores()
+
+    @field_validator("nodes")
+    @classmethod
+    def _from_greedy_on(cls, nodes: tuple[Scores, ...]) -> tuple[Scores, ...]:
+        if all(scores.temperature for scores in nodes):
+            raise ValueError("expected one of temperature 0")
+        return nodes
 
 
 class ScoresFile(BaseModel):
@@ -26,14 +42,7 @@ class ScoresFile(BaseModel):
 
     sha256: str = ""
     """Digest of the scores and of the bundle's manifest, so that they are whole and were fitted to this build."""
-    methods: dict[str, tuple[Scores, ...]] = Field(default_factory=dict)
-
-    @field_validator("methods")
-    @classmethod
-    def _from_greedy_on(cls, methods: dict[str, Sequence[Scores]]) -> dict[str, Sequence[Scores]]:
-        if not all(any(scores.temperature == 0 for scores in rows) for rows in methods.values()):
-            raise ValueError("expected one of temperature 0")
-        return methods
+    methods: dict[str, MethodScores] = Field(default_factory=dict)
 
     @classmethod
     def load(cls, bundle: Path) -> ScoresFile:
@@ -53,11 +62,12 @@ class ScoresFile(BaseModel):
             raise ValueError(f"{path} was edited, or fitted to another build: {again}")
         return result
 
-    def fitted(self, methods: Mapping[str, MethodConfig]) -> dict[str, MethodConfig]:
+    def fitted(self, methods: dict[str, MethodConfig]) -> dict[str, MethodConfig]:
         """A bundle's methods, with the scores of those that have been fitted."""
-        return {
-            name: method.changed(scores=self.methods[name]) if name in self.methods else method
-            for name, method in methods.items()
+        return methods | {
+            name: methods[name].changed(scores=scores.nodes, ngram_scores=scores.ngrams)
+            for name, scores in self.methods.items()
+            if name in methods
         }
 
     def save(self, bundle: Path) -> None:

@@ -4,7 +4,8 @@
 
 A server needs no tuning: how much it drafts follows from what it sees. The scores that ship were fitted to one small
 model. Scores of the bundle's own rank nodes better where requests are sampled: three numbers for each temperature,
-fitted to answers so that a score is the log of the chance to be accepted.
+fitted to answers so that a score is the log of the chance to be accepted. How often n-gram guesses are right is counted
+in greedy answers, and how they join with a drafter's scores is fitted too.
 
 A method's scores are written when they are fitted; the same command goes on with the methods that have none.
 """

@@ -1,5 +1,6 @@
 """Numbers that were fitted on answers of SmolLM2-135M-Instruct, and serve every model. No text depends on them: they
-only say which nodes are worth a row. `redraft tune` fits SCORES anew to a bundle's own model.
+only say which nodes are worth a row. `redraft tune` fits NGRAM_CHANCES, JOINT_ODDS and SCORES anew to a bundle's own
+model, and writes them into the bundle.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from redraft.batch import DraftCandidates
-from redraft.decoding.defaults import HIDDEN_SHARE, JOINT_ODDS
+from redraft.decoding.defaults import HIDDEN_SHARE
 from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
 from redraft.decoding.token_tree import Node, TokenTree
 from redraft.grammar.state import GrammarState, TokenPath
@@ -21,12 +21,12 @@ LEAST, MOST = 0.01, 1 - 1e-6
 """A node of less chance is not worth its row; no drafter is surer."""
 
 
-def joint_odds(ngram: float, neural: float, reads_context: bool) -> float:
+def joint_odds(ngram: float, neural: float, joint: tuple[float, float]) -> float:
     """Return the odds that a token comes next which has the chance `ngram` by n-grams and `neural` by the drafter, by a
-    fitted formula. A drafter that reads the context has seen what n-grams repeat: they add less to what it says, and
-    mean less where it says otherwise."""
+    formula whose two factors are fitted. A drafter that reads the context has seen what n-grams repeat: they add less
+    to what it says, and mean less where it says otherwise."""
     odds = ngram / (1 - ngram)
-    ngram_factor, joint_factor = JOINT_ODDS[reads_context]
+    ngram_factor, joint_factor = joint
     return ngram_factor * odds + (1 + joint_factor * math.sqrt(odds)) * neural / (1 - neural)
 
 
@@ -36,21 +36,21 @@ def grow_trees(
     budget: int,
     indices: Sequence[NgramIndex],
     odds: Sequence[float],
-    reads_context: bool,
+    joint: tuple[float, float],
     grammars: Sequence[GrammarState | None] | None = None,
 ) -> TokenTree:
     """Trees of the `budget` most likely nodes each, grown node by node below the roots int32 [B].
 
     Wherever n-grams guess a token, its chance and the drafter's probability of it are joined, and the drafter's other
     candidates share what is left; where the drafter has no candidates, only the guess is left. `odds` is
-    what each sequence's odds of n-gram guesses are multiplied by. `reads_context`: whether the drafter does. Where a
+    what each sequence's odds of n-gram guesses are multiplied by. `joint`: the factors of `joint_odds`. Where a
     sequence has a grammar, only what it allows grows: see `_allowed`. Scores are logs of chances, and a parent stands
     before its children.
     """
     columns = (drafts.candidates.tolist(), drafts.log_probs.tolist(), drafts.parents.tolist())
     return TokenTree.from_nodes(
         [
-            _grow(root, budget, index, factor, reads_context, grammar, *drafted)
+            _grow(root, budget, index, factor, joint, grammar, *drafted)
             for root, index, factor, grammar, *drafted in zip(
                 roots.tolist(), indices, odds, grammars or [None] * len(roots), *columns, strict=True
             )
@@ -63,7 +63,7 @@ def _grow(
     budget: int,
     index: NgramIndex,
     factor: float,
-    reads_context: bool,
+    joint: tuple[float, float],
     grammar: GrammarState | None,
     candidates: list[list[list[int]]],
     log_probs: list[list[list[float]]],
@@ -90,7 +90,7 @@ def _grow(
         seen = index.seen(tails[node])
         if seen:
             seen = seen[0], with_odds(seen[1], factor)
-        children: Iterable[Child] = enumerate(_children(tokens, chances, seen, reads_context))
+        children: Iterable[Child] = enumerate(_children(tokens, chances, seen, joint))
         if grammar is not None:
             paths.append((*paths[parent], token) if node else ())
             children = _allowed(list(children), grammar, paths[node])
@@ -113,7 +113,7 @@ def _chances(logs: list[float], above: float) -> list[float]:
 
 
 def _children(
-    tokens: list[int], chances: list[float], seen: tuple[int, float] | None, reads_context: bool
+    tokens: list[int], chances: list[float], seen: tuple[int, float] | None, joint: tuple[float, float]
 ) -> Iterable[tuple[int, float]]:
     """The tokens that may come next, and the chance of each: the drafter's, and after them the n-grams' if it is
     another."""
@@ -124,11 +124,11 @@ def _children(
         return [seen]
     drafted = guess in tokens
     neural = min(chances[tokens.index(guess)], MOST) if drafted else 0.0
-    odds = joint_odds(ngram, neural, reads_context)
-    joint, left = odds / (1 + odds), 1 / (1 + odds) / (1 - neural)
-    both = zip(tokens, chances, strict=True)
-    children = [(token, joint if token == guess else chance * left) for token, chance in both]
-    return children if drafted else [*children, (guess, joint)]
+    odds = joint_odds(ngram, neural, joint)
+    both, left = odds / (1 + odds), 1 / (1 + odds) / (1 - neural)
+    candidates = zip(tokens, chances, strict=True)
+    children = [(token, both if token == guess else chance * left) for token, chance in candidates]
+    return children if drafted else [*children, (guess, both)]
 
 
 def _allowed(children: list[Child], grammar: GrammarState, path: TokenPath) -> list[Child]:

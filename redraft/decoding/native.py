@@ -7,7 +7,7 @@ and the oracle of the tests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import accumulate, pairwise
 from operator import le
 from typing import Any
@@ -16,21 +16,30 @@ from weakref import finalize
 import numpy as np
 
 from redraft.batch import DraftCandidates
-from redraft.decoding.defaults import JOINT_ODDS, NGRAM_CHANCES
+from redraft.decoding.defaults import NGRAM_CHANCES
 from redraft.decoding.growth import LEAST, MOST
 from redraft.decoding.ngram import LONGEST, MOST_TIMES, NgramIndex
 from redraft.decoding.token_tree import UNLIMITED, TokenTree
 from redraft.plugins.trees.native import call, function, pointer
 
 LENGTHS = np.array(sorted(NGRAM_CHANCES), np.int64)
-CHANCES = np.array([NGRAM_CHANCES[length] for length in LENGTHS.tolist()])
+
+
+def rows_of(chances: Mapping[int, Sequence[float]]) -> np.ndarray:
+    """The chances of `NgramScores` as compiled code reads them: float64 [lengths, times], the shortest length first."""
+    return np.array([chances[length] for length in LENGTHS.tolist()])
 
 
 class NativeNgrams(NgramIndex):
     """`NgramIndex` in compiled code. What is not read yet is handed over with the next draft of the batch."""
 
-    def __init__(self, tokens: Iterable[int] = (), table: np.ndarray | None = None):
-        super().__init__(tokens, table)
+    def __init__(
+        self,
+        tokens: Iterable[int] = (),
+        table: np.ndarray | None = None,
+        chances: Mapping[int, Sequence[float]] = NGRAM_CHANCES,
+    ):
+        super().__init__(tokens, table, chances)
         self.handle: int = function("ngrams_new")(pointer(LENGTHS, np.int64), len(LENGTHS))
         if not self.handle:
             raise MemoryError("no memory for a sequence's n-grams")
@@ -84,9 +93,11 @@ def grow_trees(
     budget: int,
     indices: Sequence[NativeNgrams],
     odds: Sequence[float],
-    reads_context: bool,
+    joint: tuple[float, float],
+    chances: np.ndarray,
 ) -> TokenTree:
-    """Do as `redraft.decoding.growth.grow_trees` for sequences without a grammar."""
+    """Do as `redraft.decoding.growth.grow_trees` for sequences without a grammar. `chances` are those of `indices`: see
+    `rows_of`."""
     _expect(len(roots), indices, odds)
     handles, factors = read(indices), np.array(odds, np.float64)
     forest = _Forest(len(roots), len(roots) * (budget + 1))
@@ -95,7 +106,7 @@ def grow_trees(
         *_candidates(drafts, roots),
         budget,
         *(pointer(handles, np.int64), pointer(factors, np.float64)),
-        *(pointer(CHANCES, np.float64), MOST_TIMES, LEAST, MOST, *JOINT_ODDS[reads_context]),
+        *(pointer(chances, np.float64), MOST_TIMES, LEAST, MOST, *joint),
         *forest.pointers,
     )
     return forest.trees()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,10 +18,15 @@ LONGEST, MOST_TIMES = max(NGRAM_CHANCES), 4
 class NgramIndex:
     """What followed the last 1 to 6 tokens of one sequence most recently; O(1) per token, spent at the next draft."""
 
-    def __init__(self, tokens: Iterable[int] = (), table: np.ndarray | None = None):
+    def __init__(
+        self,
+        tokens: Iterable[int] = (),
+        table: np.ndarray | None = None,
+        chances: Mapping[int, Sequence[float]] = NGRAM_CHANCES,
+    ):
         """`table`: int32 [V], the usual successor of each token, -1 where there is none; used where history has no
-        match."""
-        self._table = table
+        match. `chances`: see `NgramScores`."""
+        self._table, self._chances = table, chances
         self._successors: dict[tuple[int, ...], tuple[int, int]] = {}
         self._tail: tuple[int, ...] = ()
         self._unread = list(tokens)
@@ -74,7 +79,7 @@ class NgramIndex:
         """The token that followed the longest known end of `tail`, and the chance that it does again."""
         if successor := self.match(tail):
             token, length, times = successor
-            return token, NGRAM_CHANCES[length][times - 1]
+            return token, self._chances[length][times - 1]
         return None
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:

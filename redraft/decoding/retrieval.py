@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from redraft.decoding.defaults import NGRAM_CHANCES, RETRIEVAL_ESCAPES
 from redraft.decoding.ngram import NgramIndex, with_odds
@@ -100,10 +100,17 @@ class RetrievalText:
     """One request's text while it is served: read into the shared memory, drafted from at its end. A text is read when
     it is first drafted from, so that none is where nothing is drafted."""
 
-    def __init__(self, retrieval: Retrieval, tokens: Iterable[int] = (), own_first: bool = False):
-        """`own_first`: what followed in this text itself goes before what followed as long a match in others."""
-        self._retrieval = retrieval
-        self._own = NgramIndex() if own_first else None
+    def __init__(
+        self,
+        retrieval: Retrieval,
+        tokens: Iterable[int] = (),
+        own_first: bool = False,
+        chances: Mapping[int, Sequence[float]] = NGRAM_CHANCES,
+    ):
+        """`own_first`: what followed in this text itself goes before what followed as long a match in others, with
+        `chances` as in `NgramScores`."""
+        self._retrieval, self._chances = retrieval, chances
+        self._own = NgramIndex(chances=chances) if own_first else None
         self._tail: tuple[int, ...] = ()
         self._unread = list(tokens)
 
@@ -155,7 +162,7 @@ class RetrievalText:
         if self._own is not None and (match := self._own.match(tail)):
             token, length, times = match
             if length >= self._retrieval.match(tail):
-                return {token: NGRAM_CHANCES[length][times - 1]}
+                return {token: self._chances[length][times - 1]}
         return self._retrieval.after(tail)
 
 

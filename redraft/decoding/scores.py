@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from redraft.decoding import defaults
+
+Chance = Annotated[float, Field(gt=0, lt=1)]
+Factor = Annotated[float, Field(ge=0)]
+
+
+class NgramScores(BaseModel):
+    """How the n-gram guesses of a method are scored, at every temperature."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    chances: dict[int, tuple[Chance, Chance, Chance, Chance]] = dict(defaults.NGRAM_CHANCES)
+    """See `defaults.NGRAM_CHANCES`, which has the lengths."""
+    joint_odds: tuple[Factor, Factor] | None = None
+    """The factors of `growth.joint_odds`; None: those of `defaults.JOINT_ODDS` for the drafter."""
+
+    @field_validator("chances")
+    @classmethod
+    def _of_all_lengths(
+        cls, chances: dict[int, tuple[float, float, float, float]]
+    ) -> dict[int, tuple[float, float, float, float]]:
+        if chances.keys() != defaults.NGRAM_CHANCES.keys():
+            raise ValueError(f"expected lengths {', '.join(map(str, defaults.NGRAM_CHANCES))}")
+        return {length: chances[length] for length in defaults.NGRAM_CHANCES}
+
+    def joint(self, reads_context: bool) -> tuple[float, float]:
+        """The factors of `growth.joint_odds` for a drafter that reads the context, or not."""
+        return self.joint_odds or defaults.JOINT_ODDS[reads_context]
 
 
 class Scores(BaseModel):
@@ -22,7 +50,7 @@ class Scores(BaseModel):
     sharpness: float = Field(default=1.0, gt=0)
     """See `beta`."""
     ngram_odds: float = Field(default=1.0, gt=0)
-    """What the odds of n-gram guesses are multiplied by: they are those of greedy answers."""
+    """What the odds of n-gram guesses are multiplied by: their chances are those of greedy answers."""
 
     def beta(self, temperature: float) -> float:
         """Beta in the score softmax(beta (slope log p + g)) of a drafter's candidates: `sharpness` times a sequence's

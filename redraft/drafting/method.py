@@ -101,8 +101,9 @@ class Method(AutoRegressive):
         """What the method keeps of a new sequence's text and is told every token of, if it drafts from such."""
         prompt = sequence.prompt.tolist()
         if self._retrieval is not None:
-            return RetrievalText(self._retrieval, prompt, own_first=self._config.ngram)
-        return NativeNgrams(prompt, self._bigrams) if self._config.ngram else None
+            return RetrievalText(self._retrieval, prompt, self._config.ngram, self._config.ngram_scores.chances)
+        chances = self._config.ngram_scores.chances
+        return NativeNgrams(prompt, self._bigrams, chances) if self._config.ngram else None
 
     def pairs(self) -> Pairs | None:
         """Where a new sequence keeps its pairs, if the drafter reads them."""

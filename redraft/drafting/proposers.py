@@ -99,6 +99,8 @@ class SearchedTrees:
         self._drafter, self._fitted = drafter, config.scores
         self._build = native.best_first if config.grows else CONSTRUCTIONS[config.construction or ""].build
         self._grows = config.grows
+        self._joint = config.ngram_scores.joint(drafter.reads_context)
+        self._chances = native.rows_of(config.ngram_scores.chances)
         self._joins_ngrams = config.joins_ngrams
         self.candidates: DraftCandidates | None = None
         """The last draft, valid until the next."""
@@ -129,17 +131,16 @@ class SearchedTrees:
         grammars: list[GrammarState | None],
     ) -> TokenTree:
         """Grow trees in compiled code, and in Python those of sequences with a grammar."""
-        reads_context = self._drafter.reads_context
 
         def grow(group: list[int]) -> TokenTree:
             own = [index for b in group if isinstance(index := indices[b], NativeNgrams)]
             factors = [odds[b] for b in group]
-            return native.grow_trees(drafts.of(group), roots[group], budget, own, factors, reads_context)
+            return native.grow_trees(drafts.of(group), roots[group], budget, own, factors, self._joint, self._chances)
 
         def grow_others(group: list[int]) -> TokenTree:
             factors, guides = [odds[b] for b in group], [grammars[b] for b in group]
             own = [indices[b] for b in group]
-            return grow_trees(drafts.of(group), roots[group], budget, own, factors, reads_context, guides)
+            return grow_trees(drafts.of(group), roots[group], budget, own, factors, self._joint, guides)
 
         compiled = [
             grammar is None and isinstance(index, NativeNgrams)

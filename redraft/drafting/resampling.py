@@ -8,7 +8,7 @@ section 6.2), or instead of it where much is left of the chain.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,15 @@ class ChainMemory(NgramIndex):
     """A sequence's n-grams, if its method has any, the rest of its last chain, and its last tree before re-sampled
     nodes were merged in."""
 
-    def __init__(self, stats: SequenceStats, prompt: Iterable[int] | None, bigrams: np.ndarray | None):
+    def __init__(
+        self,
+        stats: SequenceStats,
+        prompt: Iterable[int] | None,
+        bigrams: np.ndarray | None,
+        chances: Mapping[int, Sequence[float]],
+    ):
         """`prompt`: the text of n-grams; None: the method has none. `stats` count the tokens that only a chain held."""
-        super().__init__(prompt or (), bigrams)
+        super().__init__(prompt or (), bigrams, chances)
         self._stats, self._indexes = stats, prompt is not None
         self.chain: np.ndarray | None = None
         """float32 [n, K], raw logits that predict the n tokens after the root; None: no draft left any."""
@@ -68,7 +74,8 @@ class ResamplingMethod(Method):
     def remember(self, sequence: RequestState) -> ChainMemory:
         """See `Method.remember`."""
         prompt = sequence.prompt.tolist() if self._config.ngram else None
-        return ChainMemory(sequence.stats, prompt, self._bigrams if self._config.ngram else None)
+        bigrams = self._bigrams if self._config.ngram else None
+        return ChainMemory(sequence.stats, prompt, bigrams, self._config.ngram_scores.chances)
 
     def _trees(self, sequences: list[RequestState], budgets: list[Budget]) -> TokenTree:
         limits = self._limits(sequences, budgets)

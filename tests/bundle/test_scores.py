@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from redraft.bundle.method import MethodConfig
-from redraft.bundle.scores import ScoresFile
+from redraft.bundle.scores import MethodScores, ScoresFile
 from redraft.bundle.writer import finish_bundle, new_bundle
-from redraft.decoding.scores import UNFITTED, Scores
+from redraft.decoding.defaults import NGRAM_CHANCES
+from redraft.decoding.scores import UNFITTED, NgramScores, Scores
 from redraft.errors import BundleError
 from tests.bundle.test_bundle import CONFIG
 
 METHOD = MethodConfig(construction=None, tree_budget=3, ngram=True)
-SCORES = (Scores(), Scores(temperature=0.7, slope=1.1, ngram_odds=0.3))
+NODES = (Scores(), Scores(temperature=0.7, slope=1.1, ngram_odds=0.3))
+CHANCES = dict.fromkeys(NGRAM_CHANCES, (0.1, 0.2, 0.3, 0.4))
+SCORES = MethodScores(nodes=NODES, ngrams=NgramScores(chances=CHANCES, joint_odds=(0.5, 2.0)))
 
 
 def write_bundle(path: Path, command: str = "make engines") -> Path:
@@ -43,7 +46,8 @@ def edit(file: Path, change) -> None:
 def test_scores_are_read_as_they_were_written(bundle, tmp_path):
     assert ScoresFile.load(bundle).methods == {"a": SCORES}
     fitted = ScoresFile.load(bundle).fitted({"a": METHOD, "b": METHOD})
-    assert {name: method.scores for name, method in fitted.items()} == {"a": SCORES, "b": UNFITTED}
+    assert {name: method.scores for name, method in fitted.items()} == {"a": NODES, "b": UNFITTED}
+    assert {name: method.ngram_scores for name, method in fitted.items()} == {"a": SCORES.ngrams, "b": NgramScores()}
     edit(bundle / "scores.json", lambda raw: None)
     assert ScoresFile.load(bundle).methods == {"a": SCORES}, "only the layout is another"
     assert ScoresFile.load(write_bundle(tmp_path / "new")).methods == {}
@@ -53,8 +57,13 @@ def test_scores_are_read_as_they_were_written(bundle, tmp_path):
     ("damage", "said"),
     [
         (lambda file: file.write_bytes(file.read_bytes()[:-9]), "is truncated or damaged"),
-        (lambda file: edit(file, lambda raw: raw["methods"]["a"].pop(0)), "is truncated or damaged"),
-        (lambda file: edit(file, lambda raw: raw["methods"]["a"][1].update(slope=1.2)), "was edited"),
+        (lambda file: edit(file, lambda raw: raw["methods"]["a"]["nodes"].pop(0)), "is truncated or damaged"),
+        (lambda file: edit(file, lambda raw: raw["methods"]["a"]["nodes"][1].update(slope=1.2)), "was edited"),
+        (
+            lambda file: edit(file, lambda raw: raw["methods"]["a"]["ngrams"]["chances"].pop("6")),
+            "is truncated or damaged",
+        ),
+        (lambda file: edit(file, lambda raw: raw["methods"]["a"]["ngrams"].update(joint_odds=[1, 1])), "was edited"),
         (lambda file: edit(file, lambda raw: raw["methods"].pop("a")), "was edited"),
         (lambda file: edit(file, lambda raw: raw.pop("sha256")), "was edited"),
     ],

@@ -85,7 +85,7 @@ def test_two_ranks_are_tuned(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     tables = ScoresFile.load(bundle).methods
     assert list(tables) == [METHOD]
-    assert tables[METHOD][0].temperature == 0
+    assert tables[METHOD].nodes[0].temperature == 0
     assert "scores of drafted nodes" in done.stderr
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not any(str(bundle) in command for command in commands)

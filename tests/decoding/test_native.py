@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from redraft.batch import DraftCandidates
 from redraft.decoding import construction, growth, native, token_tree
+from redraft.decoding.defaults import JOINT_ODDS, NGRAM_CHANCES
 from redraft.decoding.native import NativeNgrams
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.sampling import Sampler
@@ -24,6 +25,7 @@ from redraft.plugins.trees.native import call, pointer
 from redraft.request import SamplingConfig
 from tests.compiled_trees import EXAMPLES, TOKENS, forests, in_arrays, in_process, run_mutant, run_sanitized
 
+FITTED = {length: tuple(0.9 * chance for chance in chances) for length, chances in NGRAM_CHANCES.items()}
 HISTORIES = st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=60)
 
 
@@ -48,15 +50,22 @@ def searches(draw: st.DrawFn, batch: int = 3) -> DraftCandidates:
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(searches(), st.integers(0, 40), st.lists(HISTORIES, min_size=3, max_size=3), st.booleans(), st.data())
-def test_trees_are_grown_alike(drafts, budget, histories, reads_context, data):
+@given(
+    searches(),
+    st.integers(0, 40),
+    st.lists(HISTORIES, min_size=3, max_size=3),
+    st.sampled_from([*JOINT_ODDS.values(), (0.7, 0.0)]),
+    st.sampled_from([NGRAM_CHANCES, FITTED]),
+    st.data(),
+)
+def test_trees_are_grown_alike(drafts, budget, histories, joint, chances, data):
     odds = data.draw(st.lists(st.sampled_from([1.0, 0.4, 3.0]), min_size=3, max_size=3))
     roots = np.array([history[-1] for history in histories], np.int32)
-    compiled = [NativeNgrams(history) for history in histories]
-    plain = [NgramIndex(history) for history in histories]
+    compiled = [NativeNgrams(history, None, chances) for history in histories]
+    plain = [NgramIndex(history, None, chances) for history in histories]
     for _ in range(2):
-        grown = native.grow_trees(drafts, roots, budget, compiled, odds, reads_context)
-        assert grown.nodes == growth.grow_trees(drafts, roots, budget, plain, odds, reads_context).nodes
+        grown = native.grow_trees(drafts, roots, budget, compiled, odds, joint, native.rows_of(chances))
+        assert grown.nodes == growth.grow_trees(drafts, roots, budget, plain, odds, joint).nodes
         for index, other, more in zip(compiled, plain, histories, strict=True):
             index.extend(more[:3])
             other.extend(more[:3])
@@ -226,7 +235,9 @@ def test_columns_of_another_length_are_refused():
         lambda: native.walk_trees(tree, np.zeros(4, np.int32), [frozenset()] * 3),
         lambda: native.walk_trees(tree, np.zeros(6, np.int32), [frozenset()] * 2),
         lambda: native.best_first(drafts, roots, 3),
-        lambda: native.grow_trees(drafts, roots[:2], 3, [NativeNgrams()], [1.0], False),
+        lambda: native.grow_trees(
+            drafts, roots[:2], 3, [NativeNgrams()], [1.0], (1.0, 1.0), native.rows_of(NGRAM_CHANCES)
+        ),
     ):
         with pytest.raises(ValueError, match="expected"):
             wrong()

@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from redraft.bundle.method import MethodConfig
-from redraft.bundle.scores import FILE_NAME, ScoresFile
+from redraft.bundle.scores import FILE_NAME, MethodScores, ScoresFile
 from redraft.chat import encode_user_turn
 from redraft.compiler.tuning.measure import Bench
 from redraft.console.progress import duration, progress, size, write
-from redraft.decoding.scores import Scores
 from redraft.prompts import Prompt, spread
 from redraft.request import InvalidRequest
 from redraft.runtime import Runtime
@@ -52,20 +51,28 @@ def tune_bundle(
     memory = size(psutil.Process().memory_info().rss)
     limit = duration(60 * minutes * len(names))
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
-    with progress("tune", len(TEMPERATURES) * len(names), "fits", console=console) as bar:
+    fits_of_method = len(TEMPERATURES) + 1
+    with progress("tune", fits_of_method * len(names), "fits", console=console) as bar:
         for number, name in enumerate(names):
             bench, seconds = Bench(runtime, name, measured, tokens), 60 * minutes
             bench.nodes = min(bench.nodes, runtime.limits.max_tree - 1)
             ends = time.monotonic() + seconds
             if runtime.methods[name].retrieves:
-                bar.update(number * len(TEMPERATURES), f"{name}: serving prompts to draft from")
+                bar.update(number * fits_of_method, f"{name}: serving prompts to draft from")
                 bench.ends = ends - (1 - SERVING) * seconds
                 bench.serve(others)
+            if runtime.methods[name].ngram:
+                bar.update(number * fits_of_method, f"{name}: chances of n-grams")
+                bench.ends = time.monotonic() + (ends - time.monotonic()) / fits_of_method
+                bench.fit_chances()
             for index, temperature in enumerate(TEMPERATURES if fits(runtime.methods[name]) else ()):
-                bar.update(number * len(TEMPERATURES) + index, f"{name}: temperature {temperature:g}")
+                bar.update(number * fits_of_method + index + 1, f"{name}: temperature {temperature:g}")
                 bench.ends = time.monotonic() + (ends - time.monotonic()) / (len(TEMPERATURES) - index)
                 bench.fit(temperature)
-            scores = tuple(sorted(bench.scores, key=lambda scores: scores.temperature))
+            bench.fit_joint_odds()
+            bar.update((number + 1) * fits_of_method, name)
+            nodes = tuple(sorted(bench.scores, key=lambda scores: scores.temperature))
+            scores = MethodScores(nodes=nodes, ngrams=bench.ngrams)
             save(bundle, name, scores)
             show(name, scores, console)
 
@@ -97,18 +104,24 @@ def forget_unusable(bundle: Path, console: Console) -> None:
         (bundle / FILE_NAME).unlink(missing_ok=True)
 
 
-def save(bundle: Path, method: str, scores: tuple[Scores, ...]) -> None:
+def save(bundle: Path, method: str, scores: MethodScores) -> None:
     """Put a method's scores into the bundle's file."""
     file = ScoresFile.load(bundle)
     file.methods[method] = scores
     file.save(bundle)
 
 
-def show(method: str, scores: tuple[Scores, ...], console: Console) -> None:
+def show(method: str, scores: MethodScores, console: Console) -> None:
     """Print what was fitted."""
     result = Table(title=f"{method}: scores of drafted nodes")
     for column in ("temperature", "slope", "sharpness", "n-gram odds"):
         result.add_column(column, justify="right")
-    for row in scores:
+    for row in scores.nodes:
         result.add_row(*(f"{value:g}" for value in (row.temperature, row.slope, row.sharpness, row.ngram_odds)))
     console.print(result)
+    chances = Table(title=f"{method}: chances of n-gram guesses")
+    for column in ("tokens matched", "once", "twice", "3 times", "4 or more"):
+        chances.add_column(column, justify="right")
+    for length, by_times in scores.ngrams.chances.items():
+        chances.add_row(str(length), *(f"{chance:g}" for chance in by_times))
+    console.print(chances)

@@ -17,15 +17,19 @@ from redraft.compiler.tuning.scores import (
     Guess,
     LoggedEngine,
     Visited,
+    fit_chances,
+    fit_joint_odds,
     fit_ngram_odds,
     fit_sharpness,
     fit_slope,
     guesses,
+    matches,
     retrieved,
     visited,
 )
 from redraft.decoding.retrieval import Retrieval, RetrievalText
-from redraft.decoding.scores import UNFITTED, Scores, scores_at
+from redraft.decoding.scores import UNFITTED, NgramScores, Scores, scores_at
+from redraft.engines.api import Engine
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Scheduler
@@ -55,6 +59,10 @@ class Bench:
     """Drafted nodes of a step."""
     scores: tuple[Scores, ...] = UNFITTED
     """How drafted nodes are scored."""
+    ngrams: NgramScores = field(default_factory=NgramScores)
+    """How n-gram guesses are scored."""
+    guessed: list[tuple[Guess, float]] = field(default_factory=list)
+    """The guesses of sampled answers, each with the factor that was fitted to their odds."""
     ends: float = math.inf
     """When measurements end that are under way, by `time.monotonic`: with fewer steps then."""
 
@@ -71,19 +79,37 @@ class Bench:
             texts[index] = texts[index] + ids
         self.served = list(texts.values())
 
+    @property
+    def _joint(self) -> tuple[float, float]:
+        """The factors by which guesses and the drafter's scores are joined."""
+        drafter = self.runtime.engine.drafters.get(self.method)
+        return self.ngrams.joint(drafter is not None and drafter.reads_context)
+
+    def fit_chances(self) -> None:
+        """Fit the chances of n-gram guesses to greedy answers to all prompts."""
+        self._schedule(self.runtime.engine)
+        answers = self._answer(self.prompts, 0.0, self.method)
+        seen = [match for index, ids in answers for match in matches(self.prompts[index], ids)]
+        self.ngrams = self.ngrams.model_copy(update={"chances": fit_chances(seen)})
+
+    def fit_joint_odds(self) -> None:
+        """Fit how guesses and the drafter's scores are joined, to the guesses of the temperatures that were fitted."""
+        if joint := fit_joint_odds(self.guessed):
+            self.ngrams = self.ngrams.model_copy(update={"joint_odds": joint})
+
     def fit(self, temperature: float) -> None:
         """Fit the scores of a temperature's nodes to the answers to all prompts: first the slope, which decides what is
         drafted, then the others to what is drafted with it."""
         support = self.runtime.methods[self.method].support
-        drafter = self.runtime.engine.drafters.get(self.method)
         nodes, guessed = self._visited(temperature)
         before = scores_at(self.scores, temperature)
         if (slope := fit_slope(nodes, before, temperature)) not in (None, before.slope):
             self._score(temperature, slope=slope)
             nodes, guessed = self._visited(temperature)
         sharpness = fit_sharpness([node for node, _ in nodes], before.sharpness, support)
-        odds = fit_ngram_odds(guessed, drafter is not None and drafter.reads_context)
+        odds = fit_ngram_odds(guessed, self._joint)
         self._score(temperature, sharpness=sharpness, ngram_odds=odds)
+        self.guessed += [(guess, scores_at(self.scores, temperature).ngram_odds) for guess in guessed]
 
     def _score(self, temperature: float, **fitted: float | None) -> None:
         """Score a temperature's nodes with what was fitted from now on; None leaves a number as it is."""
@@ -95,16 +121,8 @@ class Bench:
     def _visited(self, temperature: float) -> tuple[list[tuple[Visited, np.ndarray]], list[Guess]]:
         """The drafted nodes that the answers to all prompts went through, each with its candidates' noise, and the
         n-gram guesses there."""
-        log, runtime = DraftLog(), self.runtime
-        plan, engine = self._plan, LoggedEngine(runtime.engine, log)
-        runtime.scheduler = Scheduler(
-            engine,
-            runtime.limits,
-            {self.method: plan},
-            runtime.bigrams,
-            served=self.served,
-            prefix_reuse=runtime.prefix_reuse,
-        )
+        log, plan = DraftLog(), self._plan
+        self._schedule(LoggedEngine(self.runtime.engine, log))
         memory = Retrieval.of(self.served)
         nodes: list[tuple[Visited, np.ndarray]] = []
         guessed: list[Guess] = []
@@ -118,15 +136,28 @@ class Bench:
                     for node in visited(drafted, ids[start:])
                 ]
             if plan.retrieves:
-                guessed += retrieved(RetrievalText(memory, prompt, plan.ngram), ids)
+                guessed += retrieved(RetrievalText(memory, prompt, plan.ngram, self.ngrams.chances), ids)
             elif plan.ngram:
-                guessed += guesses(prompt, ids, drafts)
+                guessed += guesses(prompt, ids, drafts, self.ngrams.chances)
         return nodes, guessed
+
+    def _schedule(self, engine: Engine) -> None:
+        """Let the runtime answer by the method as it is fitted now."""
+        self.runtime.scheduler = Scheduler(
+            engine,
+            self.runtime.limits,
+            {self.method: self._plan},
+            self.runtime.bigrams,
+            served=self.served,
+            prefix_reuse=self.runtime.prefix_reuse,
+        )
 
     @property
     def _plan(self) -> MethodConfig:
         """The method with the scores of now."""
-        return self.runtime.methods[self.method].changed(scores=self.scores, budget=BudgetTable.constant(self.nodes))
+        return self.runtime.methods[self.method].changed(
+            scores=self.scores, ngram_scores=self.ngrams, budget=BudgetTable.constant(self.nodes)
+        )
 
     def _answer(self, prompts: Sequence[list[int]], temperature: float, method: str) -> Iterator[tuple[int, list[int]]]:
         """The tokens that follow each prompt, with its place, as many prompts at a time as there are slots: fewer

@@ -1,8 +1,9 @@
-"""The fit of node scores: at each temperature, three numbers that make a score the chance to be accepted.
+"""The fit of node scores: the numbers that make a score the chance to be accepted.
 
-A drafter's candidates have the scores softmax(beta (slope log p + g)), which are chances only for the right slope and
-the right sharpness, of which beta is made. The odds of n-gram guesses are those of greedy answers, times a factor. All
-are fitted to answers that were drafted for, by the least log loss over what was drafted and what came.
+The chances of n-gram guesses are counted in greedy answers. At each temperature their odds have a factor of their own;
+and a drafter's candidates have the scores softmax(beta (slope log p + g)), which are chances only for the right slope
+and the right sharpness, of which beta is made. All of them, and the factors by which guesses and the drafter's scores
+are joined, are fitted to answers that were drafted for, by the least log loss over what was drafted and what came.
 
 The noise of an n-gram guess is known too, but says next to nothing: what is in doubt is whether the text repeats
 itself, more than what is drawn, and a drafter's score of the same token has that noise already.
@@ -11,16 +12,18 @@ itself, more than what is drawn, and a drafter's score of the same token has tha
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
+from redraft.decoding.defaults import NGRAM_CHANCES
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.growth import MOST, joint_odds
-from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
+from redraft.decoding.ngram import LONGEST, MOST_TIMES, NgramIndex, with_odds
 from redraft.decoding.noise import race
 from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.scores import Scores
@@ -31,8 +34,15 @@ SLOPES = np.arange(0.5, 1.71, 0.05)
 SHARPNESSES = np.arange(0.3, 4.01, 0.02)
 FACTORS = np.geomspace(0.1, 4, 61)
 """Values that are tried."""
+Chances: TypeAlias = Mapping[int, Sequence[float]]
+"""See `NgramScores`"""
 LEAST_FITTED = 64
 """Fewer records than this fit nothing: the defaults stay."""
+DEFAULTS_COUNT = 32
+"""Guesses that a default chance counts for beside those that were seen: short answers repeat themselves seldom. Source:
+set by hand."""
+JOINT_FACTORS = tuple(itertools.product(np.geomspace(1 / 8, 2, 17), np.geomspace(1 / 4, 16, 19)))
+"""Pairs of factors that are tried: see `growth.joint_odds`."""
 
 
 class Drafted(NamedTuple):
@@ -152,9 +162,38 @@ def visited(drafted: Drafted, text: Sequence[int]) -> Iterator[Visited]:
         beam, above = int(below[0]), float(logs[accepted[0]])
 
 
-def guesses(prompt: Sequence[int], answer: Sequence[int], drafts: Mapping[int, Drafted]) -> Iterator[Guess]:
-    """The n-gram guesses at the output positions of an answer that have `drafts`, beside them; without any, at all."""
+def matches(prompt: Sequence[int], answer: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+    """The n-gram guesses at all output positions of an answer: tokens that matched, how often in a row the guess came
+    after them, and whether it came now."""
     index = NgramIndex(prompt)
+    for came in answer:
+        if match := index.match(index.tail):
+            yield match[1], match[2], match[0] == came
+        index.extend([came])
+
+
+def fit_chances(seen: Iterable[tuple[int, int, bool]]) -> Chances:
+    """The chances of n-gram guesses, from what `matches` saw in greedy answers. A default counts as DEFAULTS_COUNT
+    guesses."""
+    counts: Counter[tuple[int, int]] = Counter()
+    right: Counter[tuple[int, int]] = Counter()
+    for length, times, came in seen:
+        counts[length, times] += 1
+        right[length, times] += came
+
+    def chance(length: int, times: int) -> float:
+        known = DEFAULTS_COUNT * NGRAM_CHANCES[length][times - 1]
+        rate = (right[length, times] + known) / (counts[length, times] + DEFAULTS_COUNT)
+        return round(min(max(rate, 0.001), 0.999), 3)  # nothing is certain: odds stay finite
+
+    return {length: tuple(chance(length, times) for times in range(1, MOST_TIMES + 1)) for length in NGRAM_CHANCES}
+
+
+def guesses(
+    prompt: Sequence[int], answer: Sequence[int], drafts: Mapping[int, Drafted], chances: Chances
+) -> Iterator[Guess]:
+    """The n-gram guesses at the output positions of an answer that have `drafts`, beside them; without any, at all."""
+    index = NgramIndex(prompt, chances=chances)
     for position in range(len(answer)):
         if position:
             index.extend(answer[position - 1 : position])
@@ -227,7 +266,7 @@ def fit_sharpness(nodes: Iterable[Visited], sharpness: float, support: int) -> f
     return round(float(SHARPNESSES[np.argmin(losses)]), 2)
 
 
-def fit_ngram_odds(guesses_seen: Iterable[Guess], reads_context: bool) -> float | None:
+def fit_ngram_odds(guesses_seen: Iterable[Guess], joint: tuple[float, float]) -> float | None:
     """The factor of the odds of n-gram guesses that has the least log loss, where they are joined with the drafter's
     scores. None: there are too few."""
     samples = list(guesses_seen)
@@ -236,16 +275,31 @@ def fit_ngram_odds(guesses_seen: Iterable[Guess], reads_context: bool) -> float 
     came = np.array([guess.came for guess in samples])
     losses = []
     for factor in FACTORS:
-        losses.append(log_loss(np.array([joint_chance(guess, factor, reads_context) for guess in samples]), came))
+        losses.append(log_loss(np.array([joint_chance(guess, factor, joint) for guess in samples]), came))
     return round(float(FACTORS[np.argmin(losses)]), 3)
 
 
-def joint_chance(guess: Guess, factor: float, reads_context: bool) -> float:
+def fit_joint_odds(guesses_seen: Iterable[tuple[Guess, float]]) -> tuple[float, float] | None:
+    """The factors of `growth.joint_odds` of the least log loss of guesses beside a drafter's candidates, each with the
+    factor of its odds. None: there are too few."""
+    samples = [(guess, factor) for guess, factor in guesses_seen if guess.neural is not None]
+    if len(samples) < LEAST_FITTED:
+        return None
+    came = np.array([guess.came for guess, _ in samples])
+    losses = {
+        joint: log_loss(np.array([joint_chance(guess, factor, joint) for guess, factor in samples]), came)
+        for joint in JOINT_FACTORS
+    }
+    ngram_factor, joint_factor = min(losses, key=losses.__getitem__)
+    return round(float(ngram_factor), 3), round(float(joint_factor), 3)
+
+
+def joint_chance(guess: Guess, factor: float, joint: tuple[float, float]) -> float:
     """A guess's chance, as `grow_trees` scores it."""
     chance = with_odds(guess.prior, factor)
     if guess.neural is None:
         return chance
-    odds = joint_odds(chance, min(guess.neural, MOST), reads_context)
+    odds = joint_odds(chance, min(guess.neural, MOST), joint)
     return odds / (1 + odds)
 
 

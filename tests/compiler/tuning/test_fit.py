@@ -11,7 +11,8 @@ from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
 from redraft.bundle.budget_table import BudgetEntry, BudgetTable
 from redraft.bundle.method import MethodConfig
 from redraft.compiler.tuning.measure import Bench, seed_of
-from redraft.decoding.scores import Scores
+from redraft.decoding.defaults import NGRAM_CHANCES
+from redraft.decoding.scores import NgramScores, Scores
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.request import GenerateRequest, SamplingConfig
@@ -124,3 +125,36 @@ def test_scores_of_a_mixed_batch_are_logs_of_chances(bench):
             assert scores.min() >= math.log(0.05)
             drafted[place] += len(nodes) - 1
     assert drafted.min() > 10
+
+
+def test_chances_of_ngrams_are_those_of_greedy_answers():
+    """Texts that repeat what came after their last token: in the end every guess is right."""
+    plan = MethodConfig(construction=None, ngram=True, tree_budget=NODES)
+    runtime = Runtime(RepeatingEngine(), CODEC, LIMITS, VOCAB, frozenset(), only(plan))
+    bench = Bench(runtime, TOY, PROMPTS, 48, nodes=NODES)
+    bench.fit_chances()
+    assert bench.ngrams.chances[6][3] > NGRAM_CHANCES[6][3]
+    assert bench.runtime.scheduler.idle
+
+
+def test_fitted_guesses_change_what_is_drafted_and_no_text():
+    """Whatever stands in a bundle: greedy and seeded answers are those of auto-regressive decoding."""
+    shy = NgramScores(chances=dict.fromkeys(NGRAM_CHANCES, (0.02, 0.03, 0.04, 0.05)), joint_odds=(0.1, 0.0))
+    texts, drafted = {}, {}
+    for name, ngrams in {"defaults": NgramScores(), "fitted": shy}.items():
+        plan = MethodConfig(construction="best_first", ngram=True, tree_budget=NODES, support=VOCAB)
+        engine = ErringEngine(candidates=5)
+        runtime = Runtime(engine, CODEC, LIMITS, VOCAB, frozenset(), only(plan.changed(ngram_scores=ngrams)))
+        trees: list[TokenTree] = []
+        runtime.with_methods(runtime.methods, lambda tree, *_, trees=trees: trees.append(tree))
+        for key, temperature in enumerate((0.0, 0.7, 1.0)):
+            sampling = SamplingConfig(temperature=temperature, seed=key)
+            request = GenerateRequest(id=str(key), text="abcabcab", max_tokens=40, sampling=sampling)
+            runtime.scheduler.submit(runtime.sequence(key, request))
+        texts[name] = {key: [] for key in range(3)}
+        while not runtime.scheduler.idle:
+            for output in runtime.scheduler.step():
+                texts[name][output.key] += output.token_ids
+        drafted[name] = [node for tree in trees for nodes in tree.nodes for node in nodes]
+    assert texts["fitted"] == texts["defaults"]
+    assert drafted["fitted"] != drafted["defaults"]

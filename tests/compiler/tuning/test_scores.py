@@ -9,19 +9,23 @@ from redraft.compiler.tuning.scores import (
     Drafted,
     Guess,
     Visited,
+    fit_chances,
+    fit_joint_odds,
     fit_ngram_odds,
     fit_sharpness,
     fit_slope,
     guesses,
+    matches,
     retrieved,
     visited,
 )
-from redraft.decoding.defaults import NGRAM_CHANCES
+from redraft.decoding.defaults import JOINT_ODDS, NGRAM_CHANCES
 from redraft.decoding.growth import joint_odds
 from redraft.decoding.retrieval import Retrieval, RetrievalText
-from redraft.decoding.scores import Scores
+from redraft.decoding.scores import NgramScores, Scores
 
 SUPPORT, TEMPERATURE = 57, 0.7
+JOINT = JOINT_ODDS[False]
 BEFORE = Scores(temperature=TEMPERATURE, slope=1.1, sharpness=0.8)
 
 
@@ -62,16 +66,43 @@ def test_the_odds_of_ngrams_are_found():
             guess = Guess(float(prior), float(rng.uniform(0, 0.5)) if drafts else None, False)
             odds = factor * prior / (1 - prior)
             if guess.neural is not None:
-                odds = joint_odds(odds / (1 + odds), guess.neural, False)
+                odds = joint_odds(odds / (1 + odds), guess.neural, JOINT)
             found.append(guess._replace(came=bool(rng.random() < odds / (1 + odds))))
-        assert fit_ngram_odds(found, False) == pytest.approx(factor, rel=0.13)
+        assert fit_ngram_odds(found, JOINT) == pytest.approx(factor, rel=0.13)
+
+
+@pytest.mark.parametrize("joint", [(0.2, 0.6), (1.2, 6.0)])
+def test_how_guesses_are_joined_is_found(joint):
+    """By the chances that the factors make, whatever other pair makes nearly the same."""
+    rng = np.random.default_rng(5)
+    pairs = [(float(prior), float(rng.uniform(0, 0.6))) for prior in rng.choice([0.36, 0.62, 0.9], 4000)]
+    chances = [(odds := joint_odds(*pair, joint)) / (1 + odds) for pair in pairs]
+    seen = [(Guess(*pair, bool(rng.random() < chance)), 1.0) for pair, chance in zip(pairs, chances, strict=True)]
+    fitted = fit_joint_odds(seen)
+    assert fitted is not None
+    again = [(odds := joint_odds(*pair, fitted)) / (1 + odds) for pair in pairs]
+    assert np.abs(np.array(again) - chances).mean() < 0.02
+
+
+def test_chances_of_ngrams_are_counted_beside_the_defaults():
+    seen = [(2, 1, True)] * 900 + [(2, 1, False)] * 100 + [(6, 4, False)] * 4
+    chances = fit_chances(seen)
+    assert chances[2][0] == pytest.approx(0.9, abs=0.02)
+    assert chances[6][3] == pytest.approx(0.99 * 32 / 36, abs=0.001), "four guesses say little"
+    assert chances[1] == NGRAM_CHANCES[1]
+    NgramScores(chances=fit_chances([(length, 4, True) for length in NGRAM_CHANCES] * 10_000))
+
+
+def test_every_guess_in_an_answer_is_seen():
+    assert list(matches([2, 3, 7, 5], [2, 3, 9])) == [(1, 1, True), (2, 1, False)], "3 after 2, 7 after 2 and 3"
 
 
 def test_few_records_fit_nothing():
     nodes = nodes_of(1.0, 0.8, 9, 20)
     assert fit_slope(nodes, BEFORE, TEMPERATURE) is None
     assert fit_sharpness([node for node, _ in nodes], BEFORE.sharpness, SUPPORT) is None
-    assert fit_ngram_odds([Guess(0.5, None, True)] * 9, True) is None
+    assert fit_ngram_odds([Guess(0.5, None, True)] * 9, JOINT) is None
+    assert fit_joint_odds([(Guess(0.5, 0.5, True), 1.0)] * 9) is None
 
 
 DRAFTED = Drafted(
@@ -100,10 +131,10 @@ def test_visited_nodes_are_those_that_the_text_goes_through(text, chances, accep
 def test_guesses_stand_beside_what_was_drafted_there():
     """2, 3, 7 and 5 came before: after 2 and 3, at output position 2, 7 is guessed, and below it 5."""
     prompt, answer = [2, 3, 7, 5], [2, 3, 7, 6]
-    found = list(guesses(prompt, answer, {2: DRAFTED}))
+    found = list(guesses(prompt, answer, {2: DRAFTED}, NGRAM_CHANCES))
     assert [(guess.prior, guess.came) for guess in found] == [(NGRAM_CHANCES[2][0], True), (NGRAM_CHANCES[3][0], False)]
     assert [guess.neural for guess in found] == [pytest.approx(0.25), pytest.approx(0.5)]
-    everywhere = list(guesses(prompt, answer, {}))
+    everywhere = list(guesses(prompt, answer, {}, NGRAM_CHANCES))
     assert [guess.came for guess in everywhere] == [True, True, False], "3 after 2, 7 after 3, 5 after 7"
     assert all(guess.neural is None for guess in everywhere)
 
