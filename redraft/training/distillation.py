@@ -32,6 +32,8 @@ SHAPE = 128
 kernel for every new size, which takes longer than most of the products."""
 EVALUATED_POSITIONS = 1024
 """Positions that are evaluated at a time."""
+SIBLINGS = 4
+"""Most likely tokens after a text that a tree of the usual size may verify."""
 WARM_UP = 0.02
 
 
@@ -192,58 +194,64 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, held_out: Iterable[Windows]) -> dict[str, Any]:
         """Greedy acceptance on held-out text: per depth given the depth before, tokens per step of a chain (the bonus
-        token included), and tokens accepted over the sum of the chances that the drafter gave them."""
-        accepted, reached, promised = torch.zeros(3, self.unroll)
+        token included), and how often one of the SIBLINGS most likely tokens is right, over the chance that the
+        drafter gives it: trees verify more than a chain."""
+        accepted, reached = torch.zeros(self.unroll), torch.zeros(self.unroll)
+        among, promised = 0, 0.0
         for windows in held_out:
             size = max(1, EVALUATED_POSITIONS // windows.positions.shape[1])
             for first in range(0, len(windows), size):
                 judged = self._accepted(windows[first : first + size].to(self.device))
-                for depth, (before, chances, after) in enumerate(judged):
+                for depth, (before, after, siblings, chances) in enumerate(judged):
                     reached[depth] += before
-                    promised[depth] += chances
                     accepted[depth] += after
+                    among += siblings
+                    promised += chances
         conditional = accepted / reached.clamp(min=1)
         return {
             "conditional_acceptance": [round(c, 4) for c in conditional.tolist()],
             "chain_acceptance_length": round(1 + conditional.cumprod(0).sum().item(), 4),
-            "acceptance_ratio": round((accepted.sum() / promised.sum().clamp(min=1)).item(), 4),
+            "acceptance_ratio": round(among / max(promised, 1.0), 4),
         }
 
-    def _accepted(self, windows: Windows) -> Iterator[tuple[int, float, int]]:
-        """Per depth, how many drafts along the text get there, the sum of the chances that they give their tokens, and
-        how many of these are right. A draft gets to a depth where all before it was right and the text goes on as
-        the target would greedily."""
+    def _accepted(self, windows: Windows) -> Iterator[tuple[int, int, int, float]]:
+        """Per depth, how many drafts along the text get there, how many of those are right there, and have the right
+        token among their SIBLINGS most likely ones, and the sum of these tokens' chances. A draft gets to a depth where
+        all before it was right and the text goes on as the target would greedily."""
         most = windows.positions.shape[1]
         tokens = windows.tokens.flatten()
         alive = windows.drafted
         predicted = self._predicted(windows, [most] * self.unroll)
-        truth = self._most_likely(windows.hidden.flatten(0, 1), self.target_head)[0]
+        truth = self._most_likely(windows.hidden.flatten(0, 1), self.target_head, 1)[0][:, 0]
         for depth, x in enumerate(predicted):
             at = windows.flat(most, depth + 1)
             alive = alive & windows.scored(most, depth)
             if depth:
                 alive = alive & (tokens[at] == truth[at - 1])
             before, at = alive, at[alive]
-            drafted, chances = self._most_likely(x[alive.flatten()], self.head, tokens[at])
+            siblings = min(SIBLINGS, len(self.head))
+            drafted, chances = self._most_likely(x[alive.flatten()], self.head, siblings, tokens[at])
+            right = self.drafter.hot_ids[drafted] == truth[at, None]
             alive = alive.clone()
-            alive[before] = self.drafter.hot_ids[drafted] == truth[at]
-            yield int(before.sum()), float(chances.sum()), int(alive.sum())
+            alive[before] = right[:, 0]
+            yield int(before.sum()), int(alive.sum()), int(right.sum()), float(chances.sum())
 
-    def _most_likely(self, x: Tensor, weight: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The most likely rows of a head for hidden states [N, H], with the token info of `tokens` [N]; and their
-        chances, float32."""
+    def _most_likely(
+        self, x: Tensor, weight: Tensor, count: int, tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The most likely rows of a head for hidden states [N, H], with the token info of `tokens` [N], int64 [N,
+        count], and their chances, float32."""
         best, rows = [], LOGIT_ROWS[x.device.type]
         for i in range(0, len(x), rows):
             logits = F.linear(x[i : i + rows].to(self.dtype), weight)
             if tokens is not None and (info := self._info(tokens[i : i + rows])):
                 z, up = info
                 logits[:, : len(up)] += F.linear(z, up)
-            row = logits.argmax(-1)
-            best.append((row, logits.float().softmax(-1).gather(1, row[:, None])[:, 0]))
+            best.append(logits.float().softmax(-1).topk(count))
         if not best:
-            return torch.zeros(0, dtype=torch.long, device=x.device), torch.zeros(0, device=x.device)
-        row, chances = map(torch.cat, zip(*best, strict=True))
-        return row, chances
+            return torch.zeros(0, count, dtype=torch.long, device=x.device), torch.zeros(0, count, device=x.device)
+        chances, likely = map(torch.cat, zip(*best, strict=True))
+        return likely, chances
 
 
 def learning_rate(progress: float, peak: float, decay: Decay) -> float:
