@@ -18,7 +18,7 @@ import typer
 from benchmarks.command import console
 from redraft.engines.cuda import device as gpu
 from redraft.errors import BundleError
-from redraft.loadtest.results import write_json
+from redraft.loadtest.results import origin, write_json
 from redraft.plugins.cuda.compile import nvcc
 from redraft.plugins.library import BuildError
 
@@ -98,7 +98,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 def write_report(output: Path | None, script: str, device: torch.device, report: dict[str, Any]) -> None:
     """Write the results with the machine they are of, by default beside the script, and print where."""
     path = output or Path(script).with_suffix(".json")
-    write_json(path, {"machine": describe(device), **report})
+    write_json(path, origin(describe(device)) | report)
     console.print(f"written to {path}")
 
 

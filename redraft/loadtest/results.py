@@ -114,16 +114,18 @@ def write_json(path: Path, content: Any) -> None:
     partial.replace(path)
 
 
+def origin(machine: object) -> dict[str, object]:
+    """Where figures come from: the machine that they were measured on, the date and the command."""
+    command = shlex.join(["python", *sys.orig_argv[1:]])
+    return {"machine": machine, "date": f"{date.today():%Y-%m-%d}", "command": command}
+
+
 def save_report(path: Path, figures: dict[str, Any]) -> None:
     """Write a benchmark's figures with the machine that they were measured on, the date and the command."""
     # Not above: scripts for a bare GPU machine import this module to say which packages are missing there.
     from redraft.bundle.machine import machine_name
 
-    measured = {
-        "machine": machine_name(),
-        "date": f"{date.today():%Y-%m-%d}",
-        "command": shlex.join(["python", *sys.orig_argv[1:]]),
-    }
+    measured = origin(machine_name())
     write_json(path, measured | figures | measured)
 
 

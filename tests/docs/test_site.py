@@ -2,7 +2,9 @@
 
 import json
 import re
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,24 @@ PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.r
 AGAIN = "write it anew: python -m studies.figures.site"
 
 
+LOADED: set[str] = set()
+"""The result files that tables and plots were made of, by name."""
+
+
+def load(name: str) -> Any:
+    """Read a result file, and note that it is shown."""
+    LOADED.add(name)
+    return reader(DOCS / "results")(name)
+
+
 @pytest.fixture(scope="module")
 def rendered():
-    return render(reader(DOCS / "results"))
+    return render(load)
+
+
+@pytest.fixture(scope="module")
+def plots(tmp_path_factory):
+    return write_plots(load, ROOT / "drafters", tmp_path_factory.mktemp("plots"))
 
 
 def test_pages_show_what_the_results_give(rendered):
@@ -34,8 +51,7 @@ def test_everything_rendered_is_shown_once(rendered):
     assert sorted(shown) == sorted(rendered)
 
 
-def test_plots_are_drawn_from_the_results(tmp_path):
-    plots = write_plots(reader(DOCS / "results"), ROOT / "drafters", tmp_path)
+def test_plots_are_drawn_from_the_results(plots):
     assert len(plots) > 10
     others = [plot.name for plot in plots if plot.read_bytes() != (DOCS / "pictures" / plot.name).read_bytes()]
     assert others == [], AGAIN
@@ -67,3 +83,31 @@ def test_the_first_page_names_every_page():
     links = re.findall(r"\]\(([^)#]+\.md)\)", PAGES["index.md"])
     developers = {page for page in PAGES if page.startswith("developers/")}  # which their own index names
     assert set(PAGES) - set(links) - developers <= {"index.md"}
+
+
+NOT_RECORDED = {
+    "ablation", "beam_packing", "beam_shapes", "distillation", "eager", "held_out", "lossless", "lossless-methods",
+    "lossless-pairs", "structured", "token_frequency",
+}  # fmt: skip
+"""Files of before their machine or command was written with them: counts, or figures that cannot be had again."""
+
+
+@pytest.mark.parametrize("file", sorted((DOCS / "results").rglob("*.json")), ids=lambda file: file.stem)
+def test_a_file_says_where_its_figures_come_from(file):
+    content = json.loads(file.read_text())
+    origin = {key: content.get(key) for key in ("machine", "date", "command")}
+    assert all(origin.values()), origin
+    assert date.fromisoformat(origin["date"]) <= date.today()
+    missing = any(str(value).startswith("not recorded") for value in origin.values())
+    assert missing == (file.stem in NOT_RECORDED and file.parent.name in ("results", "h200"))
+
+
+def test_every_file_is_shown_or_linked(rendered, plots):
+    """A table, a plot or a sentence that links to it."""
+    assert rendered
+    assert plots
+    pages = "\n".join(PAGES.values())
+    files = {
+        file.relative_to(DOCS / "results").with_suffix("").as_posix() for file in (DOCS / "results").rglob("*.json")
+    }
+    assert {name for name in files - LOADED if f"{Path(name).name}.json" not in pages} == set()
