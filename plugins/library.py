@@ -58,6 +58,11 @@ def kernels_path() -> Path:
     return _folder() / KERNELS
 
 
+def are_built() -> bool:
+    """Whether `kernels_path` has nothing to build."""
+    return _fits() or _cached(_digest("")).exists()
+
+
 @cache
 def extension_path() -> Path:
     """`libredraft_openvino.so`: what `openvino.Core().add_extension` takes, built if need be. Raises BuildError."""
@@ -84,10 +89,17 @@ def operators_digest() -> str:
 
 
 def _folder() -> Path:
-    """The folder of the kernels, and of the extension once it is built: the wheel's, where it fits OpenVINO or there is
-    none, as beside GPUs."""
-    needed = COMPILED / (_extension_name() if _openvino_version() else KERNELS)
-    return COMPILED if needed.exists() else _built(_digest(""))
+    """The folder of the kernels, and of the extension once it is built: the wheel's, where that fits."""
+    return COMPILED if _fits() else _built(_digest(""))
+
+
+def _fits() -> bool:
+    """Whether there is a wheel's library that fits OpenVINO, or any where OpenVINO is missing, as beside GPUs."""
+    return (COMPILED / (_extension_name() if _openvino_version() else KERNELS)).exists()
+
+
+def _cached(digest: str) -> Path:
+    return CACHE / digest[:16]
 
 
 def _extension_name() -> str:
@@ -126,7 +138,7 @@ class _lock:
 
 
 def _built(digest: str) -> Path:
-    folder = CACHE / digest[:16]
+    folder = _cached(digest)
     if not folder.exists():
         with _lock():
             if not folder.exists():

@@ -18,6 +18,7 @@ import psutil
 from redraft.bundle.folder import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
+from redraft.plugins.library import BuildError, are_built, kernels_path
 from redraft.serving.processes import (
     OWNER_VARIABLE,
     PART_VARIABLE,
@@ -79,6 +80,7 @@ def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], 
     with _launching(run_dir), _private():
         _make_way(settings, run_dir)
         _write_settings(settings, run_dir)
+        _compile_operators(on_progress)
         try:
             return _follow(run_dir, _start_supervisor(run_dir), on_progress)
         except BaseException:
@@ -335,6 +337,17 @@ def _check_bundle(settings: ServeSettings) -> None:
     if not (settings.bundle / "config.json").is_file():
         raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json; `redraft build` builds one")
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
+
+
+def _compile_operators(on_progress: Callable[[str], None]) -> None:
+    """Compile what the worker would compile: that may take longer than a worker may take to start. Raises
+    ServingError."""
+    if not are_built():
+        on_progress("compiling the CPU operators, once for this version")
+    try:
+        kernels_path()
+    except BuildError as error:
+        raise ServingError(str(error)) from None
 
 
 def _read_ahead(bundle: Path) -> None:

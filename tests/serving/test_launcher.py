@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from redraft.plugins.library import BuildError
 from redraft.serving import launcher
 from redraft.serving.processes import OWNER_VARIABLE, ServingError
 from redraft.serving.rundir import RunDir, State
@@ -26,6 +27,22 @@ def test_what_a_start_waits_for_imports_no_numpy():
     """The command, the supervisor and the worker import one after the other: numpy is a third of the first two."""
     program = "import sys, redraft.cli.service, redraft.serving.supervisor; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_operators_are_compiled_before_a_worker_has_to_be_ready_in_time(monkeypatch, missing):
+    compiled, said = [], list[str]()
+    monkeypatch.setattr(launcher, "are_built", lambda: not missing)
+    monkeypatch.setattr(launcher, "kernels_path", lambda: compiled.append(said[:]))
+    launcher._compile_operators(said.append)
+    assert compiled == [said] == [["compiling the CPU operators, once for this version"] * missing]
+
+    def fails() -> None:
+        raise BuildError("g++ not found")
+
+    monkeypatch.setattr(launcher, "kernels_path", fails)
+    with pytest.raises(ServingError, match="g\\+\\+ not found"):
+        launcher._compile_operators(said.append)
 
 
 def test_a_bundle_is_read_ahead(tmp_path, monkeypatch):
