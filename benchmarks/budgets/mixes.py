@@ -239,7 +239,10 @@ def main(
     max_tokens: MaxTokens = 128,
     fixed: Annotated[list[int], typer.Option(min=1, help="Budgets that never change, in nodes.")] = [4, 8, 15],
     recording: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE", help="Write the recorded texts to this file, for tests.")
+        Path | None,
+        typer.Option(
+            "--record", metavar="FILE", help="Write the recorded texts to this file, for tests; default: none."
+        ),
     ] = None,
     output: Report = Path("artifacts/reports/budget_mixes.json"),
 ) -> None:
