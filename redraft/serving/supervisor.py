@@ -25,9 +25,9 @@ from redraft.serving.pulse import Pulse
 from redraft.serving.rundir import Phase, RunDir, State, cannot_write, hold, point
 from redraft.serving.settings import ServeSettings
 from redraft.serving.tritonserver import Triton
-from redraft.worker.client import WorkerClient
+from redraft.worker.client import NOT_THERE, WorkerClient
 
-FIRST_REQUEST_S = 120.0
+FIRST_REQUEST_S, CONNECT_S = 120.0, 10.0
 TICK_S, HEALTH_S = 0.1, 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _asked_again = False
@@ -76,16 +76,25 @@ class Supervisor:
             part.wait()
         self._health_pulse.reset()
         self._say("starting", "sending the first requests")
-        try:
-            tritonserver.send_first_requests(self._run_dir.http_socket, FIRST_REQUEST_S)
-        except ServingError:
-            if self._worker.child.ends_within(1.0):
-                raise ServingError(self._worker.child.death) from None
-            raise
+        self._send_first_requests()
         self._say("ready")
         while True:
             time.sleep(TICK_S)
             self._watch()
+
+    def _send_first_requests(self) -> None:
+        """Raises ServingError where one fails. Triton's models, which may have been there before the worker, have
+        CONNECT_S to find it."""
+        deadline = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                return tritonserver.send_first_requests(self._run_dir.http_socket, FIRST_REQUEST_S)
+            except ServingError as error:
+                if NOT_THERE not in str(error) or time.monotonic() > deadline or not self._worker.child.alive:
+                    if self._worker.child.ends_within(1.0):
+                        raise ServingError(self._worker.child.death) from None
+                    raise
+            time.sleep(TICK_S)
 
     def _watch(self) -> None:
         """Look at everything once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -11,9 +12,11 @@ import pytest
 from redraft.serving import supervisor as module
 from redraft.serving import tritonserver
 from redraft.serving.engine_worker import Swap
+from redraft.serving.processes import ServingError
 from redraft.serving.rundir import RunDir, SwapOrder
 from redraft.serving.settings import ServeSettings
 from redraft.serving.supervisor import Supervisor
+from redraft.worker.client import NOT_THERE
 from redraft.worker.protocol import WorkerStatus
 
 
@@ -50,6 +53,17 @@ def test_a_worker_that_drains_is_away_and_not_hung(supervisor):
     worker._ends_by = 0.0
     supervisor._watch()
     worker.child.end.assert_called_once_with(grace=0)
+
+
+@pytest.mark.parametrize(("failure", "asked"), [(NOT_THERE, 3), ("the engine failed", 1)])
+def test_models_that_were_there_before_the_worker_may_take_a_moment_to_find_it(supervisor, monkeypatch, failure, asked):
+    answers = [ServingError(f"the first request to ensemble failed: {failure}")] * 2 + [None]
+    send = MagicMock(side_effect=answers)
+    monkeypatch.setattr(tritonserver, "send_first_requests", send)
+    supervisor._worker.child.ends_within = lambda _: False
+    with nullcontext() if failure == NOT_THERE else pytest.raises(ServingError, match=failure):
+        supervisor._send_first_requests()
+    assert send.call_count == asked
 
 
 def test_a_drain_begins_when_health_no_longer_counts_on_the_worker(supervisor, monkeypatch):
