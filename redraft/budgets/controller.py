@@ -98,10 +98,14 @@ class Step:
         return self.plain_rows + sum(drafts.nodes for drafts in self.drafts.values())
 
     @property
+    def expected(self) -> dict[str, float]:
+        """Nodes that should be accepted, by method that drafts."""
+        return {method: drafts.expected for method, drafts in (self.fixed | self.drafts).items()}
+
+    @property
     def tokens(self) -> float:
         """Expected tokens so far."""
-        drafts = (*self.fixed.values(), *self.drafts.values())
-        return self.shape.running + sum(each.expected for each in drafts)
+        return self.shape.running + sum(self.expected.values())
 
     def drafting(self, *others: str) -> str:
         """The methods that draft, and others, as a key of the step's costs."""

@@ -1,9 +1,11 @@
 """The choice in compiled code, without the interpreter's lock: bit for bit that of `redraft.budgets.choice`, which is
-the algorithm to read, and the oracle of the tests."""
+the algorithm to read, and the oracle of the tests. Arrays of few entries are of ctypes, which makes and passes them in
+less time than numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import c_double, c_int32, c_int64
 
 import numpy as np
 
@@ -18,20 +20,19 @@ def choose_nodes(tree: TokenTree, ratios: Sequence[float], tokens: float, times:
     count, table = len(tree), times.table
     if len(ratios) != count:
         raise ValueError(f"expected {count} ratios, got {len(ratios)}")
-    rows, seconds = np.array(table.rows, np.int64), np.array(table.seconds)
-    factors, counts, result = np.array(ratios), np.empty(count, np.int32), np.empty(3)
+    entries = len(table.rows)
+    counts, result = (c_int32 * count)(), (c_double * 3)()
     call(
         "trees_choose",
-        *(count, pointer(tree.offsets, np.int32), pointer(tree.scores, np.float64), pointer(factors, np.float64)),
-        *(tokens, probes, pointer(rows, np.int64), pointer(seconds, np.float64), len(rows), table.padded),
-        *(times.rows, times.factor, times.more_s, pointer(counts, np.int32), pointer(result, np.float64)),
+        *(count, pointer(tree.offsets, np.int32), pointer(tree.scores, np.float64), (c_double * count)(*ratios)),
+        *(tokens, probes, (c_int64 * entries)(*table.rows), (c_double * entries)(*table.seconds), entries),
+        *(table.padded, times.rows, times.factor, times.more_s, counts, result),
     )
-    return Choice(counts.tolist(), *result.tolist())
+    return Choice(counts[:], *result)
 
 
 def promised_nodes(tree: TokenTree) -> list[float]:
     """Do as `redraft.budgets.choice.promised_nodes`."""
-    promised = np.empty(len(tree))
-    arrays = pointer(tree.offsets, np.int32), pointer(tree.scores, np.float64), pointer(promised, np.float64)
-    call("trees_promise", len(tree), *arrays)
-    return promised.tolist()
+    promised = (c_double * len(tree))()
+    call("trees_promise", len(tree), pointer(tree.offsets, np.int32), pointer(tree.scores, np.float64), promised)
+    return promised[:]

@@ -110,15 +110,6 @@ class TokenTree:
             paths.append(path)
         return paths
 
-    @cached_property
-    def inner(self) -> np.ndarray:
-        """bool [T], which nodes have children."""
-        result = np.zeros(len(self.tokens), np.bool_)
-        if len(self.tokens) > len(self):
-            rows = self.parents + np.repeat(self.offsets[:-1], self.sizes)
-            result[rows[self.parents >= 0]] = True
-        return result
-
     def of(self, group: Sequence[int] | np.ndarray) -> TokenTree:
         """The trees at these indices, in this order, without draws."""
         sizes, starts = self.sizes[group], self.offsets[:-1][group]

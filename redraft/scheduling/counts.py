@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from redraft import metrics
@@ -65,6 +65,7 @@ class EngineMetrics(Metrics):
         """The requests in slots, each with its method and what has been counted of it, by the statistics' identity."""
         self._gaps: list[float] = []
         self._steps: list[tuple[float, float, float]] = []
+        self._expected: dict[str, float] = {}
         for reason in metrics.FINISH_REASONS:
             self[metrics.ENDED].labels(reason)
 
@@ -95,6 +96,11 @@ class EngineMetrics(Metrics):
         if len(self._steps) + len(self._gaps) > MOST_NOTED:
             self._count_times()
 
+    def note_expected(self, nodes: Mapping[str, float]) -> None:
+        """Note how many of a step's draft nodes should be accepted, by method."""
+        for method, count in nodes.items():
+            self._expected[method] = self._expected.get(method, 0.0) + count
+
     def count_end(self, reason: str, stats: SequenceStats) -> None:
         """Count a request that has ended, and the times that it took."""
         if id(stats) in self._followed:
@@ -113,6 +119,9 @@ class EngineMetrics(Metrics):
     def _count(self) -> None:
         self._count_times()
         self._count_gains(*self._followed)
+        expected, self._expected = self._expected, {}
+        for method, count in expected.items():
+            self[metrics.EXPECTED_TOKENS].labels(method).inc(count)
 
     def _count_times(self) -> None:
         steps, self._steps = self._steps, []

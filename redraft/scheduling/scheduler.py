@@ -206,8 +206,7 @@ class Scheduler:
             accepted = [len(verdict.path) - 1 for verdict in verdicts]
             temperatures = [sequence.temperature for sequence in decoding]
             self._budgets.end(methods, temperatures, tree, accepted, step_s, target_s)
-            for method, drafts in self._budgets.step.drafts.items():
-                self.metrics[metrics.EXPECTED_TOKENS].labels(method).inc(drafts.expected)
+            self.metrics.note_expected(self._budgets.step.expected)
         return outputs
 
     def _admit(self, sequence: RequestState) -> None:
@@ -357,13 +356,12 @@ class Scheduler:
     ) -> list[float]:
         """Returns how long after its last tokens each sequence gains these."""
         now = time.perf_counter()
-        offsets = tree.offsets.tolist()
-        ends = [start + verdict.path[-1] for start, verdict in zip(offsets, verdicts, strict=False)]
-        going_on = tree.inner[ends].tolist()
+        offsets, parents = tree.offsets.tolist(), tree.parents.tolist()
         for index, (sequence, verdict, features) in enumerate(zip(sequences, verdicts, kept, strict=True)):
-            rows = offsets[index + 1] - offsets[index]
+            start, end = offsets[index : index + 2]
+            goes_on = verdict.path[-1] in parents[start:end]
             nodes = tree.nodes[index] if sequence.proposals is not None else ()
-            sequence.step(verdict, features, rows, going_on[index], nodes)
+            sequence.step(verdict, features, end - start, goes_on, nodes)
         gaps_s = [now - sequence.gained_at for sequence in sequences]
         for sequence in sequences:
             sequence.gained_at = now

@@ -230,7 +230,6 @@ def test_lists_and_arrays_are_the_same_trees():
     assert tree.nodes == nodes
     assert len(tree) == 3
     assert tree.sizes.tolist() == [3, 1, 2]
-    assert tree.inner.tolist() == [True, True, False, False, True, False]
     assert tree.of([0, 2]).nodes == [nodes[0], nodes[2]]
     assert TokenTree.root_only([7, 8]).nodes == [[(7, -1, 0.0)], [(8, -1, 0.0)]]
 
