@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from array import array
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,17 @@ def pointer(array: np.ndarray, dtype: type[np.generic]) -> ctypes.Array | int:
     if not flags.writeable:
         return array.ctypes.data
     return NO_BYTES.from_buffer(array)  # type: ignore[arg-type]  # arrays say that they are buffers from Python 3.12 on
+
+
+def address(numbers: array) -> ctypes.Array:
+    """Return what a function takes for an array of Python's: of few numbers it is made and read in less time than
+    numpy's, and needs no type for its length as those of ctypes do."""
+    return NO_BYTES.from_buffer(numbers)
+
+
+def zeros(kind: str, count: int) -> array:
+    """Return an array of Python's for results."""
+    return array(kind, bytes(array(kind).itemsize * count))
 
 
 @cache

@@ -7,8 +7,9 @@ and the oracle of the tests.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import le
 from typing import Any
 from weakref import finalize
@@ -20,7 +21,7 @@ from redraft.decoding.defaults import NGRAM_CHANCES
 from redraft.decoding.growth import LEAST, MOST
 from redraft.decoding.ngram import LONGEST, MOST_TIMES, NgramIndex
 from redraft.decoding.token_tree import UNLIMITED, TokenTree
-from redraft.plugins.trees.native import call, function, pointer
+from redraft.plugins.trees.native import address, call, function, pointer, zeros
 
 LENGTHS = np.array(sorted(NGRAM_CHANCES), np.int64)
 
@@ -73,15 +74,12 @@ class NativeNgrams(NgramIndex):
         return self._unread
 
 
-def read(indices: Sequence[NativeNgrams]) -> np.ndarray:
-    """Let n-grams read what they were told. Returns their handles, int64 [B]."""
-    handles = np.array([index.handle for index in indices], np.int64)
-    unread = [index.unread for index in indices]
-    tokens = np.array([token for part in unread for token in part], np.int32)
-    if len(tokens):
-        ends = np.array(list(accumulate(map(len, unread))), np.int64)
-        arrays = pointer(tokens, np.int32), pointer(ends, np.int64)
-        call("ngrams_read", pointer(handles, np.int64), len(handles), *arrays)
+def read(indices: Sequence[NativeNgrams]) -> array:
+    """Let n-grams read what they were told. Returns their handles [B]."""
+    handles, unread = array("q", [index.handle for index in indices]), [index.unread for index in indices]
+    if tokens := array("i", chain.from_iterable(unread)):
+        ends = array("q", accumulate(map(len, unread)))
+        call("ngrams_read", address(handles), len(handles), address(tokens), address(ends))
         for part in unread:
             part.clear()
     return handles
@@ -99,14 +97,13 @@ def grow_trees(
     """Do as `redraft.decoding.growth.grow_trees` for sequences without a grammar. `chances` are those of `indices`: see
     `rows_of`."""
     _expect(len(roots), indices, odds)
-    handles, factors = read(indices), np.array(odds, np.float64)
+    handles, factors = read(indices), array("d", odds)
     forest = _Forest(len(roots), len(roots) * (budget + 1))
     call(
         "trees_grow",
         *_candidates(drafts, roots),
         budget,
-        *(pointer(handles, np.int64), pointer(factors, np.float64)),
-        *(pointer(chances, np.float64), MOST_TIMES, LEAST, MOST, *joint),
+        *(address(handles), address(factors), pointer(chances, np.float64), MOST_TIMES, LEAST, MOST, *joint),
         *forest.pointers,
     )
     return forest.trees()
@@ -183,17 +180,17 @@ def walk_trees(
     _expect(len(tree.tokens), chosen)
     if len(chosen) == len(tree):  # nothing is drafted
         return [([0], [token]) for token in chosen.tolist()]
-    ends = np.array([token for ids in end_ids for token in ids], np.int32)
-    end_offsets = np.array([0, *accumulate(map(len, end_ids))], np.int32)
-    offsets, walked = np.empty(len(end_ids) + 1, np.int32), np.empty((2, len(chosen)), np.int32)
+    ends = array("i", chain.from_iterable(end_ids))
+    end_offsets = array("i", [0, *accumulate(map(len, end_ids))])
+    # Paths are at most as long as the trees are large. The tokens stand behind them.
+    offsets, walked = zeros("i", len(end_offsets)), zeros("i", 2 * len(chosen))
     call(
         "trees_walk",
         *(len(end_ids), *_columns(tree), pointer(chosen, np.int32)),
-        *(pointer(ends, np.int32), pointer(end_offsets, np.int32)),
-        *(pointer(offsets, np.int32), pointer(walked, np.int32)),
+        *(address(ends), address(end_offsets), address(offsets), address(walked)),
     )
-    path, tokens = walked.tolist()
-    return [(path[start:end], tokens[start:end]) for start, end in pairwise(offsets.tolist())]
+    paths, tokens = walked[: len(chosen)], walked[len(chosen) :]
+    return [(paths[start:end].tolist(), tokens[start:end].tolist()) for start, end in pairwise(offsets)]
 
 
 class _Forest:
