@@ -75,3 +75,11 @@ def test_no_more_times_are_kept_than_are_counted_in_a_step():
         assert len(counted._gaps) <= MOST_NOTED
     values = samples(counted)
     assert values["inter_token_latency_seconds_count",] == 7 * values["engine_steps",] == 7 * (3 * MOST_NOTED // 8)
+
+
+def test_what_drafts_promise_is_counted_by_method():
+    counted = EngineMetrics()
+    for _ in range(2):
+        counted.note_expected({"one": 1.5, "two": 0.25})
+    values = samples(counted)
+    assert [values["spec_decode_num_expected_tokens", method] for method in ("one", "two")] == [3.0, 0.5]
