@@ -53,7 +53,7 @@ class Estimates(BaseModel):
     calibrations: dict[str, Calibration] = Field(default_factory=dict)
     """By method."""
     histories: dict[str, History] = Field(default_factory=dict)
-    """By method and load."""
+    """By method, load and temperature band."""
 
 
 @dataclass
@@ -155,7 +155,7 @@ class BudgetController:
         steps faster, or a probe is due."""
         if self.step.plain:
             return False
-        history = self.estimates.histories.get(self._key(method))
+        history = self.estimates.histories.get(self._key(method, bands))
         ratio = sum(self._calibration(method).ratios(bands)) / len(bands)
         should_pay = history is not None and history.advantage(ratio) >= LEAST_GAIN
         if self.balance_s <= 0:
@@ -179,7 +179,7 @@ class BudgetController:
         times = costs.by_nodes(step.rows + beside, step.drafting(method), step.shape, -self.prompt_s)
         ratios, tokens = self._calibration(method).ratios(drafts.bands), step.tokens
         choice = choose_nodes(tree, ratios, tokens, times, drafts.probes)
-        self._remember(method, choice.promised / tokens, choice.seconds / before_s)
+        self._remember(self._key(method, drafts.bands), choice.promised / tokens, choice.seconds / before_s)
         drafts.nodes, drafts.expected = sum(choice.counts) + beside, choice.expected
         step.drafts[method] = drafts
         return choice.counts
@@ -230,14 +230,15 @@ class BudgetController:
             calibrations[method] = Calibration()
         return calibrations[method]
 
-    def _key(self, method: str) -> str:
-        return f"{method}:{self.step.shape.load}"
+    def _key(self, method: str, bands: Sequence[int]) -> str:
+        """What a history is kept by: the method, the load, and the band of most of its sequences."""
+        return f"{method}:{self.step.shape.load}:{max(set(bands), key=bands.count)}"
 
-    def _remember(self, method: str, promised: float, slower: float) -> None:
-        if history := self.estimates.histories.get(self._key(method)):
+    def _remember(self, key: str, promised: float, slower: float) -> None:
+        if history := self.estimates.histories.get(key):
             history.add(promised, slower)
         else:
-            self.estimates.histories[self._key(method)] = History(promised=promised, slower=slower)
+            self.estimates.histories[key] = History(promised=promised, slower=slower)
 
     @property
     def prompt_s(self) -> float:

@@ -40,6 +40,18 @@ def test_what_was_learned_comes_back(bundle):
     assert not list(bundle.glob(".*")), "no partial file stays"
 
 
+def test_what_drafts_gain_is_kept_by_temperature():
+    controller = BudgetController(estimates())
+    tree = TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.1)]] * 2)
+    for bands in ([0, 0], [3, 3], [3, 0]):
+        controller.balance_s = 1.0
+        controller.begin(StepShape(2))
+        assert controller.pays("m", bands)
+        controller.share("m", tree)
+    assert {key[:4] for key in controller.estimates.histories} == {"m:1:"}
+    assert {key[4:] for key in controller.estimates.histories} == {"0", "3"}
+
+
 def test_nothing_was_learned_of_a_new_bundle(bundle):
     assert LearnedFile.of(bundle).load() is None
 
