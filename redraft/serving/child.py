@@ -8,7 +8,7 @@ import os
 import resource
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -232,12 +232,17 @@ class Part:
         self.child.start()
         self.pulse.reset()
 
-    def wait(self) -> None:
-        """Wait until it is up for the first time. Raises ServingError, with the end of its log, where it fails."""
+    def wait(self, beside: Collection[Part]) -> None:
+        """Wait until it is up for the first time. Raises ServingError, with the end of a log, where it takes too long,
+        or where it or a part that starts `beside` it ends."""
         child, begun = self.child, self.child.age  # it may have been started long before somebody waits
-        while not self.pulse.answered:
-            if not child.alive:
-                raise ServingError(child.death)
+        while True:
+            # Before the answer, which may be from before the end.
+            for part in (self, *beside):
+                if not part.child.alive:
+                    raise ServingError(part.child.death)
+            if self.pulse.answered:
+                break
             if child.age - begun > self.start_s:
                 late = f"{child.name} was not ready within {self.start_s:.0f} s{self.start_remedy}"
                 raise ServingError(f"{late}; {child.log_end}")

@@ -26,7 +26,7 @@ def guard(run_dir: RunDir, settings: ServeSettings) -> Part:
     """The guard. It answers an unknown path by itself, whatever Triton does."""
     command = [
         *(sys.executable, "-m", "redraft.serving.guard.server", "--metrics-socket", str(run_dir.metrics_socket)),
-        *("--http-socket", str(run_dir.http_socket), "--grpc-socket", str(run_dir.grpc_socket)),
+        *("--http-socket", str(run_dir.open_http), "--grpc-socket", str(run_dir.open_grpc)),
         *("--worker-socket", str(run_dir.socket)),
     ]
     child = Child(

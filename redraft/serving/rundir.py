@@ -99,7 +99,10 @@ class RunDir:
         self.http_socket = self.path / "http.sock"
         self.grpc_socket = self.path / "grpc.sock:1"  # Triton ends the name with a port
         self.metrics_socket = self.path / "metrics.sock"
-        """Where Triton listens, for the guard and the supervisor."""
+        """Where Triton listens, for the supervisor."""
+        self.open_http = self.path / "open_http.sock"
+        self.open_grpc = self.path / "open_grpc.sock"
+        """Links to Triton's sockets, for the guard: see `open`."""
         self.pipe = self.path / SUPERVISOR_PIPE
         self.stopping = self.path / STOPPING
         self.state_file = self.path / "state.json"
@@ -156,6 +159,11 @@ class RunDir:
     def worker_socket(self, number: int) -> Path:
         """Where the worker of this number listens: 0 for the first, one more for each swap."""
         return self.path / f"worker-{number}.sock"
+
+    def open(self) -> None:
+        """Let the guard reach Triton, which is there, and calls itself ready, before the worker is. Raises OSError."""
+        point(self.open_http, Path(self.http_socket.name))
+        point(self.open_grpc, Path(self.grpc_socket.name))
 
     def remove_sockets(self) -> None:
         """Take the workers' sockets away, and the sign of a stop. Raises OSError."""

@@ -53,7 +53,7 @@ class Supervisor:
         tritonserver.prepare(installation, run_dir, settings)
         point(run_dir.socket, run_dir.worker_socket(0))
         point(run_dir.bundle, settings.bundle)
-        for old in (run_dir.pipe, run_dir.swap_order, run_dir.stopping):
+        for old in (run_dir.pipe, run_dir.swap_order, run_dir.stopping, run_dir.open_http, run_dir.open_grpc):
             old.unlink(missing_ok=True)
         os.mkfifo(run_dir.pipe)
         self._pipe = os.open(run_dir.pipe, os.O_RDWR)  # it closes with this process: the models end with it
@@ -68,15 +68,20 @@ class Supervisor:
         """Start everything, then watch until StopRequested. Raises ServingError if the start fails."""
         tritonserver.remove_memory_after(self._run_dir)
         self._say("starting", f"loading the bundle {self._settings.bundle}")
-        for part in (self._worker, self._triton, *self._listeners):
+        parts: list[Part] = [self._worker, self._triton, *self._listeners]
+        for part in parts:
             part.start()
-        self._worker.wait()
+        self._worker.wait(beside=parts)
         self._say("starting", "loading Triton's models")
         for part in (self._triton, *self._listeners):
-            part.wait()
+            part.wait(beside=parts)
         self._health_pulse.reset()
         self._say("starting", "sending the first requests")
         self._send_first_requests()
+        try:
+            self._run_dir.open()
+        except OSError as error:
+            raise cannot_write(self._run_dir.open_http, error) from None
         self._say("ready")
         while True:
             time.sleep(TICK_S)

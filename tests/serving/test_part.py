@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from redraft.serving.child import STOPPED_TICKS, Child, Part
-from redraft.serving.processes import is_stopped
+from redraft.serving.processes import ServingError, is_stopped
 from redraft.serving.rundir import RunDir
 from tests.conftest import wait_until
 
@@ -28,6 +28,20 @@ def part(tmp_path) -> Iterator[Part]:
     assert child.up
     yield made
     child.end(grace=0)
+
+
+def test_a_wait_ends_with_each_part_that_starts_beside_it(part):
+    """An answer from before the end would call a dead server up; a part that nobody waits for yet is told late."""
+    other = Part(part.child, lambda: False, 2.0)
+    other.child = SimpleNamespace(alive=True, age=0.0)
+    other.pulse = SimpleNamespace(answered=False)
+    part.child.up = False
+    os.kill(part.child.pid, signal.SIGKILL)
+    wait_until(lambda: not part.child.alive)
+    for waits, beside in ((part, []), (other, [part])):
+        with pytest.raises(ServingError, match="the sleeper was killed by signal 9"):
+            waits.wait(beside)
+    assert not part.up
 
 
 def test_silence_ends_it_after_its_limit(part):

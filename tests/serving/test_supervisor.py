@@ -55,6 +55,25 @@ def test_a_worker_that_drains_is_away_and_not_hung(supervisor):
     worker.child.end.assert_called_once_with(grace=0)
 
 
+def test_clients_reach_triton_after_the_first_request_only(supervisor, monkeypatch, tmp_path):
+    """Its models load beside the worker, and it calls itself ready without one."""
+    run_dir, events = RunDir(tmp_path), list[str]()
+    run_dir.http_socket.touch()
+    for part in (supervisor._worker, supervisor._triton, supervisor._guard):
+        monkeypatch.setattr(part, "start", lambda: None)
+        monkeypatch.setattr(part, "wait", lambda beside: events.append(f"{len(beside)} {run_dir.open_http.exists()}"))
+    monkeypatch.setattr(tritonserver, "remove_memory_after", lambda _: None)
+    monkeypatch.setattr(supervisor, "_watch", MagicMock(side_effect=module.StopRequested))
+    monkeypatch.setattr(
+        supervisor, "_send_first_requests", lambda: events.append(f"first request {run_dir.open_http.exists()}")
+    )
+    with pytest.raises(module.StopRequested):
+        supervisor.run()
+    assert events == ["3 False"] * 3 + ["first request False"]
+    assert run_dir.open_http.samefile(run_dir.http_socket)
+    assert (tmp_path / run_dir.open_grpc.readlink()) == run_dir.grpc_socket
+
+
 @pytest.mark.parametrize(("failure", "asked"), [(NOT_THERE, 3), ("the engine failed", 1)])
 def test_models_that_were_there_before_the_worker_may_take_a_moment_to_find_it(supervisor, monkeypatch, failure, asked):
     answers = [ServingError(f"the first request to ensemble failed: {failure}")] * 2 + [None]

@@ -20,10 +20,12 @@ import threading
 import pytest
 
 from redraft.serving import launcher, tritonserver
-from redraft.serving.processes import ServingError
+from redraft.serving.listeners import answers
+from redraft.serving.processes import ServingError, end_processes, owned_processes
 from redraft.serving.rundir import RunDir, hold
 from redraft.serving.settings import ServeSettings
 from tests.conftest import wait_until
+from tests.serving.client_side import Service
 from tests.serving.lifecycle.starting import assert_nothing_is_left, serve, settings
 
 
@@ -237,6 +239,44 @@ except ServingError as error:
     finally:
         launcher.stop(tmp_path)
     assert_nothing_is_left(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_server_that_is_up_before_the_worker_is_not_ready_and_its_death_is_told_at_once(tmp_path, dies):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "config.json").write_text("{}")
+    (bundle / "away").touch()
+    wanted, run_dir = settings(bundle), RunDir(tmp_path / "run")
+    ended: list[str] = []
+
+    def start() -> None:
+        try:
+            serve(run_dir.path, wanted)
+        except ServingError as error:
+            ended.append(str(error))
+
+    service, starting = Service(wanted, run_dir), threading.Thread(target=start)
+    starting.start()
+    try:
+        wait_until(lambda: tritonserver.health(run_dir.http_socket) == tritonserver.READY)
+        wait_until(lambda: answers(wanted.http_port, "/", (404,)))
+        assert not service.ready()
+        if dies:
+            end_processes(owned_processes(run_dir.path, "triton"), grace=0)
+            starting.join(60)
+            assert "the Triton server was killed by signal 9" in ended[0]
+            return
+        (bundle / "away").unlink()
+        wait_until(service.ready)
+        assert service.generate({"text_input": "hi", "max_tokens": 2})["text_output"]
+    finally:
+        (bundle / "away").unlink(missing_ok=True)
+        starting.join()
+        launcher.stop(run_dir.path)
+    assert not ended
+    assert_nothing_is_left(run_dir.path)
 
 
 @pytest.mark.slow
