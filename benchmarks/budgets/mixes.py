@@ -8,7 +8,7 @@ Five mixes: chats, greedy and at temperature 1; code edits; random words at a hi
 and a ramp from 1 to 16 to 1 streams that changes in the middle from edits to random words. First each text is recorded
 with what the bundle drafts at each token. Then a mix is served in turns of a request, or of as many as the ramp has
 streams, and each way of decoding serves a turn before the next begins, so that a busy machine slows all alike. Budgets
-that choose themselves begin each mix with nothing learned. The same turns are then replayed on a virtual clock, on a
+that choose themselves begin each mix as on a new server. The same turns are then replayed on a virtual clock, on a
 machine that is as the budgets have learned this one.
 
 Figures are speed-ups over plain decoding in the same engine, the first 20 steps left out: of all tokens, with an
@@ -193,7 +193,7 @@ class Ways:
         """Replay a mix in every way on a machine that is as these budgets know this one."""
         method = next(iter(self.runtime.methods))
         machine = LearnedMachine(self.first.costs.tables[0], budgets.costs, method)
-        runs = {CHOSEN: simulate(machine, Replay(turns))}
+        runs = {CHOSEN: simulate(machine, Replay(turns), calibration=self.first.calibrations.get(method))}
         return compared(runs | {str(nodes): simulate_fixed(machine, Replay(turns), nodes) for nodes in self.fixed})
 
 
@@ -225,7 +225,8 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> Table:
             part = figures[kind]
             within = f" ({low:.2f} to {high:.2f})" if kind == "live" else ""
             best = part["fixed"].get(part["best"], 1.0)
-            row += [f"{part['speed_up']:.2f}x{within}", f"{part['worst_window']:.2f}x"]
+            worst = "-" if part["worst_window"] is None else f"{part['worst_window']:.2f}x"
+            row += [f"{part['speed_up']:.2f}x{within}", worst]
             row += [f"{best:.2f}x ({part['best']})", f"{part['regret']:+.1%}"]
         result.rows.append(row)
     return result

@@ -10,7 +10,7 @@ import numpy as np
 
 from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, StepShape, TimeTable
-from redraft.budgets.gain import bands_of
+from redraft.budgets.gain import Calibration, bands_of
 from redraft.decoding.token_tree import TokenTree
 
 METHOD = "drafter"
@@ -116,13 +116,13 @@ class Run:
         return float(self.plain[WARM_UP_STEPS:].sum() / self.seconds[WARM_UP_STEPS:].sum())
 
     @property
-    def worst_window(self) -> float:
-        """The least speed-up in any window of WINDOW_S after the first steps; NaN where the run is shorter."""
+    def worst_window(self) -> float | None:
+        """The least speed-up in any window of WINDOW_S after the first steps; None where the run is shorter."""
         seconds, plain = self.seconds[WARM_UP_STEPS:].cumsum(), self.plain[WARM_UP_STEPS:].cumsum()
         last = np.flatnonzero(seconds >= WINDOW_S)
         first = np.searchsorted(seconds, seconds[last] - WINDOW_S)
         ratios = (plain[last] - plain[first]) / (seconds[last] - seconds[first])
-        return float(ratios.min()) if len(ratios) else float("nan")
+        return float(ratios.min()) if len(ratios) else None
 
 
 def tree_of(scores: np.ndarray, kept: np.ndarray) -> TokenTree:
@@ -140,18 +140,21 @@ def cut(drawn: Drawn, counts: list[int]) -> tuple[TokenTree, np.ndarray]:
     return tree_of(drawn.scores, kept), (kept[:, 1:] & drawn.followed).sum(1)
 
 
-def started(machine: Machine, rng: np.random.Generator) -> BudgetController:
+def started(machine: Machine, rng: np.random.Generator, calibration: Calibration) -> BudgetController:
     """A controller whose table was timed at load, each count a bit off."""
     table = replace(machine.table)
     table.seconds = [seconds * rng.normal(1.0, 0.05) for seconds in table.seconds]
-    return BudgetController(Estimates(costs=StepCosts(tables=[table])))
+    calibrations = {METHOD: calibration.model_copy(deep=True)}
+    return BudgetController(Estimates(costs=StepCosts(tables=[table]), calibrations=calibrations))
 
 
-def simulate(machine: Machine, source: Source, seed: int = 0, few_rows: float = 1.0) -> Run:
-    """Serve a source to its end by a controller's budgets. `few_rows`: what the seconds of one and two rows were
-    multiplied by where the table was timed at load, as on a busy machine."""
+def simulate(
+    machine: Machine, source: Source, seed: int = 0, few_rows: float = 1.0, calibration: Calibration | None = None
+) -> Run:
+    """Serve a source to its end by budgets that choose themselves, from this calibration on. `few_rows`: what the
+    seconds of one and two rows were multiplied by where the table was timed at load, as on a busy machine."""
     rng, now, steps = np.random.default_rng(seed), 0.0, []
-    controller = started(machine, rng)
+    controller = started(machine, rng, calibration or Calibration())
     table = controller.costs.tables[0]
     table.seconds[:2] = [few_rows * seconds for seconds in table.seconds[:2]]
     while (drawn := source.draw(now, rng)) is not None:

@@ -22,6 +22,8 @@ PLAIN_EVERY = 100
 """Steps with drafts at a load after which one does without: what plain decoding costs shows only where it is done."""
 CREDIT_S = 0.1
 """Most seconds that the ledger holds: what is lost at once when predictable text ends."""
+FIRST_CREDIT = 3
+"""Plain steps of one stream whose time the ledger begins with: what a first answer may lose."""
 
 
 @pydantic_dataclass(config=STRICT, kw_only=True)
@@ -123,7 +125,7 @@ class BudgetController:
 
     def __init__(self, estimates: Estimates):
         self.estimates = estimates
-        self.balance_s = CREDIT_S
+        self.balance_s = min(FIRST_CREDIT * estimates.costs.target(1, StepShape(1)), CREDIT_S)
         self._since_plain: dict[str, int] = {}
         """Steps with drafts since the last one without, by load."""
         self.held_back = 0

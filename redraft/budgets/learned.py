@@ -12,9 +12,8 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from redraft.budgets.controller import Estimates
-from redraft.bundle.folder import MANIFEST
 from redraft.bundle.machine import machine_name
-from redraft.bundle.manifest import file_sha256
+from redraft.bundle.scores import ScoresFile
 
 log = logging.getLogger("redraft.budgets")
 
@@ -27,7 +26,7 @@ class Learned(BaseModel):
     machine: str
     """See `LearnedFile.machine`."""
     build: str
-    """sha256 of the bundle's manifest."""
+    """See `LearnedFile.build`."""
     estimates: Estimates
 
 
@@ -39,16 +38,16 @@ class LearnedFile:
     machine: str
     """See `machine_name`, the GPU, and the threads of the engine."""
     build: str
-    """sha256 of the bundle's manifest as it was loaded: who saves may run after another build took the folder."""
+    """See `ScoresFile.digest`, of the bundle as it was loaded: another build may have taken the folder since."""
 
     @classmethod
     def of(
         cls, bundle: Path, threads: int | None = None, gpu: str | None = None, folder: Path | None = None
     ) -> LearnedFile:
         """The file of a bundle that is served on this GPU, None: on the CPU, with `threads` threads, by default one for
-        each core. It lies in `folder`, by default beside the bundle's files."""
+        each core. It lies in `folder`, by default beside the bundle's files. Raises ValueError for damaged scores."""
         parts = (machine_name(), gpu, f"{threads} threads" if threads else None)
-        return cls(folder or bundle, ", ".join(filter(None, parts)), file_sha256(bundle / MANIFEST))
+        return cls(folder or bundle, ", ".join(filter(None, parts)), ScoresFile.load(bundle).digest(bundle))
 
     @property
     def path(self) -> Path:
@@ -59,11 +58,14 @@ class LearnedFile:
     def load(self) -> Estimates | None:
         """Return what was learned; None where nothing was. A file that is damaged, or was renamed to that of
         another build or machine, counts for nothing, which is logged."""
-        if not self.path.is_file():
-            return None
         try:
             learned = Learned.model_validate_json(self.path.read_bytes())
-        except (OSError, ValidationError):
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("cannot read %s: %s: learning anew", self.path, error.strerror)
+            return None
+        except ValidationError:
             log.warning("%s is damaged or of another version: learning anew", self.path)
             return None
         if (learned.machine, learned.build) != (self.machine, self.build):

@@ -222,7 +222,8 @@ class Trainer:
         tokens = windows.tokens.flatten()
         alive = windows.drafted
         predicted = self._predicted(windows, [most] * self.unroll)
-        truth = self._most_likely(windows.hidden.flatten(0, 1), self.target_head, 1)[0][:, 0]
+        hidden = self._logits(windows.hidden.flatten(0, 1), self.target_head)
+        truth = torch.cat([logits.argmax(-1) for logits in hidden])
         for depth, x in enumerate(predicted):
             at = windows.flat(most, depth + 1)
             alive = alive & windows.scored(most, depth)
@@ -230,28 +231,24 @@ class Trainer:
                 alive = alive & (tokens[at] == truth[at - 1])
             before, at = alive, at[alive]
             siblings = min(SIBLINGS, len(self.head))
-            drafted, chances = self._most_likely(x[alive.flatten()], self.head, siblings, tokens[at])
-            right = self.drafter.hot_ids[drafted] == truth[at, None]
+            drafted = self._logits(x[alive.flatten()], self.head, tokens[at])
+            best = [(logits.argmax(-1), *logits.float().softmax(-1).topk(siblings)) for logits in drafted]
+            first, chances, among = map(torch.cat, zip(*best, strict=True))
             alive = alive.clone()
-            alive[before] = right[:, 0]
+            alive[before] = self.drafter.hot_ids[first] == truth[at]
+            right = self.drafter.hot_ids[among] == truth[at, None]
             yield int(before.sum()), int(alive.sum()), int(right.sum()), float(chances.sum())
 
-    def _most_likely(
-        self, x: Tensor, weight: Tensor, count: int, tokens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The most likely rows of a head for hidden states [N, H], with the token info of `tokens` [N], int64 [N,
-        count], and their chances, float32."""
-        best, rows = [], LOGIT_ROWS[x.device.type]
-        for i in range(0, len(x), rows):
+    def _logits(self, x: Tensor, weight: Tensor, tokens: Tensor | None = None) -> Iterator[Tensor]:
+        """A head's logits for hidden states [N, H], with the token info of `tokens` [N], some rows at a time; of none
+        where there are none."""
+        rows = LOGIT_ROWS[x.device.type]
+        for i in range(0, max(len(x), 1), rows):
             logits = F.linear(x[i : i + rows].to(self.dtype), weight)
             if tokens is not None and (info := self._info(tokens[i : i + rows])):
                 z, up = info
                 logits[:, : len(up)] += F.linear(z, up)
-            best.append(logits.float().softmax(-1).topk(count))
-        if not best:
-            return torch.zeros(0, count, dtype=torch.long, device=x.device), torch.zeros(0, count, device=x.device)
-        chances, likely = map(torch.cat, zip(*best, strict=True))
-        return likely, chances
+            yield logits
 
 
 def learning_rate(progress: float, peak: float, decay: Decay) -> float:

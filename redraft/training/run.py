@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 import warnings
@@ -193,7 +194,8 @@ def train(
         record = judge(trainer, teacher, run, done, speed) if ends else None
         if record:
             done.losses, done.loss = 0, 0.0
-            if ratio := record.get("acceptance_ratio"):
+            ratio = record.get("acceptance_ratio", 0.0)
+            if 0 < ratio < math.inf:
                 card["acceptance_ratio"] = ratio  # budgets begin with it
         drafter.save(output, card)
         save_checkpoint(checkpoint, drafter, optimizer, done, recipe)

@@ -13,6 +13,8 @@ from redraft.budgets.gain import Calibration
 from redraft.budgets.learned import LearnedFile
 from redraft.budgets.warm_up import time_steps
 from redraft.bundle.folder import MANIFEST
+from redraft.bundle.scores import MethodScores, ScoresFile
+from redraft.decoding.scores import Scores
 from redraft.decoding.token_tree import TokenTree
 from redraft.scheduling.scheduler import Limits
 from tests.toy_engine import ToyEngine
@@ -112,6 +114,25 @@ def test_what_an_old_worker_learned_is_not_taken_for_the_new_build(bundle, warni
     (bundle / MANIFEST).write_text("{} ")
     old.save(estimates())
     assert LearnedFile.of(bundle).load() is None
+
+
+def test_what_was_learned_of_other_scores_counts_for_nothing(bundle):
+    """Ratios and histories are of what the scores promise."""
+    LearnedFile.of(bundle).save(estimates())
+    ScoresFile(methods={"drafter": MethodScores(nodes=(Scores(),))}).save(bundle)
+    assert LearnedFile.of(bundle).load() is None
+
+
+def test_a_file_that_cannot_be_read_is_said(bundle, warnings, monkeypatch):
+    def refused(*_):
+        raise PermissionError(13, "Permission denied")
+
+    LearnedFile.of(bundle).save(estimates())
+    monkeypatch.setattr("pathlib.Path.is_file", refused)
+    monkeypatch.setattr("pathlib.Path.read_bytes", refused)
+    file = LearnedFile(bundle, "machine", "build")
+    assert file.load() is None
+    assert "Permission denied" in warnings[0]
 
 
 @pytest.mark.parametrize("other", [{"threads": 1}, {"gpu": "H100"}, {"threads": 8}])

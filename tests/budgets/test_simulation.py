@@ -14,6 +14,7 @@ from redraft.budgets import controller, gain
 from redraft.budgets.cost import StepCosts
 from tests.budgets.laws import CHAT, CODE, CPU, GPU, RANDOM, SAMPLED, LawSource, best_fixed, ramp, steady
 
+FIRST_STEPS = 128
 LEAST_OF_PLAIN, LEAST_OF_BEST, MOST_HELD_BACK = 0.98, 0.97, 0.02
 MIXES = {
     "greedy chat": (steady(CHAT), 14.0),
@@ -65,6 +66,15 @@ def test_budgets_keep_the_promise_for_recorded_texts(machine, mix):
     fixed = [simulate_fixed(MACHINES[machine], Replay(turns), nodes).speed_up for nodes in (2, 4, 8, 15)]
     assert run.worst_window >= LEAST_OF_PLAIN
     assert run.speed_up >= LEAST_OF_BEST * max(1.0, *fixed)
+
+
+@pytest.mark.parametrize("streams", [1, 4, 16])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_first_answer_is_hardly_slower_where_nothing_pays(machine, streams):
+    """It would catch a ledger that begins with credit for a long service: the first steps are all that a user sees."""
+    for seed in range(4):
+        run = simulate(MACHINES[machine], LawSource(steady(RANDOM, streams), 3.0), seed)
+        assert run.plain[:FIRST_STEPS].sum() >= 0.95 * run.seconds[:FIRST_STEPS].sum()
 
 
 @pytest.mark.parametrize("prompt_rows", [16, 64])
