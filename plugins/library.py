@@ -7,12 +7,16 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import TextIO
+
+from redraft.bound import bound, end_group_with_parent
 
 PLUGINS = Path(__file__).resolve().parent
 COMPILED = PLUGINS / "compiled"
@@ -60,7 +64,27 @@ def kernels_path() -> Path:
 
 def are_built() -> bool:
     """Whether `kernels_path` has nothing to build."""
-    return _fits() or _cached(_digest("")).exists()
+    return _fits() or os.path.exists(_cached(_digest("")))  # False where the folder may not be searched, too
+
+
+def check_build() -> None:
+    """Raises BuildError where `kernels_path` would have to build, and lacks the compiler or the folder."""
+    if not are_built():
+        _compiler()
+        _make_cache()
+
+
+def build_apart() -> subprocess.Popen[str]:
+    """Begin to do what `kernels_path` does in a process of its own, which says on stderr what fails. It and its
+    compilers end with this process."""
+    return subprocess.Popen(
+        bound([sys.executable, "-m", __name__]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 @cache
@@ -129,17 +153,28 @@ def _digest(salt: str, without: Collection[Path] = ()) -> str:
 
 class _lock:
     def __enter__(self) -> None:
-        CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.file = open(CACHE / "lock", "w")
+        self.file = _make_cache()
         fcntl.flock(self.file, fcntl.LOCK_EX)
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
 
+def _make_cache() -> TextIO:
+    """The open lock of the folder of built libraries, which is made."""
+    try:
+        CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return open(CACHE / "lock", "w")
+    except OSError as error:
+        raise BuildError(
+            f"cannot keep the compiled CPU operators in {CACHE}: {error.strerror}; REDRAFT_PLUGIN_CACHE names another "
+            "folder"
+        ) from None
+
+
 def _built(digest: str) -> Path:
     folder = _cached(digest)
-    if not folder.exists():
+    if not os.path.exists(folder):
         with _lock():
             if not folder.exists():
                 temporary = folder.with_suffix(".partial")
@@ -182,13 +217,18 @@ def _build_extension(path: Path, search: Sequence[str]) -> None:
     temporary.rename(path)
 
 
-def _compile(arguments: list[str]) -> None:
+def _compiler() -> str:
     compiler = os.environ.get("CXX", "g++")
     if not shutil.which(compiler):
         raise BuildError(
             f"{compiler} not found: the operators of the CPU, and drafting on the host, are compiled on first use; "
             "install g++ 12 or newer"
         )
+    return compiler
+
+
+def _compile(arguments: list[str]) -> None:
+    compiler = _compiler()
     run = subprocess.run([compiler, *FLAGS, *arguments], cwd=PLUGINS / "cpu", capture_output=True, text=True)
     if "No space left on device" in run.stderr:
         raise BuildError(
@@ -197,3 +237,11 @@ def _compile(arguments: list[str]) -> None:
         )
     if run.returncode:
         raise BuildError(f"{compiler} {' '.join(arguments)} failed:\n{run.stderr[-4000:]}")
+
+
+if __name__ == "__main__":
+    end_group_with_parent()
+    try:
+        kernels_path()
+    except (BuildError, OSError) as error:
+        sys.exit(str(error))

@@ -1,4 +1,4 @@
-"""A process that the kernel kills when the process that started it ends, however that ends.
+"""A process that the kernel ends when the process that started it ends, however that ends.
 
 `python bound.py PARENT PROGRAM ...` becomes PROGRAM, unless PARENT has gone meanwhile. Linux only.
 """
@@ -13,10 +13,17 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> None:
+def end_with_parent(number: int = signal.SIGKILL) -> None:
     """Have the kernel kill this process when its parent ends, or when the parent's thread that started it does: also
     where it waits inside of MPI, or is stopped."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def end_group_with_parent() -> None:
+    """Kill this process's group, all that it has started, when its parent ends or SIGTERM comes. The process leads a
+    group of its own, or it would take its parent's with it."""
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    end_with_parent(signal.SIGTERM)
 
 
 def bound(command: list[str]) -> list[str]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from redraft.bound import bound
 from redraft.cli.steps import Steps
 from redraft.home import DEFAULT_MODEL, HOME
-from redraft.plugins.library import are_built
+from redraft.plugins.library import are_built, build_apart
 from redraft.serving.settings import DEFAULT, ServeSettings
 
 RECORD = "source.json"
@@ -19,22 +16,14 @@ RECORD = "source.json"
 
 def prepared(settings: ServeSettings) -> Path:
     """The bundle of a model, by way of the commands that make it. Ends the process where one fails."""
-    compile_operators()
+    if not are_built():
+        build_apart()  # the build leaves cores to it; what goes wrong in it, the start of the service says
     steps = Steps("redraft serve")
     model = fetched(settings.source, steps)
     options = {"--model": str(model), "--precision": settings.precision, "--backend": settings.backend}
     options |= {"--drafter": str(settings.drafter)} if settings.drafter else {}
     options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
     return Path(steps.built_bundle(options)["--output"])
-
-
-def compile_operators() -> None:
-    """Begin to compile the CPU operators, where that was not done for this version: the build leaves cores to it. The
-    process ends with this one. What goes wrong in it, the start of the service says."""
-    if not are_built():
-        program = "from redraft.plugins.library import kernels_path; kernels_path()"
-        quiet = subprocess.DEVNULL
-        subprocess.Popen(bound([sys.executable, "-c", program]), stdin=quiet, stdout=quiet, stderr=quiet)
 
 
 def fetched(source: str, steps: Steps) -> Path:

@@ -18,7 +18,7 @@ import psutil
 from redraft.bundle.folder import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
-from redraft.plugins.library import BuildError, are_built, kernels_path
+from redraft.plugins.library import BuildError, are_built, build_apart, check_build
 from redraft.serving.processes import (
     OWNER_VARIABLE,
     PART_VARIABLE,
@@ -56,6 +56,10 @@ def check(settings: ServeSettings, run_path: Path) -> None:
     be made: after hours of that it would be late to say so."""
     run_dir = RunDir(run_path)
     launch_command([], settings.tp, settings.hostfile)
+    try:
+        check_build()
+    except BuildError as error:
+        raise ServingError(str(error)) from None
     _check_machine(run_dir)
     with _launching(run_dir), _private():
         _make_way(settings, run_dir)
@@ -76,7 +80,8 @@ def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], 
     )
     _check_bundle(settings)
     _check_machine(run_dir)
-    threading.Thread(target=_read_ahead, args=[settings.bundle], name="redraft-read-ahead", daemon=True).start()
+    if settings.hostfile is None:  # other machines read the files of their ranks
+        threading.Thread(target=_read_ahead, args=[settings.bundle], name="redraft-read-ahead", daemon=True).start()
     with _launching(run_dir), _private():
         _make_way(settings, run_dir)
         _write_settings(settings, run_dir)
@@ -342,21 +347,28 @@ def _check_bundle(settings: ServeSettings) -> None:
 def _compile_operators(on_progress: Callable[[str], None]) -> None:
     """Compile what the worker would compile: that may take longer than a worker may take to start. Raises
     ServingError."""
-    if not are_built():
-        on_progress("compiling the CPU operators, once for this version")
-    try:
-        kernels_path()
-    except BuildError as error:
-        raise ServingError(str(error)) from None
+    if are_built():
+        return
+    on_progress("compiling the CPU operators, once for this version")
+    process = build_apart()
+    _, error = process.communicate()
+    if process.returncode:
+        raise ServingError(error.strip() or f"compiling the CPU operators ended with status {process.returncode}")
 
 
 def _read_ahead(bundle: Path) -> None:
-    """Have the system read a bundle's files while the service's processes import their modules."""
-    for path in bundle.rglob("*"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            # Linux reads no more than a part of what one call asks for.
-            for start in range(0, path.stat().st_size, READ_AHEAD_BYTES):
-                os.posix_fadvise(file.fileno(), start, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+    """Have the system read a bundle's files while the service's processes import their modules. Files that would fill
+    the memory are left out: the first would be gone when the worker reads them."""
+    with contextlib.suppress(OSError):  # the worker says what is wrong with the bundle
+        files = [path for path in bundle.rglob("*") if path.is_file()]
+        sizes = [path.stat().st_size for path in files]
+        if 2 * sum(sizes) > host_bytes():
+            return
+        for path, length in zip(files, sizes, strict=True):
+            with path.open("rb") as file:
+                # Linux reads no more than a part of what one call asks for.
+                for start in range(0, length, READ_AHEAD_BYTES):
+                    os.posix_fadvise(file.fileno(), start, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 def _check_machine(run_dir: RunDir) -> None:

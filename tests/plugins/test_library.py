@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
+import psutil
 import pytest
 
 from redraft.plugins import library
 from redraft.plugins.library import BuildError
+from tests.conftest import wait_until
 
 
 def test_a_bundle_depends_on_the_operators_of_networks_only(tmp_path, monkeypatch):
@@ -32,3 +38,37 @@ def test_a_full_disk_is_named_and_nothing_is_left(tmp_path, monkeypatch):
     with pytest.raises(BuildError, match=rf"no space left .*: free some in {cache} "):
         library._built("0" * 16)
     assert [file.name for file in cache.iterdir()] == ["lock"]
+
+
+def test_what_is_missing_to_compile_is_said_before(tmp_path, monkeypatch):
+    """A service checks it before its bundle is built, and a folder that cannot be made is no traceback."""
+    monkeypatch.setattr(library, "are_built", lambda: False)
+    monkeypatch.setattr(library, "CACHE", tmp_path)
+    library.check_build()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(library, "CACHE", tmp_path / "file" / "cache")
+    for build in (library.check_build, lambda: library._built("0" * 16)):
+        with pytest.raises(BuildError, match=r"cannot keep .*: Not a directory; REDRAFT_PLUGIN_CACHE names another"):
+            build()
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))
+    with pytest.raises(BuildError, match=r"g\+\+ not found"):
+        library.check_build()
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_compilers_end_with_the_command(tmp_path, monkeypatch, told):
+    """They would go on in the folder that the next start compiles in. A compiler's own children, whose parent they
+    are, do most of the work."""
+    compiler, pids = tmp_path / "compiler", tmp_path / "pids"
+    compiler.write_text(f"#!/bin/sh\nsleep 300 &\necho $! >> {pids}\nwait\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("REDRAFT_PLUGIN_CACHE", str(tmp_path / "cache"))
+    program = "from redraft.plugins.library import build_apart; build_apart().wait()"
+    command = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) > 0)
+    finally:
+        command.send_signal(told)
+        command.wait()
+    wait_until(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids.read_text().split()), timeout=30)

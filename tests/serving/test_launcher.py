@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -31,17 +32,17 @@ def test_what_a_start_waits_for_imports_no_numpy():
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_operators_are_compiled_before_a_worker_has_to_be_ready_in_time(monkeypatch, missing):
-    compiled, said = [], list[str]()
+    said = list[str]()
     monkeypatch.setattr(launcher, "are_built", lambda: not missing)
-    monkeypatch.setattr(launcher, "kernels_path", lambda: compiled.append(said[:]))
+
+    def build_apart(program: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(launcher, "build_apart", lambda: build_apart(""))
     launcher._compile_operators(said.append)
-    assert compiled == [said] == [["compiling the CPU operators, once for this version"] * missing]
-
-    def fails() -> None:
-        raise BuildError("g++ not found")
-
-    monkeypatch.setattr(launcher, "kernels_path", fails)
-    with pytest.raises(ServingError, match="g\\+\\+ not found"):
+    assert said == ["compiling the CPU operators, once for this version"] * missing
+    monkeypatch.setattr(launcher, "build_apart", lambda: build_apart("import sys; sys.exit('g++ failed')"))
+    with pytest.raises(ServingError, match=r"^g\+\+ failed$") if missing else nullcontext():
         launcher._compile_operators(said.append)
 
 
@@ -51,8 +52,16 @@ def test_a_bundle_is_read_ahead(tmp_path, monkeypatch):
     (tmp_path / "rank0").mkdir()
     (tmp_path / "rank0" / "target.weights").write_bytes(bytes(launcher.READ_AHEAD_BYTES + 1))
     (tmp_path / "gone").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")  # who opens it waits for a writer
+    length = launcher.READ_AHEAD_BYTES + 1
+    monkeypatch.setattr(launcher, "host_bytes", lambda: 2 * length - 1)
+    launcher._read_ahead(tmp_path)
+    assert not asked, "it would push out of memory what it has read"
+    monkeypatch.setattr(launcher, "host_bytes", lambda: 2 * length)
     launcher._read_ahead(tmp_path)
     assert asked == [(0, launcher.READ_AHEAD_BYTES), (launcher.READ_AHEAD_BYTES, launcher.READ_AHEAD_BYTES)]
+    monkeypatch.setattr(Path, "rglob", MagicMock(side_effect=OSError))
+    launcher._read_ahead(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +114,11 @@ def test_a_service_that_cannot_start_is_refused_before_its_bundle_is_made(tmp_pa
     with run_dir.lock_file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert f"a service is running from {run_dir.path}" in refusal()
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert "MPI is missing (mpi4py)" in refusal(tp=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda _: None)
+        assert "MPI is missing (mpi4py)" in refusal(tp=2)
+    monkeypatch.setattr(launcher, "check_build", MagicMock(side_effect=BuildError("g++ not found")))
+    assert "redraft serve: g++ not found" in refusal()
 
 
 @pytest.mark.parametrize(("phase", "seconds", "status"), [("ready", 60, -signal.SIGKILL), ("stopping", 0.8, 0)])
