@@ -123,4 +123,5 @@ def top_level(
 
 
 def _unloaded() -> None:
-    """A command that is not run."""
+    """Stand for a command in `--help`. It is only run where the command is not the first word, as after `--`."""
+    raise typer.BadParameter("expected a command as the first word, such as `redraft stop`")

@@ -68,7 +68,11 @@ def serve(
     except ServingError as error:
         fail(f"redraft serve: {error}")
     except KeyboardInterrupt:
-        launcher.end_own(run_dir)  # it may have come when the service was ready, and before all of that was said
+        try:
+            # It may have come when the service was ready, and before all of that was said.
+            launcher.end(run_dir, only_own=True)
+        except ServingError as error:
+            fail(f"redraft serve: interrupted, but the service may still run: {error}")
         raise
 
 

@@ -93,22 +93,26 @@ def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], 
             raise
 
 
-def end(run_path: Path) -> None:
-    """Stop the service, whatever interrupts come meanwhile: each one only stops it faster, as a second `stop` does."""
+def end(run_path: Path, only_own: bool = False) -> None:
+    """Stop the service, or only if this process has started it. Whatever interrupts come meanwhile: each one only stops
+    it faster, as a second `stop` does. Raises ServingError as `stop` does."""
+    wanted = not only_own
     while True:
         try:
-            stop(run_path)
+            # Asked once: a supervisor that an interrupted stop has ended is nobody's, and its parts may be left.
+            wanted = wanted or _is_own(run_path)
+            if wanted:
+                stop(run_path)
             return
         except KeyboardInterrupt:
             continue
 
 
-def end_own(run_path: Path) -> None:
-    """End the service of a run directory if this process has started it, and not one that was there before."""
+def _is_own(run_path: Path) -> bool:
     state = RunDir(run_path).read_state()
     with contextlib.suppress(psutil.NoSuchProcess):
-        if state and psutil.Process(state.supervisor_pid).ppid() == os.getpid():
-            end(run_path)
+        return state is not None and psutil.Process(state.supervisor_pid).ppid() == os.getpid()
+    return False
 
 
 def stop(run_path: Path) -> int:

@@ -56,6 +56,7 @@ MISTAKES = [
     ("loadtest --bundle FOLDER --url 127.0.0.1:9 --num-prompts 0", "--num-prompts"),
     ("doctor none", NO_BUNDLE),
     ("quantize", "quantize"),
+    ("-- stop", "expected a command as the first word"),
 ]
 
 

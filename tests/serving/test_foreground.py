@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from redraft.serving import launcher
 from redraft.serving.launcher import stay
-from redraft.serving.processes import OWNER_VARIABLE, owned_processes
+from redraft.serving.processes import OWNER_VARIABLE, ServingError, owned_processes
 from redraft.serving.rundir import RunDir, State
 from redraft.serving.settings import ServeSettings
 from tests.cli.commands import run_command
@@ -143,6 +144,29 @@ def test_an_interrupt_before_it_was_said_ends_what_this_process_started(run_dir,
         signal.signal(signal.SIGTERM, before)
         launcher.stop(run_dir.path)
         started.wait(timeout=60)
+
+
+def test_an_interrupted_start_that_cannot_be_ended_says_so(run_dir, monkeypatch):
+    monkeypatch.setattr(launcher, "serve", MagicMock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(launcher, "_is_own", lambda _: True)
+    monkeypatch.setattr(launcher, "stop", MagicMock(side_effect=ServingError("it belongs to another user")))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        done = run_command(["serve", "--bundle", "b", "--run-dir", str(run_dir.path)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done.exit_code == 1
+    assert done.output == ("redraft serve: interrupted, but the service may still run: it belongs to another user\n")
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_interrupt_leaves_no_service_of_ones_own_whenever_it_comes(run_dir, monkeypatch, own):
+    """A stop that was cut short may have ended the supervisor, by which a service is known as one's own."""
+    is_own, stop = MagicMock(side_effect=[KeyboardInterrupt, own]), MagicMock(side_effect=[KeyboardInterrupt, 0])
+    monkeypatch.setattr(launcher, "_is_own", is_own)
+    monkeypatch.setattr(launcher, "stop", stop)
+    launcher.end(run_dir.path, only_own=True)
+    assert (is_own.call_count, stop.call_count) == (2, 2 * own)
 
 
 def test_interrupts_only_hasten_the_end(run_dir, monkeypatch):
