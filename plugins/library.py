@@ -7,7 +7,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +14,6 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TextIO
-
-from redraft.bound import bound, end_group_with_parent
 
 PLUGINS = Path(__file__).resolve().parent
 COMPILED = PLUGINS / "compiled"
@@ -72,19 +69,6 @@ def check_build() -> None:
     if not are_built():
         _compiler()
         _make_cache()
-
-
-def build_apart() -> subprocess.Popen[str]:
-    """Begin to do what `kernels_path` does in a process of its own, which says on stderr what fails. It and its
-    compilers end with this process."""
-    return subprocess.Popen(
-        bound([sys.executable, "-m", __name__]),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 @cache
@@ -237,11 +221,3 @@ def _compile(arguments: list[str]) -> None:
         )
     if run.returncode:
         raise BuildError(f"{compiler} {' '.join(arguments)} failed:\n{run.stderr[-4000:]}")
-
-
-if __name__ == "__main__":
-    end_group_with_parent()
-    try:
-        kernels_path()
-    except (BuildError, OSError) as error:
-        sys.exit(str(error))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from redraft.cli.steps import Steps
 from redraft.home import DEFAULT_MODEL, HOME
-from redraft.plugins.library import are_built, build_apart
+from redraft.operator_build import build_apart
+from redraft.plugins.library import are_built
 from redraft.serving.settings import DEFAULT, ServeSettings
 
 RECORD = "source.json"

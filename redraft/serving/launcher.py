@@ -18,7 +18,8 @@ import psutil
 from redraft.bundle.folder import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
-from redraft.plugins.library import BuildError, are_built, build_apart, check_build
+from redraft.operator_build import build_apart
+from redraft.plugins.library import BuildError, are_built, check_build
 from redraft.serving.processes import (
     OWNER_VARIABLE,
     PART_VARIABLE,
