@@ -51,9 +51,15 @@ def run_against(library: Path, file: str, tests: str, **variables: str) -> subpr
     code = f"""
 import pytest, sys
 from pathlib import Path
+from hypothesis import Phase, settings
 from redraft.plugins.trees import native
+# Whether a bug is found matters, not the smallest example of it, which takes minutes to find.
+settings.register_profile("found", settings.get_profile("ci"), phases=[Phase.generate])
+class Found:
+    def pytest_sessionstart(self):  # after tests/conftest.py
+        settings.load_profile("found")
 native.kernels_path = lambda: Path({str(library)!r})
-failed = pytest.main([{file!r}, "-qsx", "-m", "not slow", "-k", {tests!r}, "-p", "no:cacheprovider"])
+failed = pytest.main([{file!r}, "-qsx", "-m", "not slow", "-k", {tests!r}, "-p", "no:cacheprovider"], plugins=[Found()])
 sys.exit(failed or {str(library)!r} not in Path("/proc/self/maps").read_text())
 """
     return in_process(code, **variables)

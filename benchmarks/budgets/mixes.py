@@ -199,16 +199,15 @@ class Ways:
 
 def compared(runs: Mapping[str, Run]) -> dict[str, Any]:
     """The figures of the budgets that choose themselves beside those of fixed ones."""
-    fixed = {int(name): run.speed_up for name, run in runs.items() if name != CHOSEN}
-    best = max({0: 1.0} | fixed, key=lambda nodes: ({0: 1.0} | fixed)[nodes])
-    best_speed_up = fixed.get(best, 1.0)
+    fixed = {name: run.speed_up for name, run in runs.items() if name != CHOSEN}
+    best = max(("0", *fixed), key=lambda nodes: fixed.get(nodes, 1.0))
     chosen = runs[CHOSEN]
     return {
         "speed_up": chosen.speed_up,
         "worst_window": chosen.worst_window,
         "fixed": fixed,
         "best": best,
-        "regret": 1 - chosen.speed_up / best_speed_up,
+        "regret": 1 - chosen.speed_up / fixed.get(best, 1.0),
     }
 
 

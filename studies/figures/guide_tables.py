@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from benchmarks.budgets import mixes
 from benchmarks.verify import structured
 from redraft.loadtest import saturation
 from redraft.loadtest.tables import Table
@@ -29,12 +30,19 @@ def reused(report: dict[str, Any]) -> Table:
     return _columns(prefix_reuse.table(report), "", "ratio", "95%", "cached")
 
 
+def budget_mixes(report: dict[str, Any]) -> Table:
+    """Speed-ups of budgets that choose themselves, and what they fall short of the best fixed one."""
+    kept = ("live", "live, worst 10 s", "live, regret", "simulated", "simulated, worst 10 s", "simulated, regret")
+    return _columns(mixes.table(report["mixes"]), "mix", *kept)
+
+
 def _columns(table: Table, *names: str) -> Table:
     indices = [table.columns.index(name) for name in names]
     return Table(table.title, list(names), [[row[index] for index in indices] for row in table.rows])
 
 
 TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
+    "budget_mixes": budget_mixes,
     "saturation": saturated,
     "prefix_reuse": reused,
     "structured_speed": structured_speed,
