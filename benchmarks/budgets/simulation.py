@@ -15,6 +15,7 @@ from redraft.decoding.token_tree import TokenTree
 
 METHOD = "drafter"
 WINDOW_S, WARM_UP_STEPS = 10.0, 20
+DELAYED, DELAY = 0.005, 3.0
 
 
 class Machine(Protocol):
@@ -149,10 +150,16 @@ def started(machine: Machine, rng: np.random.Generator, calibration: Calibration
 
 
 def simulate(
-    machine: Machine, source: Source, seed: int = 0, few_rows: float = 1.0, calibration: Calibration | None = None
+    machine: Machine,
+    source: Source,
+    seed: int = 0,
+    few_rows: float = 1.0,
+    calibration: Calibration | None = None,
+    delayed: float = DELAYED,
 ) -> Run:
     """Serve a source to its end by budgets that choose themselves, from this calibration on. `few_rows`: what the
-    seconds of one and two rows were multiplied by where the table was timed at load, as on a busy machine."""
+    seconds of one and two rows were multiplied by where the table was timed at load, as on a busy machine. `delayed`:
+    share of the steps that other programs delay."""
     rng, now, steps = np.random.default_rng(seed), 0.0, []
     controller = started(machine, rng, calibration or Calibration())
     table = controller.costs.tables[0]
@@ -165,7 +172,7 @@ def simulate(
         if drafts:
             counts = controller.share(METHOD, tree_of(drawn.scores, np.isfinite(drawn.scores)))
         tree, accepted = cut(drawn, counts)
-        step = taken(machine, drawn, int(tree.sizes.sum()), accepted, drafts, rng)
+        step = taken(machine, drawn, int(tree.sizes.sum()), accepted, drafts, rng, delayed)
         controller.end([METHOD] * streams, drawn.temperatures, tree, accepted.tolist(), step.seconds, step.target_s)
         source.accept(accepted)
         steps.append((step.seconds, step.plain_s))
@@ -196,11 +203,17 @@ class Taken(NamedTuple):
 
 
 def taken(
-    machine: Machine, drawn: Drawn, rows: int, accepted: np.ndarray, drafts: bool, rng: np.random.Generator
+    machine: Machine,
+    drawn: Drawn,
+    rows: int,
+    accepted: np.ndarray,
+    drafts: bool,
+    rng: np.random.Generator,
+    delayed: float = DELAYED,
 ) -> Taken:
-    """What a step of so many tree rows takes; a machine is a bit off, and at times three times as slow."""
+    """What a step of so many tree rows takes; a machine is a bit off, and slower by DELAY in `delayed` of the steps."""
     streams, prompt_rows = len(drawn.scores), drawn.prompt_rows
-    noise = max(rng.normal(1.0, 0.03), 0.5) * (3.0 if rng.random() < 0.005 else 1.0)
+    noise = max(rng.normal(1.0, 0.03), 0.5) * (DELAY if rng.random() < delayed else 1.0)
     target_s = machine.target_s(rows + prompt_rows, streams) * noise
     host_s = machine.other_s(streams, False)
     plain_s, decode_s = (machine.target_s(streams + count, streams) * noise + host_s for count in (prompt_rows, 0))

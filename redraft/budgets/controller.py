@@ -9,7 +9,7 @@ from itertools import compress
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from redraft.budgets.cost import RATE, STRICT, StepCosts, StepShape
+from redraft.budgets.cost import MOST_APART, RATE, STRICT, StepCosts, StepShape
 from redraft.budgets.gain import Calibration, bands_of
 from redraft.budgets.native import choose_nodes, promised_nodes
 from redraft.decoding.token_tree import TokenTree
@@ -205,8 +205,9 @@ class BudgetController:
             self._calibrate(methods, temperatures, tree, accepted)
         self.balance_s += ALLOWED_LOSS * step_s
         if step.drafts:
-            # A step that was delayed by something else, as the model knows better, is no loss of its drafts.
-            taken = min(max(step_s, expected_s / 2), 2 * expected_s)
+            # What delays single steps is no loss of their drafts: plain steps are delayed as often, which the model
+            # counts alike.
+            taken = min(max(step_s, expected_s / MOST_APART), MOST_APART * expected_s)
             won = sum(count for method, count in zip(methods, accepted, strict=True) if method in step.drafts)
             # An accepted token saves its share of a step without what was chosen, prompts apart.
             tokens = shape.running + sum(accepted) - won

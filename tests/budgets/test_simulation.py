@@ -90,6 +90,14 @@ def test_a_table_that_was_timed_on_a_busy_machine_is_corrected():
     assert run.speed_up >= 0.95  # 0.91 without a plain step now and then
 
 
+def test_delays_by_other_programs_are_no_loss_of_drafts():
+    """It would catch a ledger that charges each delay to the drafts of its step, as a browser beside a server causes
+    them: plain steps are delayed as often."""
+    quiet, busy = (simulate(CPU, LawSource(steady(SAMPLED), 20.0), 1, delayed=share) for share in (0.005, 0.2))
+    assert busy.held_back <= MOST_HELD_BACK
+    assert busy.speed_up >= 0.95 * quiet.speed_up
+
+
 def no_probes(monkeypatch):
     monkeypatch.setattr(controller, "CREDIT_S", 0.0)
 
