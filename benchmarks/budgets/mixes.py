@@ -63,7 +63,7 @@ class Turn(NamedTuple):
 
 
 def mixes(turns: int) -> dict[str, list[Turn]]:
-    """The five mixes, of so many turns each, the ramp of as many as it has steps."""
+    """The five mixes, of `turns` turns each, the ramp of as many as it has steps."""
     result = {
         name: [Turn(kind, first, 1) for first in range(turns)]
         for name, kind in (
@@ -150,7 +150,7 @@ class Decoding:
 
 
 def serve_by(runtime: Runtime, budgets: BudgetController | None, nodes: int = 0) -> None:
-    """Let the runtime draft by these budgets, or so many nodes for each sequence, whatever pays."""
+    """Let the runtime draft by these budgets, or else `nodes` nodes for each sequence, whatever pays."""
     runtime.budgets = budgets
     methods = runtime.methods
     if budgets is None:

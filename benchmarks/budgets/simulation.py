@@ -26,7 +26,7 @@ class Machine(Protocol):
         """What is timed at load."""
 
     def target_s(self, rows: int, streams: int) -> float:
-        """The target, with so many rows of so many streams."""
+        """The target, with `rows` rows of `streams` streams."""
 
     def other_s(self, streams: int, drafts: bool) -> float:
         """The host, and the drafter where it drafts."""
@@ -34,7 +34,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class TableMachine:
-    """Milliseconds of steps by rows, with what drafting and the host add for so many streams."""
+    """Milliseconds of steps by rows, with what drafting and the host add: a fixed part, and one for each stream."""
 
     rows: tuple[int, ...]
     ms: tuple[float, ...]
@@ -99,7 +99,7 @@ class Source(Protocol):
         """What a step that begins at this second may verify; None after the end."""
 
     def accept(self, counts: np.ndarray) -> None:
-        """Go on by so many accepted nodes int [B], and one token each."""
+        """Go on by `counts` accepted nodes int [B], and one token each."""
 
 
 @dataclass
@@ -182,7 +182,7 @@ def simulate(
 
 
 def simulate_fixed(machine: Machine, source: Source, nodes: int, seed: int = 0) -> Run:
-    """Serve a source to its end with so many nodes for each stream, whatever pays."""
+    """Serve a source to its end with `nodes` nodes for each stream, whatever pays."""
     rng, now, steps = np.random.default_rng(seed), 0.0, []
     while (drawn := source.draw(now, rng)) is not None:
         tree, accepted = cut(drawn, [nodes] * len(drawn.scores))
@@ -211,7 +211,7 @@ def taken(
     rng: np.random.Generator,
     delayed: float = DELAYED,
 ) -> Taken:
-    """What a step of so many tree rows takes; a machine is a bit off, and slower by DELAY in `delayed` of the steps."""
+    """What a step of `rows` tree rows takes; a machine is a bit off, and slower by DELAY in `delayed` of the steps."""
     streams, prompt_rows = len(drawn.scores), drawn.prompt_rows
     noise = max(rng.normal(1.0, 0.03), 0.5) * (DELAY if rng.random() < delayed else 1.0)
     target_s = machine.target_s(rows + prompt_rows, streams) * noise
