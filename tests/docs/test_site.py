@@ -86,7 +86,7 @@ def test_the_first_page_names_every_page():
 
 
 NOT_RECORDED = {
-    "ablation", "beam_packing", "beam_shapes", "distillation", "eager", "held_out", "lossless", "lossless-methods",
+    "ablation", "beam_packing", "beam_shapes", "distillation", "held_out", "lossless", "lossless-methods",
     "lossless-pairs", "structured", "token_frequency",
 }  # fmt: skip
 """Files of before their machine or command was written with them: counts, or figures that cannot be had again."""
@@ -99,7 +99,7 @@ def test_a_file_says_where_its_figures_come_from(file):
     assert all(origin.values()), origin
     assert date.fromisoformat(origin["date"]) <= date.today()
     missing = any(str(value).startswith("not recorded") for value in origin.values())
-    assert missing == (file.stem in NOT_RECORDED and file.parent.name in ("results", "h200"))
+    assert missing == (file.stem in NOT_RECORDED and file.parent.name == "results")
 
 
 def test_every_file_is_shown_or_linked(rendered, plots):
