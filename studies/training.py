@@ -1,14 +1,11 @@
-"""What training logs and counted tokens show.
+"""What training logs show.
 
     python -m studies.training curve artifacts/drafters/A artifacts/drafters/B --output learning_curve.png
     python -m studies.training table artifacts/drafters/SPARSE artifacts/drafters/DENSE
-    python -m studies.training frequency --model MODEL --data TEACHER_DATA
 
 `curve` draws what `redraft train` logs: losses compare only runs of one kind of drafter and loss, acceptance compares
 all. `table` is Lyanna's table 2: mean acceptance of the first draft steps over training, each given the one before.
 A folder may hold a run for each of several seeds, in folders of their own: their mean counts, with its 95% interval.
-`frequency` is Lyanna's figure 7: the share of the answers that the target's K most frequent tokens cover. They are
-chosen on one half of the answers of the teacher, and judged on the other.
 """
 
 from __future__ import annotations
@@ -22,20 +19,16 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.command import ModelFolder, Report, console, run
+from benchmarks.command import Report, console, run
 from benchmarks.plots import save
-from redraft.console.program import Rows
 from redraft.loadtest.intervals import over_runs
 from redraft.loadtest.plots import COLORS, new_figure
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table
-from redraft.model_defs.target.config import TargetConfig
-from redraft.training.teacher_data import TeacherData
 
 LOG = "log.jsonl"
 BY_HOURS = 2
 """The panel that has hours below it."""
-ROWS = (1024, 2048, 4096, 8192, 12288, 16384, 24576, 32768)
 Records = list[dict[str, Any]]
 Runs = Annotated[list[Path], typer.Argument(help="Output folders of redraft train, or folders of them.")]
 app = typer.Typer(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), no_args_is_help=True, rich_markup_mode=None)
@@ -140,30 +133,6 @@ def table_2(
     table.rows += [[label, *(percent(*run[count]) for count in shared)] for label, run in runs.items()]
     means, halves = ({label: {n: pair[i] for n, pair in run.items()} for label, run in runs.items()} for i in (0, 1))
     finish(output, {"steps": steps, "runs": means, "intervals": halves}, table)
-
-
-def token_counts(data: Sequence[Path], vocab_size: int) -> np.ndarray:
-    """Tokens of the target's own answers, int64 [2, V]: those of every other answer."""
-    answers = [tokens.numpy() for tokens in TeacherData(data, 0, prompts=False).answers()]
-    return np.stack([np.bincount(np.concatenate(answers[half::2]), minlength=vocab_size) for half in range(2)])
-
-
-@app.command(cls=Rows)
-def frequency(
-    model: ModelFolder,
-    data: Annotated[list[Path], typer.Option(help="Teacher data of redraft distill.")],
-    output: Report = Path("artifacts/reports/token_frequency.json"),
-) -> None:
-    """What a hot vocabulary of K rows covers."""
-    chosen_on, judged_on = token_counts(data, TargetConfig.load(model).vocab_size)
-    ranked = judged_on[np.argsort(-chosen_on, kind="stable")]
-    covered, whole = ranked.cumsum() / ranked.sum(), chosen_on + judged_on
-    rows = [count for count in ROWS if count <= len(whole)]
-    tokens, used = int(whole.sum()), int((whole > 0).sum())
-    title = f"{tokens:,} tokens; {used:,} of {len(whole):,} are used"
-    table = Table(title, ["K", *(f"{count:,}" for count in rows)], [["", *(f"{covered[k - 1]:.2%}" for k in rows)]])
-    shares = {str(count): float(covered[count - 1]) for count in rows}
-    finish(output, {"tokens": tokens, "vocabulary": len(whole), "used": used, "covered": shares}, table)
 
 
 if __name__ == "__main__":

@@ -5,24 +5,9 @@ from __future__ import annotations
 from redraft.loadtest.tables import Table
 from redraft.request import AUTO_REGRESSIVE
 from studies.figures.contenders import NAMES, Load, contenders, more_than_first, speedup
-from studies.replay.acceptance import conditional_cells
 
-TABLE_1 = {"full": (91, 80, 70), "no_token_info": (90, 73, 64), "no_first_token": (84, 71, 63)}
-"""Lyanna, table 1: conditional acceptance of steps 1 to 3, percent."""
 COMPARED = ("lyanna", "eagle", "sps_tree", "ngram_trie")
 """Methods of studies/methods/lyanna.toml."""
-
-
-def table1(load: Load) -> Table:
-    """Conditional acceptance of the ablations, with counts."""
-    labels = {"full": "full", "no_token_info": "without token info", "no_first_token": "without first token"}
-    table = Table("Conditional acceptance", ["drafter", "step 1", "step 2", "step 3", "tokens/step", "the paper's"])
-    results, shipped = load("ablation")["drafters"], load("zen4/ablation")["drafters"]
-    rows = {label: (results[name], TABLE_1[name]) for name, label in labels.items()}
-    rows["the shipped drafter"] = (next(iter(shipped.values())), TABLE_1["full"])
-    for label, (row, paper) in rows.items():
-        table.rows.append([label, *conditional_cells(row), "{}, {}, {}%".format(*paper)])
-    return table
 
 
 def batches(load: Load) -> Table:

@@ -130,23 +130,6 @@ def method_batches(load: Load) -> Figure:
     return figure
 
 
-def distillation(load: Load) -> Figure:
-    """Tokens per step by beam width, with and without distillation (ReDrafter, table 6)."""
-    labels = {
-        "generated": "distilled",
-        "text_soft": "data's text, soft labels",
-        "text_hard": "data's text, hard labels",
-    }
-    figure, (axis,) = new_figure(1, width=5.0)
-    results = load("distillation")["drafters"]
-    series = {
-        label: {str(row["width"]): row["acceptance_length"] for row in results[name]} for name, label in labels.items()
-    }
-    plots.lines(axis, series, ("Distillation", "beam width", "tokens per step"))
-    axis.set_ylim(bottom=1)
-    return figure
-
-
 def drafting_latency(load: Load) -> Figure:
     """Milliseconds of the LM head token by token and in one pass, and of whole drafts (Lyanna, figure 13)."""
     figure, (heads, drafts) = new_figure(2)
@@ -177,17 +160,6 @@ def step_times(load: Load) -> Figure:
         rows = [row for row in load(f"{folder}step_times")["rows"] if row["sequences"] == 1 and row["context"] == 256]
         series[machine] = {str(row["rows"]): row["median_ms"] / rows[0]["median_ms"] for row in rows}
     plots.lines(axis, series, ("What rows cost", "rows in a step", "times one row"))
-    return figure
-
-
-def token_frequency(load: Load) -> Figure:
-    """Share of the target's answers that its K most frequent tokens cover (Lyanna, figure 7)."""
-    figure, (axis,) = new_figure(1, width=5.0)
-    covered = {f"{int(count):,}": share for count, share in load("token_frequency")["covered"].items()}
-    labels = ("Covered by the most frequent tokens", "most frequent tokens", "share of the answers")
-    plots.lines(axis, {"SmolLM2-135M-Instruct": covered}, labels)
-    axis.tick_params(axis="x", labelsize=8)
-    axis.set_ylim(0.7, 1.01)
     return figure
 
 
@@ -248,10 +220,8 @@ DRAWN: dict[str, Callable[[Load], Figure]] = {
     "tensor_parallel": tensor_parallel,
     "beam_widths": beam_widths,
     "method_batches": method_batches,
-    "distillation": distillation,
     "drafting_latency": drafting_latency,
     "step_times": step_times,
-    "token_frequency": token_frequency,
     "beam_packing": beam_packing,
     "beam_shapes": beam_shapes,
     "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),

@@ -116,8 +116,6 @@ TABLES: dict[str, Callable[[Load], Table]] = {
     "methods": methods,
     "redrafter_table2": redrafter_tables.table2,
     "redrafter_table4": redrafter_tables.table4,
-    "redrafter_table6": redrafter_tables.table6,
-    "lyanna_table1": lyanna_tables.table1,
     "lyanna_batches": lyanna_tables.batches,
     "lyanna_fusion": lyanna_tables.fusion,
     "constructions": constructions,

@@ -1,13 +1,10 @@
 """Acceptance of drafters along the target's own greedy answers (`studies.replay.answers`).
 
-    python -m studies.replay.acceptance ablation --model MODEL --drafter FULL NO_TOKEN_INFO
     python -m studies.replay.acceptance packing --model MODEL --drafter DRAFTER
-    python -m studies.replay.acceptance shapes --model MODEL --drafter DISTILLED UNDISTILLED --beam-lengths 5
+    python -m studies.replay.acceptance shapes --model MODEL --drafter DRAFTER
 
-`ablation` is Lyanna's table 1: best-first trees, and the conditional rate of each step. Step d's rate is of the trees
-whose accepted path goes on at depth d, over those where it got to d - 1. `packing` is ReDrafter's figure 6, left: rows
-that the target executes where beams share their prefixes. `shapes` are its figure 7 and table 6: tokens per step by
-beam width and length.
+`packing` is ReDrafter's figure 6, left: rows that the target executes where beams share their prefixes. `shapes` is its
+figure 7: tokens per step by beam width and length.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import typer
 from benchmarks.command import ModelFolder, NumPrompts, Report, console, run
 from redraft.console.program import Rows
 from redraft.console.progress import tracked
-from redraft.decoding.construction import beams_of, best_first
+from redraft.decoding.construction import beams_of
 from redraft.decoding.packing import pack_beams
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table
@@ -50,54 +47,13 @@ def load(
         raise typer.BadParameter(str(error)) from None
 
 
-@app.command(cls=Rows)
-def ablation(
-    model: ModelFolder,
-    drafters: Drafters,
-    answers: Answers = Path("artifacts/answers"),
-    num_prompts: NumPrompts = None,
-    max_tokens: Tokens = None,
-    length: Annotated[int, typer.Option("--beam-length", help="Levels of a tree.")] = 3,
-    width: Annotated[int, typer.Option("--beam-width", help="Expanded nodes of a level, and children of each.")] = 4,
-    nodes: Annotated[int, typer.Option("--tree-budget", help="Nodes of a tree, root excluded.")] = 16,
-    output: Report = Path("artifacts/reports/ablation.json"),
-) -> None:
-    """Conditional acceptance of the first draft steps, of drafters that differ in one thing."""
-    replayers, texts = load(model, drafters, answers, num_prompts, max_tokens, length)
-    results = {}
-    for label, replayer in tracked(list(replayers.items()), "replaying", "drafters", console):
-        outcome = Outcome()
-        for answer in texts:
-            outcome.follow(best_first(replayer.draft(answer, width, length), roots_of(answer), nodes), answer, length)
-        results[label] = {
-            "conditional": outcome.conditional,
-            "accepted": outcome.accepted_by_depth,
-            "offered": outcome.offered_by_depth,
-            **outcome.figures,
-        }
-    table = Table(
-        f"Conditional acceptance, trees {length} deep, {width} wide, {nodes} nodes",
-        ["drafter", *(f"step {step}" for step in range(1, length + 1)), "tokens per step"],
-    )
-    table.rows += [[label, *conditional_cells(row)] for label, row in results.items()]
-    shape = {"length": length, "width": width, "nodes": nodes}
-    finish(output, {"answers": len(texts), **shape, "drafters": results}, table)
-
-
-def conditional_cells(row: dict[str, Any]) -> list[str]:
-    """Rates by step with their counts, and tokens per step."""
-    rates = zip(row["conditional"], row["accepted"], row["offered"], strict=True)
-    cells = [f"{rate:.1%} ({accepted}/{offered})" for rate, accepted, offered in rates]
-    return [*cells, f"{row['acceptance_length']:.2f} ±{row['interval']:.2f}"]
-
-
 def beams(replayer: Replayer, answers: Sequence[Answer], width: int, lengths: Sequence[int]) -> dict[int, Outcome]:
     """Packed beams of one width along the answers, by length: shorter beams are the first levels of one search."""
     outcomes = {length: Outcome() for length in lengths}
     for answer in answers:
         drafts = replayer.draft(answer, width, max(lengths))
         for length, outcome in outcomes.items():
-            outcome.follow(pack_beams(roots_of(answer), *beams_of(cut(drafts, length), width)), answer, length)
+            outcome.follow(pack_beams(roots_of(answer), *beams_of(cut(drafts, length), width)), answer)
     return outcomes
 
 
