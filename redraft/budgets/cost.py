@@ -17,6 +17,8 @@ WARM_UP = 5
 """First values of a running mean, of which the least counts: whatever is slow the first time is not slow for ever."""
 MOST_APART = 1.25
 """A value that is larger or smaller than expected by more than this factor counts as if by this factor."""
+LASTING = 3
+"""Values in a row that are so far off on the same side are no outliers: the mean moves to them."""
 UNKNOWN_SHARE = 0.3
 """What is taken for the drafter's and the host's time before any was seen, as a share of the target's."""
 
@@ -49,14 +51,21 @@ class RunningMean:
 
     value: float = Field(default=0.0, ge=0)
     count: int = Field(default=0, ge=0)
+    apart: int = 0
+    """Last values in a row that were larger than expected by more than MOST_APART; negative: smaller."""
 
     def add(self, value: float) -> None:
         """Count a value."""
         if self.count < WARM_UP:
             self.value = min(value, self.value) if self.count else value
         else:
-            value = min(max(value, self.value / MOST_APART), self.value * MOST_APART)
-            self.value += RATE * (value - self.value)
+            least, most = self.value / MOST_APART, self.value * MOST_APART
+            side = (value > most) - (value < least)
+            self.apart = side and side * max(side * self.apart + 1, 1)
+            # A machine or a drafter that has become slower for good would else be known for it after a hundred steps.
+            lasts = abs(self.apart) >= LASTING
+            value = value if lasts else min(max(value, least), most)
+            self.value += (1 / LASTING if lasts else RATE) * (value - self.value)
         self.count += 1
 
 

@@ -59,3 +59,19 @@ def test_a_mean_forgets_a_slow_start_and_shrugs_at_outliers():
     for value in (1.0, 0.1, 0.1, 0.1, 0.1, 0.1, 5.0):
         mean.add(value)
     assert mean.value <= 0.1 * MOST_APART
+
+
+def test_a_mean_follows_what_lasts():
+    """It would catch a mean that takes each value of a machine that has become slower for good for an outlier: it would
+    know a drafter of six times the time after 140 steps."""
+    mean = RunningMean()
+    for value in [0.1] * 20 + [0.6] * 20:
+        mean.add(value)
+    assert mean.value > 0.35
+    for value in [0.1] * 20:
+        mean.add(value)
+    assert mean.value < 0.25
+    calm = RunningMean()
+    for value in [0.1] * 20 + [0.6, 0.6, 0.1] * 10:
+        calm.add(value)
+    assert calm.value < 0.2

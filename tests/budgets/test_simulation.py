@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.budgets.mixes import mixes, read_texts
 from benchmarks.budgets.recorded import Replay
-from benchmarks.budgets.simulation import simulate, simulate_fixed
+from benchmarks.budgets.simulation import TableMachine, simulate, simulate_fixed
 from redraft.budgets import controller, gain
-from redraft.budgets.cost import StepCosts
+from redraft.budgets.cost import StepCosts, TimeTable
 from tests.budgets.laws import CHAT, CODE, CPU, GPU, RANDOM, SAMPLED, LawSource, best_fixed, ramp, steady
 
 FIRST_STEPS = 128
@@ -96,6 +96,36 @@ def test_delays_by_other_programs_are_no_loss_of_drafts():
     quiet, busy = (simulate(CPU, LawSource(steady(SAMPLED), 20.0), 1, delayed=share) for share in (0.005, 0.2))
     assert busy.held_back <= MOST_HELD_BACK
     assert busy.speed_up >= 0.95 * quiet.speed_up
+
+
+@dataclass
+class Slowing:
+    """A machine whose drafter takes more time by a factor after so many steps."""
+
+    machine: TableMachine
+    steps: int
+    factor: float
+
+    @property
+    def table(self) -> TimeTable:
+        return self.machine.table
+
+    def target_s(self, rows: int, streams: int) -> float:
+        return self.machine.target_s(rows, streams)
+
+    def other_s(self, streams: int, drafts: bool) -> float:
+        self.steps -= drafts
+        plain_s = self.machine.other_s(streams, False)
+        more_s = self.machine.other_s(streams, drafts) - plain_s
+        return plain_s + more_s * (self.factor if self.steps < 0 else 1.0)
+
+
+@pytest.mark.parametrize("traffic", [SAMPLED, CHAT])
+def test_a_drafter_that_becomes_slow_is_noticed(traffic):
+    """It would catch estimates that take what is slow from now on for single delays, of which the ledger charges
+    little."""
+    run = simulate(Slowing(CPU, 300, 6.0), LawSource(steady(traffic), 24.0))
+    assert run.worst_window >= 0.975  # 0.952 and 0.971 without
 
 
 def no_probes(monkeypatch):
