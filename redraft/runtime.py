@@ -120,6 +120,8 @@ class Runtime:
             if (estimates := learned.load()) is None:
                 estimates = first_estimates(engine, limits, config.methods)
                 learned.save(estimates)
+                if learned_dir is None:  # in a folder that bundles share, whose a file is does not show
+                    learned.remove_outdated()
             budgets = BudgetController(estimates)
         return cls(
             engine=engine,

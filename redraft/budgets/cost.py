@@ -140,6 +140,11 @@ class StepCosts(BaseModel):
     error: float = 0.0
     """Running mean of how far predictions were from what steps took, as a share of it."""
 
+    @property
+    def steps(self) -> int:
+        """Steps that they have been corrected by."""
+        return sum(mean.count for mean in self.factors.values())
+
     def target(self, rows: int, shape: StepShape) -> float:
         """Seconds of the target with `rows` rows, those of prompts included."""
         return self._table(shape).at(rows) * _nearest(self.factors, "", shape.load, 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,8 +75,11 @@ class LearnedFile:
         return learned.estimates
 
     def save(self, estimates: Estimates) -> None:
-        """Write what was learned, whole or not at all. A folder that cannot be written to is logged: bundles may lie on
-        a file system that is read only."""
+        """Write what was learned, whole or not at all, unless another service of the bundle has learned of more steps
+        and written it. A folder that cannot be written to is logged: bundles may lie on a file system that is read
+        only."""
+        if (kept := self.load()) is not None and kept.costs.steps > estimates.costs.steps:
+            return
         partial = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
         content = Learned(machine=self.machine, build=self.build, estimates=estimates)
         try:
@@ -88,3 +92,19 @@ class LearnedFile:
             log.warning(
                 "cannot keep what was learned in %s: %s; --learned-dir names another folder", self.path, error.strerror
             )
+
+    def remove_outdated(self) -> None:
+        """Remove what no start of the folder's only bundle will read again: files of its older builds, and parts of
+        files whose writers were killed."""
+        with suppress(OSError):  # where the folder cannot be written to
+            for path in (*self.folder.glob("learned.*.json"), *self.folder.glob(".learned.*.partial")):
+                if _build_of(path) != self.build:
+                    path.unlink()
+
+
+def _build_of(path: Path) -> str | None:
+    """The build that a file was learned on, None for one that says none."""
+    try:
+        return str(json.loads(path.read_bytes())["build"])
+    except (ValueError, LookupError, TypeError):
+        return None

@@ -116,6 +116,32 @@ def test_what_an_old_worker_learned_is_not_taken_for_the_new_build(bundle, warni
     assert LearnedFile.of(bundle).load() is None
 
 
+def test_a_service_with_a_few_steps_leaves_what_another_has_learned_of_many(bundle):
+    """Both began with the same file. The first requests alone are steps."""
+    busy, idle = estimates(), estimates()
+    for content, steps in ((busy, 9), (idle, 2)):
+        for _ in range(steps):
+            content.costs.observe(1, "", StepShape(1), 0.02, 0.01)
+    for content in (idle, busy, idle):
+        LearnedFile.of(bundle).save(content)
+    assert LearnedFile.of(bundle).load() == busy
+    busy.costs.observe(1, "", StepShape(1), 0.04, 0.02)
+    LearnedFile.of(bundle).save(busy)
+    assert LearnedFile.of(bundle).load() == busy
+
+
+def test_what_no_start_reads_again_is_removed(bundle):
+    LearnedFile.of(bundle).save(estimates())
+    (bundle / MANIFEST).write_text("{} ")
+    kept = [LearnedFile.of(bundle), LearnedFile.of(bundle, threads=1)]
+    for file in kept:
+        file.save(estimates())
+    (bundle / "learned.damaged.json").write_text("{")
+    (bundle / f".{kept[0].path.name}.1.partial").touch()
+    kept[0].remove_outdated()
+    assert {*bundle.iterdir()} == {bundle / MANIFEST, *(file.path for file in kept)}
+
+
 def test_what_was_learned_of_other_scores_counts_for_nothing(bundle):
     """Ratios and histories are of what the scores promise."""
     LearnedFile.of(bundle).save(estimates())
