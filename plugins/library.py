@@ -59,13 +59,23 @@ def kernels_path() -> Path:
     return _folder() / KERNELS
 
 
+def build() -> None:
+    """Build all that this environment uses, if need be: the extension only where OpenVINO is. Raises BuildError."""
+    kernels_path()
+    if _openvino_version():
+        extension_path()
+
+
 def are_built() -> bool:
-    """Whether `kernels_path` has nothing to build."""
-    return _fits() or os.path.exists(_cached(_digest("")))  # False where the folder may not be searched, too
+    """Whether `build` has nothing to do."""
+    if _fits():
+        return True
+    library = _extension_name() if _openvino_version() else KERNELS
+    return os.path.exists(_cached(_digest("")) / library)  # False where the folder may not be searched, too
 
 
 def check_build() -> None:
-    """Raises BuildError where `kernels_path` would have to build, and lacks the compiler or the folder."""
+    """Raises BuildError where `build` would have to compile, and lacks the compiler or the folder."""
     if not are_built():
         _compiler()
         _make_cache()

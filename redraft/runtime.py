@@ -24,6 +24,7 @@ from redraft.decoding.verification import Verdict
 from redraft.engines.api import Engine
 from redraft.errors import Code
 from redraft.grammar.compiler import Grammars
+from redraft.operator_build import build_operators
 from redraft.plugins.trees import native
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, shown
 from redraft.request_state import RequestState
@@ -107,6 +108,7 @@ class Runtime:
         from redraft.bundle.manifest import Bundle
         from redraft.engines import gpu_name, load_engine
 
+        build_operators()
         native.prepare()
         bundle = Bundle.load(Path(path))
         config = bundle.config

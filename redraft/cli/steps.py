@@ -65,16 +65,16 @@ class Steps:
 def run_to_end(command: list[str]) -> int:
     """Run a program until it has ended, and return its exit status; it does not outlive this process.
 
-    An interrupt is for the program, which may have files to remove: the terminal sends Ctrl-C to both, and SIGTERM is
-    passed on. When the program has ended, KeyboardInterrupt is raised.
+    An interrupt is for the program, which may have files to remove: it is passed on, and when the program has ended,
+    KeyboardInterrupt is raised.
     """
-    process, interrupted = subprocess.Popen(bound(command)), False
+    # In a session of its own, or a terminal's Ctrl-C would come twice: from there and from here.
+    process, interrupted = subprocess.Popen(bound(command), start_new_session=True), False
 
     def leave_it_to_the_program(number: int, _: object) -> None:
         nonlocal interrupted
         interrupted = True
-        if number == signal.SIGTERM:
-            process.terminate()
+        process.send_signal(number)
 
     before = {number: signal.signal(number, leave_it_to_the_program) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -17,6 +17,7 @@ from redraft.engines.cache_rows import copy_rows
 from redraft.engines.drafter import CANDIDATES, NetworkDrafter
 from redraft.engines.host_buffers import RowBuffers
 from redraft.errors import BundleError
+from redraft.operator_build import build_operators
 from redraft.plugins import kernels
 from redraft.plugins.library import extension_path, operators_digest
 from redraft.plugins.operators.program import ALIGNMENT, CONSTANTS
@@ -48,6 +49,7 @@ class OpenVINOEngine:
             )
         if threads is not None:
             kernels.set_threads(threads)
+        build_operators()
         core = ov.Core()
         core.add_extension(str(extension_path()))
         folder = target_folder(bundle.path, rank, config.tensor_parallel)

@@ -18,7 +18,7 @@ import psutil
 from redraft.bundle.folder import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
-from redraft.operator_build import build_apart
+from redraft.operator_build import build_operators
 from redraft.plugins.library import BuildError, are_built, check_build
 from redraft.serving.processes import (
     OWNER_VARIABLE,
@@ -355,10 +355,10 @@ def _compile_operators(on_progress: Callable[[str], None]) -> None:
     if are_built():
         return
     on_progress("compiling the CPU operators, once for this version")
-    process = build_apart()
-    _, error = process.communicate()
-    if process.returncode:
-        raise ServingError(error.strip() or f"compiling the CPU operators ended with status {process.returncode}")
+    try:
+        build_operators()
+    except BuildError as error:
+        raise ServingError(str(error)) from None
 
 
 def _read_ahead(bundle: Path) -> None:

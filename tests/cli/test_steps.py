@@ -57,6 +57,7 @@ def running():
     "ask",
     [
         pytest.param(lambda command: os.killpg(command.pid, signal.SIGINT), id="Ctrl-C"),
+        pytest.param(lambda command: command.send_signal(signal.SIGINT), id="SIGINT"),
         pytest.param(lambda command: command.send_signal(signal.SIGTERM), id="SIGTERM"),
     ],
 )

@@ -35,13 +35,10 @@ def test_operators_are_compiled_before_a_worker_has_to_be_ready_in_time(monkeypa
     said = list[str]()
     monkeypatch.setattr(launcher, "are_built", lambda: not missing)
 
-    def build_apart(program: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-
-    monkeypatch.setattr(launcher, "build_apart", lambda: build_apart(""))
+    monkeypatch.setattr(launcher, "build_operators", lambda: None)
     launcher._compile_operators(said.append)
     assert said == ["compiling the CPU operators, once for this version"] * missing
-    monkeypatch.setattr(launcher, "build_apart", lambda: build_apart("import sys; sys.exit('g++ failed')"))
+    monkeypatch.setattr(launcher, "build_operators", MagicMock(side_effect=BuildError("g++ failed")))
     with pytest.raises(ServingError, match=r"^g\+\+ failed$") if missing else nullcontext():
         launcher._compile_operators(said.append)
 
