@@ -101,8 +101,12 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        ready = await service.worker_ready()
-        away = "shutting down" if service.client.stopping else "restarting"
+        ready = await service.worker_ready() and not service.client.starting
+        away = "restarting"
+        if service.client.stopping:
+            away = "shutting down"
+        elif service.client.starting:
+            away = "starting"
         return json_response({"status": "ok" if ready else away}, 200 if ready else 503)
 
     @app.get("/metrics")

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from redraft.serving.processes import ServingError
 from redraft.serving.settings import ServeSettings
-from redraft.worker.protocol import STOPPING, SUPERVISOR_PIPE
+from redraft.worker.protocol import STARTING, STOPPING, SUPERVISOR_PIPE
 
 _MAX_SOCKET_PATH = 100
 _LOCK_S = 1.0
@@ -104,6 +104,7 @@ class RunDir:
         self.open_grpc = self.path / "open_grpc.sock"
         """Links to Triton's sockets, for the guard: see `open`."""
         self.pipe = self.path / SUPERVISOR_PIPE
+        self.starting = self.path / STARTING
         self.stopping = self.path / STOPPING
         self.state_file = self.path / "state.json"
         self.settings_file = self.path / "settings.json"
@@ -161,13 +162,15 @@ class RunDir:
         return self.path / f"worker-{number}.sock"
 
     def open(self) -> None:
-        """Let the guard reach Triton, which is there, and calls itself ready, before the worker is. Raises OSError."""
+        """Let the guard reach Triton, which is there, and calls itself ready, before the worker is; and `/v1` say that
+        it is ready. Raises OSError."""
         point(self.open_http, Path(self.http_socket.name))
         point(self.open_grpc, Path(self.grpc_socket.name))
+        self.starting.unlink(missing_ok=True)
 
     def remove_sockets(self) -> None:
-        """Take the workers' sockets away, and the sign of a stop. Raises OSError."""
-        for path in (self.socket, self.stopping, *self.path.glob("worker-*.sock")):
+        """Take the workers' sockets away, and the signs of a start and a stop. Raises OSError."""
+        for path in (self.socket, self.starting, self.stopping, *self.path.glob("worker-*.sock")):
             path.unlink(missing_ok=True)
 
     def take_order(self) -> SwapOrder | None:

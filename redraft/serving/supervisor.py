@@ -55,6 +55,7 @@ class Supervisor:
         point(run_dir.bundle, settings.bundle)
         for old in (run_dir.pipe, run_dir.swap_order, run_dir.stopping, run_dir.open_http, run_dir.open_grpc):
             old.unlink(missing_ok=True)
+        run_dir.starting.touch()
         os.mkfifo(run_dir.pipe)
         self._pipe = os.open(run_dir.pipe, os.O_RDWR)  # it closes with this process: the models end with it
         self._triton = Triton(installation, run_dir, settings.triton_silence_s, lambda: self._worker.up)

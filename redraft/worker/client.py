@@ -20,6 +20,7 @@ from redraft.request import MAX_MESSAGE_BYTES, PROTOCOL_LIMITS, GenerateRequest,
 from redraft.worker.protocol import (
     CHUNK,
     SHUTTING_DOWN,
+    STARTING,
     STOPPING,
     Chunk,
     ErrorMessage,
@@ -79,7 +80,7 @@ class WorkerClient:
         self.prompt_limits = PROTOCOL_LIMITS
         """The protocol's, until a worker has told its own."""
         self._address = f"ipc://{socket_path}"
-        self._stopping_file = Path(socket_path).with_name(STOPPING)
+        self._starting_file, self._stopping_file = map(Path(socket_path).with_name, (STARTING, STOPPING))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._ids = itertools.count()
         self._lock = threading.Lock()
@@ -109,6 +110,11 @@ class WorkerClient:
     def connected(self) -> bool:
         """Whether a worker is there now."""
         return self._connected.is_set()
+
+    @property
+    def starting(self) -> bool:
+        """Whether the worker's service has yet to answer its first request."""
+        return self._starting_file.exists()
 
     @property
     def stopping(self) -> bool:

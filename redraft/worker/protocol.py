@@ -28,6 +28,8 @@ from redraft.request import (
 
 SUPERVISOR_PIPE = "supervisor.pipe"
 """Name of a pipe beside the worker's socket that a supervisor, where there is one, keeps open as long as it lives."""
+STARTING = "starting"
+"""Name of a file beside the worker's socket that is there until the service has answered its first request."""
 STOPPING = "stopping"
 """Name of a file beside the worker's socket that is there while the service is being stopped."""
 SHUTTING_DOWN = "the engine worker is shutting down"

@@ -23,7 +23,7 @@ from redraft.openai.connection import Connection
 from redraft.request import GenerateRequest
 from redraft.serving.guard.limits import LINGER_S, MAX_CHUNKS, MAX_HEADERS
 from redraft.worker.client import WorkerClient
-from redraft.worker.protocol import SHUTTING_DOWN, STOPPING
+from redraft.worker.protocol import SHUTTING_DOWN, STARTING, STOPPING
 from tests.conftest import wait_until, waits_at_most
 from tests.openai.serving import KEYS, MODEL, front_end
 from tests.serving.client_side import HTTP, chunk_senders
@@ -321,7 +321,13 @@ def test_a_worker_that_dies(bundle):
         assert server.post(CHAT, HELLO).json()["error"]["message"] == SHUTTING_DOWN
         assert HTTP.get(f"{server.url}/health", timeout=60).json() == {"status": "shutting down"}
         sign.unlink()
+        sign = Path(folder) / STARTING
+        sign.touch()
         server.start_worker()
+        wait_until(lambda: server.post(CHAT, HELLO | {"max_tokens": 2}).status_code == 200)
+        assert server.health() == 503, "the service has yet to answer its own first request"
+        assert HTTP.get(f"{server.url}/health", timeout=60).json() == {"status": "starting"}
+        sign.unlink()
         wait_until(lambda: server.health() == 200)
         assert server.post(CHAT, HELLO | {"max_tokens": 2}).status_code == 200
         server.worker.send_signal(signal.SIGSTOP)

@@ -59,17 +59,21 @@ def test_clients_reach_triton_after_the_first_request_only(supervisor, monkeypat
     """Its models load beside the worker, and it calls itself ready without one."""
     run_dir, events = RunDir(tmp_path), list[str]()
     run_dir.http_socket.touch()
+
+    def is_open() -> bool:
+        assert run_dir.starting.exists() is not run_dir.open_http.exists()
+        return run_dir.open_http.exists()
+
     for part in (supervisor._worker, supervisor._triton, supervisor._guard):
         monkeypatch.setattr(part, "start", lambda: None)
-        monkeypatch.setattr(part, "wait", lambda beside: events.append(f"{len(beside)} {run_dir.open_http.exists()}"))
+        monkeypatch.setattr(part, "wait", lambda beside: events.append(f"{len(beside)} {is_open()}"))
     monkeypatch.setattr(tritonserver, "remove_memory_after", lambda _: None)
     monkeypatch.setattr(supervisor, "_watch", MagicMock(side_effect=module.StopRequested))
-    monkeypatch.setattr(
-        supervisor, "_send_first_requests", lambda: events.append(f"first request {run_dir.open_http.exists()}")
-    )
+    monkeypatch.setattr(supervisor, "_send_first_requests", lambda: events.append(f"first request {is_open()}"))
     with pytest.raises(module.StopRequested):
         supervisor.run()
     assert events == ["3 False"] * 3 + ["first request False"]
+    assert is_open()
     assert run_dir.open_http.samefile(run_dir.http_socket)
     assert (tmp_path / run_dir.open_grpc.readlink()) == run_dir.grpc_socket
 
