@@ -47,12 +47,17 @@ class Clock:
 
 
 def load_llm(bundle: Path, threads: int | None = None, prefix_reuse: bool = False) -> LLM:
-    """Load an LLM for a command; times want no prefix reuse. Raises typer.BadParameter for a bundle that cannot be
-    loaded."""
+    """Load an LLM for a command, with all memory of its cache; times want no prefix reuse. Raises typer.BadParameter
+    for a bundle that cannot be loaded."""
     try:
-        return LLM(bundle, threads, prefix_reuse=prefix_reuse)
+        llm = LLM(bundle, threads, prefix_reuse=prefix_reuse)
     except (RuntimeError, ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
+    limits = llm.runtime.limits
+    for slot in range(limits.slots):
+        # The system gives memory when rows are first written: who decodes first would wait for it, and look slow.
+        llm.runtime.engine.copy(slot - 1 if slot else limits.slots - 1, slot, limits.max_len)
+    return llm
 
 
 def methods_of(llm: LLM, names: Sequence[str] | None) -> list[str]:

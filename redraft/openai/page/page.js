@@ -16,6 +16,7 @@ const KINDS = {
   root: "last token before the step",
 };
 const REPLAY_MS = 450;
+const DRAW_MS = 150; // a tree for each step would take a core, which a server on this machine has better use for
 
 const by = (id) => document.getElementById(id);
 const messages = [];
@@ -59,6 +60,17 @@ async function refuse(response) {
   const error = new Error(body?.error?.message ?? `the server answered ${response.status}`);
   error.full = body?.error?.code === "context_length_exceeded";
   throw error;
+}
+
+/** `work`, at most every DRAW_MS: `soon` draws what has changed by then, `now` at once. */
+function paced(work) {
+  let [timer, last] = [null, -DRAW_MS];
+  const now = () => {
+    clearTimeout(timer);
+    [timer, last] = [null, performance.now()];
+    work();
+  };
+  return { now, soon: () => (timer ??= setTimeout(now, last + DRAW_MS - performance.now())) };
 }
 
 function counted(count, noun, plural = `${noun}s`) {
@@ -140,20 +152,34 @@ function showFigures(steps, rate) {
   by("kept").replaceChildren(String(all.kept), make("small", { text: ` of ${all.drafted}` }));
 }
 
-function addStep(answer, tree) {
-  const place = answer.steps.length;
-  const added = step(tree);
-  answer.steps.push(added);
-  const spans = added.gained.map((text, token) => {
+/** Draw what has come of an answer that runs since it was drawn last. */
+function drawAnswer(answer) {
+  const { tokens } = totals(answer.steps);
+  answer.rate = rateOf(answer, tokens);
+  for (let place = answer.spans.length; place < answer.steps.length; place++) addText(answer, place);
+  if (view === answer) {
+    addColumns();
+    showFigures(answer.steps, answer.rate);
+    if (answer.follow) show(answer.steps.length - 1);
+  }
+  scrollDown();
+}
+
+function addText(answer, place) {
+  const { gained, kinds } = answer.steps[place];
+  const spans = gained.map((text, token) => {
     const space = text.trim() ? text.match(/^\s*/)[0] : "";
-    const [kind, word] = [added.kinds[token], text.slice(space.length)];
+    const [kind, word] = [kinds[token], text.slice(space.length)];
     const span = make("span", { title: `step ${place}: ${KINDS[kind]}` }, space, make("mark", { text: word, class: kind }));
     span.addEventListener("click", () => select(answer, place));
     return span;
   });
   answer.spans.push(spans);
   answer.text.append(...spans);
-  if (view === answer) addColumn(place);
+}
+
+function addColumns() {
+  for (let place = by("timeline").childElementCount; place < view.steps.length; place++) addColumn(place);
 }
 
 function addColumn(place) {
@@ -172,7 +198,7 @@ function openView(answer) {
   view = answer;
   view.at = -1;
   by("timeline").replaceChildren();
-  answer.steps.forEach((_, place) => addColumn(place));
+  addColumns();
 }
 
 /** An answer without steps: `text` stands where its tree will be. */
@@ -354,8 +380,10 @@ function replay() {
 
 /* The chat */
 
-function rateOf(metrics, tokens) {
-  return metrics?.generation_time_ms > 0 ? (tokens - 1) / (metrics.generation_time_ms / 1e3) : 0;
+/** Tokens per second of a run: by the server's measure at its end, until then by the time since its first token. */
+function rateOf({ metrics, begun }, tokens) {
+  const ms = metrics?.generation_time_ms || (tokens > 4 ? performance.now() - begun : 0);
+  return ms > 0 ? (1e3 * (tokens - 1)) / ms : 0;
 }
 
 async function send(text) {
@@ -372,22 +400,18 @@ async function send(text) {
     messages: [...messages], stream: true, seed: crypto.getRandomValues(new Uint32Array(1))[0],
     temperature: Number(by("temperature").value), max_tokens: Number(by("most").value) || null, drafting_method: by("method").value,
   };
+  const drawing = paced(() => drawAnswer(answer));
   await ask(card, async (signal) => {
-    let begun = 0;
     const options = { include_usage: true };
     for await (const event of events({ ...answer.body, draft_trees: true, stream_options: options }, signal)) {
       const [choice] = event.choices;
       answer.content += choice?.delta?.content ?? "";
       answer.finish = choice?.finish_reason ?? answer.finish;
-      for (const tree of choice?.draft_trees ?? []) addStep(answer, tree);
+      answer.steps.push(...(choice?.draft_trees ?? []).map(step));
       answer.metrics = event.metrics ?? answer.metrics;
       answer.usage = event.usage ?? answer.usage;
-      begun ||= answer.steps.length && performance.now();
-      const { tokens } = totals(answer.steps);
-      answer.rate = rateOf(answer.metrics, tokens) || (tokens > 4 ? (1e3 * (tokens - 1)) / (performance.now() - begun) : 0);
-      if (view === answer) showFigures(answer.steps, answer.rate);
-      if (view === answer && answer.follow && choice?.draft_trees) show(answer.steps.length - 1);
-      scrollDown();
+      answer.begun ||= answer.steps.length && performance.now();
+      drawing.soon();
     }
   }, (error) => (full = error.full && messages.length > 1));
   if (full) { // what was said before leaves no room: the question begins another chat
@@ -397,6 +421,7 @@ async function send(text) {
     by("messages").append(make("div", { class: "muted break", text: "The chat had filled the model's context. A new one begins here." }));
     return send(text);
   }
+  drawing.now();
   answer.text.classList.remove("running");
   if (answer.content) messages.push({ role: "assistant", content: answer.content });
   else messages.pop(), (by("prompt").value ||= text); // refused, or stopped before it began: not part of the chat
@@ -458,33 +483,34 @@ async function compare(card, box, answer) {
   const drafted = make("div", { class: "row with" });
   const verdict = make("div", { class: "verdict" });
   const { drafting_method: _, ...body } = answer.body;
-  let [content, tokens, metrics, begun, rate] = ["", 0, null, 0, 0];
-  const update = () => {
-    const most = Math.max(rate, answer.rate);
+  const run = { content: "", tokens: 0, metrics: null, begun: 0, rate: 0 };
+  const drawing = paced(() => {
+    run.rate = rateOf(run, run.tokens);
+    const most = Math.max(run.rate, answer.rate);
     bar(drafted, "with drafting", answer.rate, most);
-    bar(plain, "plain decoding", rate, most);
-  };
-  update();
+    bar(plain, "plain decoding", run.rate, most);
+  });
+  drawing.now();
   box.replaceChildren(drafted, plain, verdict);
   scrollDown();
   await ask(card, async (signal) => {
     const options = { include_usage: true, continuous_usage_stats: true };
     for await (const event of events({ ...body, speculative: false, stream_options: options }, signal)) {
-      content += event.choices[0]?.delta?.content ?? "";
-      tokens = event.usage?.completion_tokens ?? tokens;
-      metrics = event.metrics ?? metrics;
-      begun ||= tokens && performance.now();
-      rate = rateOf(metrics, tokens) || (tokens > 4 ? (1e3 * (tokens - 1)) / (performance.now() - begun) : 0);
-      update();
+      run.content += event.choices[0]?.delta?.content ?? "";
+      run.tokens = event.usage?.completion_tokens ?? run.tokens;
+      run.metrics = event.metrics ?? run.metrics;
+      run.begun ||= run.tokens && performance.now();
+      drawing.soon();
     }
+    drawing.now();
     const { perStep } = totals(answer.steps);
     verdict.append(
-      answer.rate && rate ? make("strong", { text: `${(answer.rate / rate).toFixed(2)}× as fast` }) : "",
+      answer.rate && run.rate ? make("strong", { text: `${(answer.rate / run.rate).toFixed(2)}× as fast` }) : "",
       make("span", { class: "muted", text: `${perStep.toFixed(2)} tokens per step instead of 1` }),
-      make("span", { class: "muted", text: content === answer.content ? "✓ the same text" : "the texts differ" }),
+      make("span", { class: "muted", text: run.content === answer.content ? "✓ the same text" : "the texts differ" }),
     );
-    if (content !== answer.content) {
-      box.append(make("details", {}, make("summary", { text: "Text of plain decoding" }), make("p", { text: content })));
+    if (run.content !== answer.content) {
+      box.append(make("details", {}, make("summary", { text: "Text of plain decoding" }), make("p", { text: run.content })));
     }
   });
   comparing = false;

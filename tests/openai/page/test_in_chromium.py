@@ -204,6 +204,21 @@ def test_each_step_shows_its_tree(page):
     expect(page.locator("#title")).to_have_text("Step 1")
 
 
+def test_drawing_leaves_the_processor_to_the_server(desktop):
+    """Steps that come faster than anybody looks are not all drawn: that took a core, which drafts then lacked."""
+    desktop.evaluate(
+        """() => {
+          window.drawn = [];
+          const note = (changes) => drawn.push(...changes.map(() => performance.now()));
+          new MutationObserver(note).observe(document.getElementById("tree"), { childList: true });
+        }"""
+    )
+    ask(desktop, QUESTION)
+    drawn, steps = desktop.evaluate("drawn"), desktop.locator("#timeline button").count()
+    at_start_and_end = 3
+    assert len(drawn) <= at_start_and_end + (drawn[-1] - drawn[0]) / 150 < steps
+
+
 def test_what_drafts_gain_in_all_requests_is_said(page):
     """By the server's metrics, of whatever was asked before."""
     ask(page, QUESTION)
