@@ -61,7 +61,6 @@ FixedBudget = Annotated[
     ),
 ]
 Report = Annotated[Path, typer.Option("--output", help="JSON file to write.")]
-OptionalReport = Annotated[Path | None, typer.Option("--output", help="Write the figures to this JSON file.")]
 
 
 def app_of(main: Callable[..., Any]) -> typer.Typer:

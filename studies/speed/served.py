@@ -25,9 +25,8 @@ START_S, END_S, POLL_S = 300.0, DRAIN_S + 10, 0.2
 
 
 @contextmanager
-def worker_of(bundle: Path, threads: int | None = None, source: Path | None = None) -> Iterator[WorkerClient]:
-    """A client of a worker that serves `bundle`, started on entry and ended on exit. It runs the code of the checkout
-    `source`, by default this one.
+def worker_of(bundle: Path, threads: int | None = None) -> Iterator[WorkerClient]:
+    """A client of a worker that serves `bundle`, started on entry and ended on exit.
 
     Raises RuntimeError for a worker that ends or does not answer, ServingError where its ranks cannot be started.
     """
@@ -42,9 +41,7 @@ def worker_of(bundle: Path, threads: int | None = None, source: Path | None = No
             f"{folder}/worker.sock",
         ]
         environment = environment_of(ServeSettings(threads=threads))
-        if source is not None:
-            environment["PYTHONPATH"] = str(source.resolve())
-        process = subprocess.Popen(launch_command(command, bundle_ranks(bundle)), env=environment, cwd=source)
+        process = subprocess.Popen(launch_command(command, bundle_ranks(bundle)), env=environment)
         try:
             deadline = time.monotonic() + START_S
             while not client.wait_connected(POLL_S):
