@@ -18,7 +18,8 @@ class NgramIndex {
     };
 
     // The lengths that are matched, ascending.
-    explicit NgramIndex(std::span<const int64_t> lengths) : lengths_(lengths.begin(), lengths.end()), slots_(64) {}
+    explicit NgramIndex(std::span<const int64_t> lengths)
+        : lengths_(lengths.begin(), lengths.end()), hashes_(lengths.size()), slots_(64) {}
 
     int64_t longest() const { return lengths_.back(); }
 
@@ -30,13 +31,14 @@ class NgramIndex {
 
     void read(std::span<const int32_t> tokens) {
         for (const int32_t token : tokens) {
-            for_ends(tail(), [&](uint64_t hash, std::span<const int32_t> end, size_t) {
+            for_ends(tail(), [&](uint32_t hash, std::span<const int32_t> end, size_t) {
                 Slot& slot = find(hash, end);
                 if (!slot.length) {
-                    slot = {hash, static_cast<int64_t>(history_.size()), static_cast<int64_t>(end.size()), token, 0};
+                    slot = {hash, static_cast<int32_t>(history_.size()), token, static_cast<uint16_t>(end.size()), 0};
                     ++used_;
                 }
-                slot.times = slot.successor == token ? slot.times + 1 : 1;
+                const uint16_t before = slot.successor == token ? slot.times : 0;
+                slot.times = std::max<uint16_t>(before, before + 1);  // the most that it holds is enough
                 slot.successor = token;
                 return true;
             });
@@ -49,7 +51,7 @@ class NgramIndex {
     // What followed the longest known end of `tail`.
     Match match(std::span<const int32_t> tail) {
         Match longest{-1, -1, 0};
-        for_ends(tail, [&](uint64_t hash, std::span<const int32_t> end, size_t index) {
+        for_ends(tail, [&](uint32_t hash, std::span<const int32_t> end, size_t index) {
             const Slot& slot = find(hash, end);
             if (!slot.length) return false;  // what never occurred did not occur after other tokens either
             longest = {slot.successor, static_cast<int64_t>(index), slot.times};
@@ -60,24 +62,28 @@ class NgramIndex {
 
   private:
     // A match's successor. The match itself is the `length` tokens of the history before `end`; length 0: a free slot.
+    // Four share a line of the cache, which a look-up in a long text misses.
     struct Slot {
-        uint64_t hash = 0;
-        int64_t end = 0;
-        int64_t length = 0;
+        uint32_t hash = 0;
+        int32_t end = 0;
         int32_t successor = 0;
-        int32_t times = 0;
+        uint16_t length = 0;
+        uint16_t times = 0;
     };
 
     // Call `use` with each end of `tail` that can be matched, the shortest first, until it returns false.
     template <class F>
-    void for_ends(std::span<const int32_t> tail, F use) const {
+    void for_ends(std::span<const int32_t> tail, F use) {
         uint64_t hash = seed();
-        size_t hashed = 0;
-        for (size_t index = 0; index < lengths_.size() && lengths_[index] <= tail.size(); ++index) {
-            for (; hashed < lengths_[index]; ++hashed)
+        size_t hashed = 0, count = 0;
+        for (; count < lengths_.size() && lengths_[count] <= tail.size(); ++count) {
+            for (; hashed < lengths_[count]; ++hashed)
                 hash = mixed(hash ^ static_cast<uint32_t>(tail[tail.size() - 1 - hashed]));
-            if (!use(hash, tail.last(hashed), index)) return;
+            hashes_[count] = static_cast<uint32_t>(hash);
+            __builtin_prefetch(&slots_[first_slot(hashes_[count])]);  // all at once: they are far apart
         }
+        for (size_t index = 0; index < count; ++index)
+            if (!use(hashes_[index], tail.last(lengths_[index]), index)) return;
     }
 
     // A number of this process, so that nobody can write a prompt whose matches all belong in one slot.
@@ -94,32 +100,34 @@ class NgramIndex {
         return x ^ (x >> 31);
     }
 
+    size_t first_slot(uint32_t hash) const { return hash & (slots_.size() - 1); }
+    size_t next_slot(size_t index) const { return (index + 1) & (slots_.size() - 1); }
+
     // The slot of a match, or the free one where it belongs.
-    Slot& find(uint64_t hash, std::span<const int32_t> match) {
-        const size_t last = slots_.size() - 1;
-        size_t index = hash & last;
-        while (slots_[index].length && !holds(slots_[index], hash, match)) index = (index + 1) & last;
+    Slot& find(uint32_t hash, std::span<const int32_t> match) {
+        size_t index = first_slot(hash);
+        while (slots_[index].length && !holds(slots_[index], hash, match)) index = next_slot(index);
         return slots_[index];
     }
 
-    bool holds(const Slot& slot, uint64_t hash, std::span<const int32_t> match) const {
-        return slot.hash == hash && slot.length == static_cast<int64_t>(match.size()) &&
+    bool holds(const Slot& slot, uint32_t hash, std::span<const int32_t> match) const {
+        return slot.hash == hash && slot.length == match.size() &&
                std::equal(match.begin(), match.end(), history_.begin() + (slot.end - slot.length));
     }
 
     void grow() {
         std::vector<Slot> old(2 * slots_.size());
         old.swap(slots_);
-        const size_t last = slots_.size() - 1;
         for (const Slot& slot : old) {
             if (!slot.length) continue;
-            size_t index = slot.hash & last;
-            while (slots_[index].length) index = (index + 1) & last;
+            size_t index = first_slot(slot.hash);
+            while (slots_[index].length) index = next_slot(index);
             slots_[index] = slot;
         }
     }
 
     std::vector<size_t> lengths_;
+    std::vector<uint32_t> hashes_;  // of a tail's ends
     std::vector<int32_t> history_;
     std::vector<Slot> slots_;  // a power of two of them, at most half of them used
     size_t used_ = 0;

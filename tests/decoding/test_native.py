@@ -189,7 +189,7 @@ def test_no_tree_leads_outside_the_arrays(tmp_path):
 MUTANTS = {
     "a parent's mask": ("shape.h", "masks + (first + parent) * words", "masks + first * words", "packed"),
     "ties by the later node": ("shape.h", "score[a] > score[c] : a < c", "score[a] > score[c] : a > c", "cut"),
-    "times that are never counted anew": ("ngrams.h", "slot.times + 1 : 1", "slot.times + 1 : 2", "ngrams"),
+    "times that are never counted anew": ("ngrams.h", "token ? slot.times : 0", "token ? slot.times : 1", "ngrams"),
     "a candidate's chance with its parent's": ("growth.h", "logs[k]) - above.above)", "logs[k]))", "grown"),
 }
 
