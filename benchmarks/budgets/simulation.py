@@ -71,11 +71,11 @@ class LearnedMachine:
 
     def target_s(self, rows: int, streams: int) -> float:
         """See `Machine`."""
-        return self.costs.target(rows, StepShape(streams))
+        return self.costs.of(StepShape(streams)).target(rows)
 
     def other_s(self, streams: int, drafts: bool) -> float:
         """See `Machine`."""
-        return self.costs.other(self.method if drafts else "", StepShape(streams))
+        return self.costs.of(StepShape(streams)).other(self.method if drafts else "")
 
 
 @dataclass

@@ -9,7 +9,7 @@ from itertools import compress
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from redraft.budgets.cost import MOST_APART, RATE, STRICT, StepCosts, StepShape
+from redraft.budgets.cost import MOST_APART, RATE, STRICT, ShapeCosts, StepCosts, StepShape
 from redraft.budgets.gain import Calibration, bands_of
 from redraft.budgets.native import choose_nodes, promised_nodes
 from redraft.decoding.token_tree import TokenTree
@@ -82,6 +82,7 @@ class Step:
     """A step on its way."""
 
     shape: StepShape
+    costs: ShapeCosts
     plain: bool
     """Whether nothing may be drafted, to see what that costs."""
     fixed: dict[str, Drafts] = field(default_factory=dict)
@@ -113,6 +114,11 @@ class Step:
         """The methods that draft, and others, as a key of the step's costs."""
         return "+".join(sorted({*self.fixed, *self.drafts, *others}))
 
+    @property
+    def plain_s(self) -> float:
+        """Seconds of the step without what is chosen."""
+        return self.costs.step(self.plain_rows, "+".join(sorted(self.fixed)))
+
 
 class BudgetController:
     """Decides for each step, in this order: `begin`; `include` for each method with a fixed budget; for each other one
@@ -125,7 +131,7 @@ class BudgetController:
 
     def __init__(self, estimates: Estimates):
         self.estimates = estimates
-        self.balance_s = min(FIRST_CREDIT * estimates.costs.target(1, StepShape(1)), CREDIT_S)
+        self.balance_s = min(FIRST_CREDIT * estimates.costs.of(StepShape(1)).target(1), CREDIT_S)
         self._since_plain: dict[str, int] = {}
         """Steps with drafts since the last one without, by load."""
         self.held_back = 0
@@ -143,7 +149,8 @@ class BudgetController:
 
     def begin(self, shape: StepShape) -> None:
         """Begin a step."""
-        self.step = Step(shape, plain=self._since_plain.get(shape.load, 0) >= PLAIN_EVERY)
+        costs = self.costs.of(shape)
+        self.step = Step(shape, costs, plain=self._since_plain.get(costs.load, 0) >= PLAIN_EVERY)
 
     def include(self, method: str, temperatures: Sequence[float], tree: TokenTree) -> None:
         """Count the trees of a method with a fixed budget, for sequences of these temperatures."""
@@ -164,8 +171,8 @@ class BudgetController:
             self.held_back += should_pay
             return False
         if not should_pay:
-            drafting = self.step.drafting(method)
-            loss = self.costs.step(self.step.rows + len(bands), drafting, self.step.shape) - self.plain_s
+            step = self.step
+            loss = step.costs.step(step.rows + len(bands), step.drafting(method)) - step.plain_s
             if self.balance_s < min(loss, CREDIT_S):
                 return False
         self.step.drafts[method] = ChosenDrafts(bands=bands, probes=not should_pay)
@@ -175,10 +182,10 @@ class BudgetController:
         """How many nodes of each tree of the method's sequences to verify, the best of each: as many in all as
         `choose_nodes` says, of the best nodes of all trees. `beside` them so many others of the method are verified
         whatever is chosen."""
-        step, costs = self.step, self.costs
+        step, costs = self.step, self.step.costs
         drafts = step.drafts.pop(method)
-        before_s = costs.step(step.rows, step.drafting(), step.shape) - self.prompt_s
-        times = costs.by_nodes(step.rows + beside, step.drafting(method), step.shape, -self.prompt_s)
+        before_s = costs.step(step.rows, step.drafting()) - costs.prompts
+        times = costs.by_nodes(step.rows + beside, step.drafting(method))
         ratios, tokens = self._calibration(method).ratios(drafts.bands), step.tokens
         choice = choose_nodes(tree, ratios, tokens, times, drafts.probes)
         self._remember(self._key(method, drafts.bands), choice.promised / tokens, choice.seconds / before_s)
@@ -198,9 +205,9 @@ class BudgetController:
         """Learn from the step: the method and the temperature of each sequence that decoded, the tree that was
         verified, how many of its nodes were accepted, and the seconds that the step took, of which `target_s` in the
         target."""
-        step, shape, plain_s = self.step, self.step.shape, self.plain_s
-        rows = len(tree.tokens) + shape.prompt_rows
-        expected_s = self.costs.observe(rows, step.drafting(), shape, step_s, target_s)
+        step, shape, costs = self.step, self.step.shape, self.step.costs
+        plain_s, prompt_s = step.plain_s, costs.prompts  # as they were expected, before the step corrects them
+        expected_s = costs.observe(len(tree.tokens) + shape.prompt_rows, step.drafting(), step_s, target_s)
         if step.drafts or step.fixed:
             self._calibrate(methods, temperatures, tree, accepted)
         self.balance_s += ALLOWED_LOSS * step_s
@@ -208,12 +215,12 @@ class BudgetController:
             # What delays single steps is no loss of their drafts: plain steps are delayed as often, which the model
             # counts alike.
             taken = min(max(step_s, expected_s / MOST_APART), MOST_APART * expected_s)
-            won = sum(count for method, count in zip(methods, accepted, strict=True) if method in step.drafts)
+            won = sum(compress(accepted, map(step.drafts.__contains__, methods)))
             # An accepted token saves its share of a step without what was chosen, prompts apart.
             tokens = shape.running + sum(accepted) - won
-            self.balance_s += plain_s + (plain_s - self.prompt_s) * won / tokens - taken
+            self.balance_s += plain_s + (plain_s - prompt_s) * won / tokens - taken
         self.balance_s = min(self.balance_s, CREDIT_S)
-        self._since_plain[shape.load] = self._since_plain.get(shape.load, 0) + 1 if step.drafts else 0
+        self._since_plain[costs.load] = self._since_plain.get(costs.load, 0) + 1 if step.drafts else 0
 
     def _calibrate(
         self, methods: Sequence[str], temperatures: Sequence[float], tree: TokenTree, accepted: Sequence[int]
@@ -235,26 +242,13 @@ class BudgetController:
 
     def _key(self, method: str, bands: Sequence[int]) -> str:
         """What a history is kept by: the method, the load, and the band of most of its sequences."""
-        return f"{method}:{self.step.shape.load}:{max(set(bands), key=bands.count)}"
+        return f"{method}:{self.step.costs.load}:{max(set(bands), key=bands.count)}"
 
     def _remember(self, key: str, promised: float, slower: float) -> None:
         if history := self.estimates.histories.get(key):
             history.add(promised, slower)
         else:
             self.estimates.histories[key] = History(promised=promised, slower=slower)
-
-    @property
-    def prompt_s(self) -> float:
-        """Seconds of the step's prompt rows: they pass whatever is drafted, and no draft makes them fewer."""
-        shape = self.step.shape
-        if not shape.prompt_rows:
-            return 0.0
-        return self.costs.target(shape.running + shape.prompt_rows, shape) - self.costs.target(shape.running, shape)
-
-    @property
-    def plain_s(self) -> float:
-        """Seconds of the step without what is chosen."""
-        return self.costs.step(self.step.plain_rows, "+".join(sorted(self.step.fixed)), self.step.shape)
 
 
 @dataclass(frozen=True)

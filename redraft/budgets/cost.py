@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass as plain_dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -39,7 +38,7 @@ class StepShape:
     """Sequences whose prompts it takes rows of."""
     prompt_rows: int = 0
 
-    @cached_property
+    @property
     def load(self) -> str:
         """The class of its load: 1, 2, 3 to 4, 5 to 8, ... sequences, those with prompt rows apart."""
         return f"{max(self.running - 1, 0).bit_length()}{'p' if self.prompt_rows else ''}"
@@ -145,49 +144,59 @@ class StepCosts(BaseModel):
         """Steps that they have been corrected by."""
         return sum(mean.count for mean in self.factors.values())
 
-    def target(self, rows: int, shape: StepShape) -> float:
+    def of(self, shape: StepShape) -> ShapeCosts:
+        """The costs of steps of a shape."""
+        return ShapeCosts(self, shape)
+
+
+class ShapeCosts:
+    """The costs of steps of one shape, whose table and factor are looked up once: valid until a step corrects them."""
+
+    def __init__(self, costs: StepCosts, shape: StepShape):
+        self._costs, self._shape, self.load = costs, shape, shape.load
+        sequences = shape.running + shape.prompts
+        self._table = next((table for table in costs.tables if table.sequences >= sequences), costs.tables[-1])
+        self._factor = _nearest(costs.factors, "", self.load, 1.0)
+        self.prompts = self.target(shape.running + shape.prompt_rows) - self.roots if shape.prompt_rows else 0.0
+        """Seconds of the prompts' rows: they pass whatever is drafted, and no draft makes them fewer."""
+
+    @property
+    def roots(self) -> float:
+        """Seconds of the target with a row of each sequence that decodes."""
+        return self.target(self._shape.running)
+
+    def target(self, rows: int) -> float:
         """Seconds of the target with `rows` rows, those of prompts included."""
-        return self._table(shape).at(rows) * _nearest(self.factors, "", shape.load, 1.0)
+        return self._table.at(rows) * self._factor
 
-    def other(self, drafting: str, shape: StepShape) -> float:
+    def other(self, drafting: str) -> float:
         """Seconds of the drafters and the host where these methods draft; "": of the host."""
-        key = f"{drafting}:"
-        if mean := self.others.get(key + shape.load):
+        key, others = f"{drafting}:", self._costs.others
+        if mean := others.get(key + self.load):
             return mean.value
-        unknown = UNKNOWN_SHARE * self.target(shape.running, shape) if drafting else 0.0
-        return _nearest(self.others, key, shape.load, unknown)
+        return _nearest(others, key, self.load, UNKNOWN_SHARE * self.roots if drafting else 0.0)
 
-    def step(self, rows: int, drafting: str, shape: StepShape) -> float:
+    def step(self, rows: int, drafting: str) -> float:
         """Seconds of a whole step with `rows` rows, those of prompts included."""
-        return self.target(rows, shape) + self.other(drafting, shape)
+        return self.target(rows) + self.other(drafting)
 
-    def by_nodes(self, rows: int, drafting: str, shape: StepShape, more_s: float) -> TimesByNodes:
-        """Seconds of whole steps, and `more_s`, by the nodes that they have beside `rows` other rows."""
-        factor = _nearest(self.factors, "", shape.load, 1.0)
-        return TimesByNodes(self._table(shape), rows, factor, self.other(drafting, shape) + more_s)
+    def by_nodes(self, rows: int, drafting: str) -> TimesByNodes:
+        """Seconds of whole steps, prompts apart, by the nodes that they have beside `rows` other rows."""
+        return TimesByNodes(self._table, rows, self._factor, self.other(drafting) - self.prompts)
 
-    def observe(self, rows: int, drafting: str, shape: StepShape, step_s: float, target_s: float) -> float:
+    def observe(self, rows: int, drafting: str, step_s: float, target_s: float) -> float:
         """Correct the estimates by a step, which took `step_s`, of which `target_s` in the target. Returns what it
         should have taken."""
-        table = self._table(shape)
-        timed_s = table.at(rows)
-        expected = timed_s * _nearest(self.factors, "", shape.load, 1.0) + self.other(drafting, shape)
-        self.error += RATE * (min(abs(expected / step_s - 1), 1.0) - self.error)
-        factor = _mean(self.factors, shape.load)
+        costs, timed_s = self._costs, self._table.at(rows)
+        expected = timed_s * self._factor + self.other(drafting)
+        costs.error += RATE * (min(abs(expected / step_s - 1), 1.0) - costs.error)
+        factor = _mean(costs.factors, self.load)
         factor.add(target_s / timed_s)
-        if not shape.prompt_rows:  # prompt rows cost other times, as few of them have logits
+        if not self._shape.prompt_rows:  # prompt rows cost other times, as few of them have logits
             ratio = target_s / (timed_s * factor.value)
-            table.correct(rows, min(max(ratio, 1 / MOST_APART), MOST_APART))
-        _mean(self.others, f"{drafting}:{shape.load}").add(step_s - target_s)
+            self._table.correct(rows, min(max(ratio, 1 / MOST_APART), MOST_APART))
+        _mean(costs.others, f"{drafting}:{self.load}").add(step_s - target_s)
         return expected
-
-    def _table(self, shape: StepShape) -> TimeTable:
-        """The table of the fewest sequences that holds a step's."""
-        sequences = shape.running + shape.prompts
-        for table in self.tables:
-            if table.sequences >= sequences:
-                return table
-        return self.tables[-1]
 
 
 def _mean(means: dict[str, RunningMean], key: str) -> RunningMean:

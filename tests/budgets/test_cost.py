@@ -38,20 +38,22 @@ def test_steps_correct_a_table_that_is_wrong(padded):
         rows = int(rng.choice([8, 40]))
         drafting = "m" if rows > 8 else ""
         slow = 10 if rng.random() < 0.01 else 1
-        costs.observe(rows, drafting, shape, truth[rows] * slow + (0.004 if drafting else 0.001), truth[rows] * slow)
-    predicted = [costs.target(8, shape), costs.target(40, shape)]
+        target_s = truth[rows] * slow
+        costs.of(shape).observe(rows, drafting, target_s + (0.004 if drafting else 0.001), target_s)
+    learned = costs.of(shape)
+    predicted = [learned.target(8), learned.target(40)]
     assert predicted == pytest.approx([0.015, 0.045], rel=0.08)
-    assert (costs.other("", shape), costs.other("m", shape)) == pytest.approx((0.001, 0.004))
+    assert (learned.other(""), learned.other("m")) == pytest.approx((0.001, 0.004))
     assert costs.error < 0.15
 
 
 def test_a_load_that_was_not_seen_takes_the_nearest():
     costs = StepCosts(tables=[LINEAR])
-    costs.observe(1, "m", StepShape(1), 0.015, 0.010)
-    costs.observe(64, "m", StepShape(1, 1, 63), 0.060, 0.040)
-    assert costs.other("m", StepShape(16)) == pytest.approx(0.005)
-    assert costs.other("m", StepShape(2, 1, 9)) == pytest.approx(0.020)
-    assert costs.other("", StepShape(16)) == 0, "of the host alone nothing is known"
+    costs.of(StepShape(1)).observe(1, "m", 0.015, 0.010)
+    costs.of(StepShape(1, 1, 63)).observe(64, "m", 0.060, 0.040)
+    assert costs.of(StepShape(16)).other("m") == pytest.approx(0.005)
+    assert costs.of(StepShape(2, 1, 9)).other("m") == pytest.approx(0.020)
+    assert costs.of(StepShape(16)).other("") == 0, "of the host alone nothing is known"
 
 
 def test_a_mean_forgets_a_slow_start_and_shrugs_at_outliers():

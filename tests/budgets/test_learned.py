@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_to_is_logged(bundle, monkeypatch, warni
 def test_estimates_have_a_size_that_can_be_kept():
     costs = StepCosts(tables=estimates().costs.tables)
     for load in range(1, 65):
-        costs.observe(load, "m", StepShape(load), 0.02, 0.01)
+        costs.of(StepShape(load)).observe(load, "m", 0.02, 0.01)
     whole = Estimates(costs=costs, calibrations={"m": Calibration()})
     assert len(whole.model_dump_json()) < 10_000
 
@@ -121,11 +121,11 @@ def test_a_service_with_a_few_steps_leaves_what_another_has_learned_of_many(bund
     busy, idle = estimates(), estimates()
     for content, steps in ((busy, 9), (idle, 2)):
         for _ in range(steps):
-            content.costs.observe(1, "", StepShape(1), 0.02, 0.01)
+            content.costs.of(StepShape(1)).observe(1, "", 0.02, 0.01)
     for content in (idle, busy, idle):
         LearnedFile.of(bundle).save(content)
     assert LearnedFile.of(bundle).load() == busy
-    busy.costs.observe(1, "", StepShape(1), 0.04, 0.02)
+    busy.costs.of(StepShape(1)).observe(1, "", 0.04, 0.02)
     LearnedFile.of(bundle).save(busy)
     assert LearnedFile.of(bundle).load() == busy
 

@@ -11,7 +11,7 @@ from benchmarks.budgets.mixes import mixes, read_texts
 from benchmarks.budgets.recorded import Replay
 from benchmarks.budgets.simulation import TableMachine, simulate, simulate_fixed
 from redraft.budgets import controller, gain
-from redraft.budgets.cost import StepCosts, TimeTable
+from redraft.budgets.cost import ShapeCosts, TimeTable
 from tests.budgets.laws import CHAT, CODE, CPU, GPU, RANDOM, SAMPLED, LawSource, best_fixed, ramp, steady
 
 FIRST_STEPS = 128
@@ -137,8 +137,8 @@ def no_calibration(monkeypatch):
 
 
 def free_drafter(monkeypatch):
-    other = StepCosts.other
-    monkeypatch.setattr(StepCosts, "other", lambda self, drafting, shape: other(self, "", shape))
+    other = ShapeCosts.other
+    monkeypatch.setattr(ShapeCosts, "other", lambda self, drafting: other(self, ""))
 
 
 @pytest.mark.parametrize(
