@@ -74,6 +74,23 @@ class Code(StrEnum):
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
 
+def reason(error: Exception) -> str:
+    """What is wrong, in a line: of a file its path and why it cannot be used, without Python's numbers."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"cannot use {error.filename}: {error.strerror}"
+    return str(error)
+
+
+def read_text(path: Path, option: str) -> str:
+    """The text of the file that an option names. Raises ValueError, which names both, where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{option} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{option} {path}: not a text file in UTF-8") from None
+
+
 class RequestError(Exception):
     """A request that has no result."""
 

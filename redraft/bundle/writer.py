@@ -24,7 +24,13 @@ _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 
 
 def require_replaceable(path: Path, replaces: Callable[[Path], bool] = is_bundle) -> None:
-    """Raises BundleError for a file, and for a folder that holds something else than what may be replaced."""
+    """Raises BundleError for a file, for a folder that holds something else than what may be replaced, and for a path
+    below a file or at a link that leads nowhere, which nothing can be moved to."""
+    above = next((folder for folder in path.absolute().parents if folder.exists()), None)
+    if above and not above.is_dir():
+        raise BundleError(f"cannot write {path}: {above} is a file; choose another --output")
+    if path.is_symlink() and not path.exists():
+        raise BundleError(f"{path} is a link that leads nowhere: choose another --output, or remove it first")
     try:
         if not path.exists() or (path.is_dir() and (replaces(path) or not any(path.iterdir()))):
             return

@@ -13,6 +13,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
+from redraft import errors
 from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Form, Precision, check_precision
 from redraft.bundle.config import BundleConfig, LimitsInfo
 from redraft.bundle.method import MethodFields
@@ -256,7 +257,7 @@ def main(
         check(config, target)
         command = shlex.join(["redraft", "build", *as_arguments(options)])
         build(config, target, model, chosen, folder, features, bigrams, calibration, inputs, command, layers)
-    except (BundleError, UnsupportedModelError, FileNotFoundError, KeyError, ValueError) as error:
+    except (BundleError, UnsupportedModelError, OSError, KeyError, ValueError) as error:
         err.print(f"[red]redraft build:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None
     except (MemoryError, RuntimeError) as error:
@@ -302,7 +303,7 @@ def reason(error: Exception) -> str:
     """What is wrong, in a line."""
     if isinstance(error, ValidationError):
         return describe(error)
-    return str(error.args[0] if isinstance(error, KeyError) else error)
+    return str(error.args[0]) if isinstance(error, KeyError) else errors.reason(error)
 
 
 def first_line(error: Exception) -> str:

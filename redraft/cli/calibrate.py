@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from redraft.chat import encode_user_turn
-from redraft.cli.options import ColumnOption, ModelOption, OwnPromptsOption
+from redraft.cli.options import ColumnOption, ModelOption, OwnPromptsOption, check_folder
 from redraft.compiler.calibration import calibrate
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress
@@ -43,6 +43,10 @@ def main(
     ] = 1024,
 ) -> None:
     """Find what a target's linear layers take, for redraft build --precision fp8."""
+    output = output or calibration_of(model.name)
+    check_folder(output.parent, "the folder of --output")
+    if output.is_dir():
+        raise typer.BadParameter(f"--output {output}: expected a file, not a folder")
     try:
         file = read_prompts(prompts, column)
         out.print(f"redraft calibrate: {file}; every user turn is a text of its own", markup=False)
@@ -56,7 +60,6 @@ def main(
         with progress("calibrate", len(texts), "texts", console=out) as bar:
             fingerprint = target_fingerprint(target)
             calibration = calibrate(target, fingerprint, texts, lambda: bar.update(bar.done + 1))
-        output = output or calibration_of(model.name)
         calibration.save(output)
     except (ValueError, OSError) as error:
         out.print(f"redraft calibrate: {error}", markup=False)

@@ -16,6 +16,7 @@ from redraft.cli.options import MethodOption, SeedOption, TemperatureOption, Thr
 from redraft.console.interrupt import noted_interrupts
 from redraft.console.output import err, fail, out
 from redraft.console.template_options import TemplateOptions
+from redraft.errors import read_text, reason
 from redraft.llm import LLM
 from redraft.output import Output
 from redraft.request import INT32_MAX, Guide, InvalidRequest, Options, SequenceStats, request
@@ -53,12 +54,12 @@ def main(
     options: Options = {"temperature": temperature, "top_p": top_p, "seed": seed, "method": method}
     try:
         if schema is not None:
-            options["guide"] = Guide(kind="json_schema", text=schema.read_text())
+            options["guide"] = Guide(kind="json_schema", text=read_text(schema, "--schema"))
         with err.status("loading the bundle"):
             llm = LLM(bundle, threads)
         llm.runtime.sequence(None, request("Hello", 1, **options))
     except (OSError, RuntimeError, ValueError) as error:
-        fail(f"redraft chat: {error}")
+        fail(f"redraft chat: {reason(error)}")
     if out.is_terminal:
         out.print(HELP)
         out.print("drafted tokens that the target accepted look like this", style=DRAFTED)

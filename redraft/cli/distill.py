@@ -29,7 +29,7 @@ import typer
 from redraft.bundle.backends import OPENVINO, Backend
 from redraft.bundle.folder import MANIFEST
 from redraft.chat import template_digest
-from redraft.cli.options import ColumnOption, ModelOption, PromptsOption, ThreadsOption
+from redraft.cli.options import ColumnOption, ModelOption, PromptsOption, ThreadsOption, check_folder
 from redraft.cli.steps import Steps
 from redraft.compiler.checkpoints.source import load_tokenizer
 from redraft.console.interrupt import interruptible
@@ -174,6 +174,8 @@ def main(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     output = output or data_of(model.name, target_layers)
     held_out = held_out or output.with_name(f"{output.name}-held-out")
+    check_folder(output, "--output")
+    check_folder(held_out, "--held-out")
     reads = source is Source.prefill
     if engine is None:
         engine = not (bundle or reads or device.type == "cuda")

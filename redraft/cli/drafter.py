@@ -12,7 +12,7 @@ from rich.console import Console
 
 from redraft.bundle.backends import OPENVINO, TORCH, Backend, Precision, check_precision
 from redraft.cli.distill import teacher_engine
-from redraft.cli.options import BACKEND_NAMES, ColumnOption, ModelOption, PromptsOption, backend_named
+from redraft.cli.options import BACKEND_NAMES, ColumnOption, ModelOption, PromptsOption, backend_named, check_folder
 from redraft.cli.steps import Steps
 from redraft.cli.train import KINDS, KindOption, layers_of
 from redraft.console.interrupt import interruptible
@@ -65,6 +65,8 @@ def main(
         raise typer.BadParameter(str(error)) from None
     layers = layers_of(kind)
     output, data = output or own_drafter(model.name, kind), data or data_of(model.name, layers)
+    check_folder(output, "--output")
+    check_folder(data, "--data")
     try:
         texts = load_prompts(prompts or PROMPTS, column if prompts else None)
     except (OSError, ValueError) as error:

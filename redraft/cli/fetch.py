@@ -9,6 +9,7 @@ import typer
 
 from redraft.compiler.checkpoints.fetch import Request, fetch
 from redraft.console.interrupt import interruptible
+from redraft.errors import reason
 from redraft.home import HOME
 
 
@@ -53,7 +54,7 @@ def main(
     try:
         folder = fetch(Request(source, output, cache, name, revision, chat_template, replace, adapter), say)
     except (ValueError, OSError) as error:
-        say(error, err=True)
+        say(reason(error), err=True)
         raise typer.Exit(1) from None
     model = "" if source == "default" else f" {folder}"
     train = "" if source == "default" else f"; redraft drafter --model {folder} --hours 1 trains a drafter for it"

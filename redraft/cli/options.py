@@ -40,6 +40,13 @@ def fetched_model(name: object) -> Path:
     return folder
 
 
+def check_folder(path: Path, option: str) -> None:
+    """Raise BadParameter unless the folder that an option names is there or can be made."""
+    above = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    if not above.is_dir():
+        raise typer.BadParameter(f"{option} {path}: {above} is a file; expected a folder")
+
+
 ModelOption = Annotated[
     Path,
     typer.Option(

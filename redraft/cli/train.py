@@ -18,7 +18,7 @@ import torch
 import typer
 
 from redraft.chat import template_digest
-from redraft.cli.options import ModelOption, ThreadsOption
+from redraft.cli.options import ModelOption, ThreadsOption, check_folder
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import progress, size
 from redraft.console.resources import free_disk, require_memory
@@ -154,6 +154,7 @@ def main(
     drafter_type = KINDS[kind]
     recipe = drafter_type.recipe
     output = output or own_drafter(model.name, kind)
+    check_folder(output, "--output")
     if not data:
         written = data_of(model.name, layers_of(kind))
         judged_by = written.with_name(f"{written.name}-held-out")

@@ -241,8 +241,8 @@ def build(
             loops[name] = shared.setdefault(network, loop)
     bigram_files = [path for path in (drafter / BIGRAMS_FILE_NAME for drafter, *_ in drafters) if path.is_file()]
     successors = bigrams or next(iter(bigram_files), None)
-    if successors and (shape := np.load(successors, mmap_mode="r").shape) != (target.config.vocab_size,):
-        raise BundleError(f"{successors} has shape {shape}, expected a successor of each of {target.config.vocab_size}")
+    if successors:
+        check_successors(successors, target.config.vocab_size)
     target_info = config.target.model_copy(update={"feature_size": target.feature_size})
     limits = window_limits(target, config)
     config, token_info = config.model_copy(update={"methods": methods, "target": target_info, "limits": limits}), 0
@@ -277,6 +277,16 @@ def build(
             finish_bundle(folder, config, versions, fingerprint, command, inputs)
     size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
     err.print(f"[green]{output}[/green]: {config.backend} {config.precision}, {size / 1e6:.0f} MB")
+
+
+def check_successors(path: Path, count: int) -> None:
+    """Raises BundleError unless a file holds a successor of each of so many tokens."""
+    try:
+        shape = np.load(path, mmap_mode="r").shape
+    except (OSError, ValueError, EOFError):
+        raise BundleError(f"{path} is not a .npy file of bigrams, or damaged") from None
+    if shape != (count,):
+        raise BundleError(f"{path} has shape {shape}, expected a successor of each of {count}")
 
 
 def foresee_caches(config: BundleConfig) -> None:

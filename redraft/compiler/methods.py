@@ -19,7 +19,7 @@ from redraft.decoding.construction import Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS, draws_of
-from redraft.errors import BundleError
+from redraft.errors import BundleError, read_text
 from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.context_drafter import ChainDrafter
 from redraft.model_defs.drafters.draft_lm import DraftLM
@@ -198,8 +198,8 @@ def drafter_kind(folder: Path) -> str:
 def read_methods(path: Path) -> dict[str, MethodSettings]:
     """The methods of a TOML file, in its order. Raises BundleError that names the file and what is wrong with it."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        tables = tomllib.loads(read_text(path, "--methods"))
+    except tomllib.TOMLDecodeError as error:
         raise BundleError(f"--methods {path}: {error}") from None
     if not tables:
         raise BundleError(f"--methods {path}: expected a table for each method, found none")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from redraft.cli import main
@@ -10,12 +12,20 @@ NO_MODEL, NO_BUNDLE = "no model at none: `redraft fetch none` fetches one", "non
 MISTAKES = [
     ("fetch none.gguf", "none.gguf"),
     ("fetch --revision", "requires an argument"),
+    ("fetch FOLDER --name ../up", "--name ../up: expected a name, not a path; --output says"),
+    ("fetch FOLDER --name .", "--name .: expected a name"),
+    ("fetch FOLDER --output FILE", "cannot use file: File exists"),
+    ("fetch FOLDER --chat-template none", "--chat-template none: No such file"),
+    ("fetch FOLDER --chat-template BYTES", "--chat-template bytes: not a text file in UTF-8"),
     ("build --model none", NO_MODEL),
     ("build --model FOLDER --no-drafter", "config.json"),
     ("build --model FOLDER --backend cuda", "openvino"),
     ("build --model FOLDER --precision fp7", "fp32"),
     ("build --model FOLDER --slots 0", "--slots"),
-    ("build --model FOLDER --methods none.toml", "--methods none.toml"),
+    ("build --model FOLDER --methods none.toml", "--methods none.toml: No such file"),
+    ("build --model FOLDER --methods FOLDER", "--methods folder: Is a directory"),
+    ("build --model FOLDER --no-drafter --output LINK", "link is a link that leads nowhere: choose another --output"),
+    ("build --model FOLDER --no-drafter --output FILE/b", "file is a file; choose another --output"),
     ("build --model FOLDER --no-drafter --backend tensorrt --precision fp8", "--calibration"),
     ("tune", "--bundle"),
     ("tune --bundle none", NO_BUNDLE),
@@ -37,7 +47,14 @@ MISTAKES = [
     ("drafter --model FOLDER --kind lyanna", "recurrent"),
     ("drafter --model FOLDER --hours 0", "--hours"),
     ("drafter --model FOLDER --prompts none", "none"),
+    ("drafter --model FOLDER --output FILE", "--output file: "),
+    ("drafter --model FOLDER --data FILE/data", "--data file/data: "),
+    ("distill --model FOLDER --output FILE", "is a file; expected a folder"),
+    ("distill --model FOLDER --held-out FILE", "--held-out file: "),
+    ("train --model FOLDER --output FILE", "--output file: "),
     ("calibrate --model none", NO_MODEL),
+    ("calibrate --model FOLDER --output FOLDER", "--output folder: expected a file, not a folder"),
+    ("calibrate --model FOLDER --output FILE/x", "the folder of --output file: "),
     ("calibrate --model FOLDER --prompts none", "none"),
     ("serve --bundle none --run-dir FOLDER", "none"),
     ("serve --backend cuda", "--backend"),
@@ -49,7 +66,9 @@ MISTAKES = [
     ("generate hi --run-dir FOLDER", "redraft serve"),
     ("generate hi --max-tokens 0", "--max-tokens"),
     ("chat none", NO_BUNDLE),
-    ("chat FOLDER --schema none.json", "none.json"),
+    ("chat FOLDER --schema none.json", "--schema none.json: No such file"),
+    ("chat FOLDER --schema FOLDER", "--schema folder: Is a directory"),
+    ("chat FOLDER --schema BYTES", "--schema bytes: not a text file in UTF-8"),
     ("loadtest --run-dir FOLDER", "redraft serve"),
     ("loadtest --bundle FOLDER --url 127.0.0.1:9 --protocol ftp", "grpc"),
     ("loadtest --bundle FOLDER --url 127.0.0.1:9", "tokenizer.json"),
@@ -63,13 +82,16 @@ MISTAKES = [
 @pytest.mark.parametrize(("words", "said"), MISTAKES, ids=[words for words, _ in MISTAKES])
 def test_a_mistake_is_told_in_one_line(words, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    (tmp_path / "link").symlink_to("nowhere")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        main(*words.replace("FOLDER", "folder").split())
+        main(*re.sub("FOLDER|FILE|BYTES|LINK", lambda name: name[0].lower(), words).split())
     output = capsys.readouterr()
     lines = [line for line in (output.out + output.err).splitlines() if line.strip()]
     assert ended.value.code in (1, 2), lines
     assert said in lines[-1]
     assert lines[-1].startswith(("redraft", "error")), "the line says which command it is of"
     assert len(lines) <= 3, "at most two lines about what it reads come before"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"], "nothing is written"
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "file", "bytes", "link"}, "nothing is written"

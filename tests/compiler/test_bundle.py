@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from redraft.bundle.config import LimitsInfo
-from redraft.compiler.bundle import attach_features, target_info, unknown_tokens, with_usual_context
+from redraft.compiler.bundle import attach_features, check_successors, target_info, unknown_tokens, with_usual_context
 from redraft.engines.memory import cache_bytes
+from redraft.errors import BundleError
 from tests.engines.tiny import VOCAB, bundle_config, tiny_bundle, tiny_drafter_of, tiny_of, tiny_target, write_tokenizer
 
 
@@ -19,6 +21,19 @@ def test_a_target_gives_hidden_states_again_after_a_build_of_deeper_features():
     assert target.feature_size == 2 * target.config.hidden_size
     attach_features(target, [], features=True)
     assert target.feature_size == target.config.hidden_size
+
+
+def test_bigrams_that_are_none_are_named(tmp_path):
+    path = tmp_path / "bigrams.npy"
+    for harm in (path.mkdir, path.rmdir, path.touch, lambda: path.write_bytes(b"junk")):
+        harm()
+        with pytest.raises(BundleError, match=rf"^{path} is not a .npy file of bigrams, or damaged$"):
+            check_successors(path, 3)
+    np.save(path, np.zeros(2))
+    with pytest.raises(BundleError, match=r"has shape \(2,\), expected a successor of each of 3"):
+        check_successors(path, 3)
+    np.save(path, np.zeros(3))
+    check_successors(path, 3)
 
 
 @pytest.mark.parametrize("short", [0, 1])

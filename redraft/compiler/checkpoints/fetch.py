@@ -28,6 +28,7 @@ from redraft.compiler.checkpoints.source import BLOCK, Checkpoint, FetchError
 from redraft.compiler.checkpoints.writer import write_weights
 from redraft.console.progress import progress, size, step
 from redraft.console.resources import require_disk, require_memory
+from redraft.errors import read_text
 from redraft.model_defs.files import StoredTensors, read_json, weight_files
 from redraft.model_defs.target.bounds import shown
 from redraft.model_defs.target.config import TargetConfig
@@ -99,8 +100,10 @@ def fetch(request: Request, say: Say) -> Path:
     Raises ValueError (FetchError, UnsupportedModelError) or OSError, and then leaves nothing half written.
     """
     template = request.chat_template
-    if template and not template.is_file():
-        raise FetchError(f"--chat-template {template}: no such file")
+    if template:
+        read_text(template, "--chat-template")  # before all that takes long
+    if request.name is not None and Path(request.name).name != request.name:
+        raise FetchError(f"--name {request.name}: expected a name, not a path; --output says in which folder")
     if request.adapter:
         read_settings(request.adapter)
     folder = request.output / (request.name or request.default_name)
