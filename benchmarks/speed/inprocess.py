@@ -70,11 +70,6 @@ def methods_of(llm: LLM, names: Sequence[str] | None) -> list[str]:
     return list(names)
 
 
-def fix_budget(llm: LLM, nodes: int) -> None:
-    """Let every method draft this many nodes, whatever runs."""
-    llm.runtime.fix_budget(nodes)
-
-
 def timed(llm: LLM, requests: Sequence[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:
     """`LLM.run`, and what it took."""
     before, started = read_clock(llm), time.perf_counter()

@@ -42,7 +42,7 @@ from benchmarks.command import (
     console,
     run,
 )
-from benchmarks.speed.inprocess import fix_budget, load_llm, methods_of, teacher_force
+from benchmarks.speed.inprocess import load_llm, methods_of, teacher_force
 from redraft.bundle.folder import MANIFEST
 from redraft.bundle.manifest import file_sha256
 from redraft.console.progress import progress
@@ -369,7 +369,7 @@ def main(
     max_tokens: MaxTokens = 128,
     concurrency: Concurrency = [1, 8],
     tree_budget: Annotated[
-        int | None, typer.Option(help="Drafted nodes of each tree; default: as many as pay.")
+        int | None, typer.Option(help="Drafted nodes of each tree; default: as many as its method may draft.")
     ] = None,
     near_tie: Annotated[float, typer.Option(help="Margin below which two tokens are a tie.")] = 1e-3,
     rate: Annotated[bool, typer.Option("--rate", help="Compare rates of tokens beyond --margin.")] = False,
@@ -383,8 +383,8 @@ def main(
     if not drafting.runtime.methods:
         raise typer.BadParameter(f"--bundle: {bundle} has no method")
     chosen = methods_of(drafting, methods) if methods else None
-    if tree_budget is not None:
-        fix_budget(drafting, tree_budget)
+    # Budgets that choose themselves draft next to nothing where drafts do not pay, and nothing would be compared.
+    drafting.runtime.fix_budget(tree_budget)
     other = one_rank or auto_regressive
     plain = load_llm(other) if other else drafting
     margins = load_llm(reference) if reference and reference != other else plain

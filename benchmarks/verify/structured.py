@@ -45,7 +45,7 @@ from benchmarks.command import (
     console,
     run,
 )
-from benchmarks.speed.inprocess import fix_budget, load_llm, methods_of
+from benchmarks.speed.inprocess import load_llm, methods_of
 from benchmarks.verify.lossless import first_difference, margin_at
 from redraft.bundle.folder import MANIFEST
 from redraft.bundle.manifest import file_sha256
@@ -362,7 +362,7 @@ def main(
     walking = [name for name, plan in llm.runtime.methods.items() if VERIFIERS[plan.verification].merges]
     chosen = walking if methods == ["all"] else methods_of(llm, methods or llm.methods[:1])
     if not speed:
-        fix_budget(llm, tree_budget)
+        llm.runtime.fix_budget(tree_budget)
     plan = Plan(
         bundle, schemas, num_schemas, prompts, num_prompts, prompts_schema, max_tokens, near_tie, concurrency,
         tree_budget, speed, output,
