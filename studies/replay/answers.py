@@ -2,7 +2,7 @@
 
     python -m studies.replay.answers --bundle BUNDLE --prompts mt_bench.jsonl --output artifacts/answers
 
-One safetensors shard, as redraft distill writes them. The bundle needs a drafter, or --features when it is built;
+Safetensors shards, as redraft distill writes them. The bundle needs a drafter, or --features when it is built;
 how it decodes does not change the answers.
 """
 
@@ -28,7 +28,8 @@ from redraft.model_defs.files import save_tensors
 from redraft.prompts import load_prompts, spread
 from redraft.request import GenerateRequest
 
-FILE_NAME = "shard-00000.safetensors"
+SHARD = 16
+"""Answers of a shard, of which `benchmarks.verify.held_out` judges drafters by 24 at most."""
 
 
 @dataclass(frozen=True)
@@ -63,37 +64,45 @@ def record(llm: LLM, requests: list[GenerateRequest], concurrency: int) -> list[
     return answers
 
 
-def write(folder: Path, answers: list[Answer]) -> Path:
-    """Write answers as a shard of teacher data."""
-    offsets = torch.tensor([0, *accumulate(len(answer.tokens) for answer in answers)])
-    tensors = {
-        "tokens": torch.cat([answer.tokens for answer in answers]).to(torch.int32),
-        "hidden": torch.cat([answer.hidden for answer in answers]).to(torch.bfloat16),
-        "offsets": offsets,
-        "answer_starts": offsets[:-1] + torch.tensor([answer.start for answer in answers]),
-    }
+def write(folder: Path, answers: list[Answer]) -> None:
+    """Write answers as shards of teacher data, instead of those that the folder holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(tensors, folder / FILE_NAME)
-    return folder / FILE_NAME
+    for file in shards_of(folder):
+        file.unlink()
+    for index, start in enumerate(range(0, len(answers), SHARD)):
+        part = answers[start : start + SHARD]
+        offsets = torch.tensor([0, *accumulate(len(answer.tokens) for answer in part)])
+        tensors = {
+            "tokens": torch.cat([answer.tokens for answer in part]).to(torch.int32),
+            "hidden": torch.cat([answer.hidden for answer in part]).to(torch.bfloat16),
+            "offsets": offsets,
+            "answer_starts": offsets[:-1] + torch.tensor([answer.start for answer in part]),
+        }
+        save_tensors(tensors, folder / f"shard-{index:05}.safetensors")
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """The shards of a folder, in their order."""
+    return sorted(folder.glob("shard-*.safetensors"))
 
 
 def read(folder: Path, count: int | None = None, max_tokens: int | None = None) -> list[Answer]:
-    """`count` answers spread evenly over a folder's first shard, each cut to `max_tokens`.
+    """`count` answers spread evenly over a folder's shards, each cut to `max_tokens`.
 
     Answers of less than 2 tokens, which no draft can help, are left out. Raises ValueError where there is no shard.
     """
-    file = folder / FILE_NAME
-    if not file.exists():
-        raise ValueError(f"{folder}: no {FILE_NAME}; write it with python -m studies.replay.answers")
-    with safe_open(file, framework="pt") as shard:
-        tokens, hidden, offsets, starts = (
-            shard.get_tensor(name) for name in ("tokens", "hidden", "offsets", "answer_starts")
-        )
+    if not (files := shards_of(folder)):
+        raise ValueError(f"{folder}: no shard; write some with python -m studies.replay.answers")
     answers = []
-    for begin, start, end in zip(offsets[:-1].tolist(), starts.tolist(), offsets[1:].tolist(), strict=True):
-        end = min(end, start + max_tokens) if max_tokens else end
-        if end - start > 1:
-            answers.append(Answer(tokens[begin:end].long(), hidden[begin:end].float(), start - begin))
+    for file in files:
+        with safe_open(file, framework="pt") as shard:
+            tokens, hidden, offsets, starts = (
+                shard.get_tensor(name) for name in ("tokens", "hidden", "offsets", "answer_starts")
+            )
+        for begin, start, end in zip(offsets[:-1].tolist(), starts.tolist(), offsets[1:].tolist(), strict=True):
+            end = min(end, start + max_tokens) if max_tokens else end
+            if end - start > 1:
+                answers.append(Answer(tokens[begin:end].long(), hidden[begin:end].float(), start - begin))
     return spread(answers, count)
 
 
@@ -114,8 +123,8 @@ def main(
         raise typer.BadParameter(str(error)) from None
     finally:
         llm.close()
-    path = write(output, answers)
-    console.print(f"{len(answers)} answers, {sum(len(answer.text) for answer in answers):,} tokens: {path}")
+    write(output, answers)
+    console.print(f"{len(answers)} answers, {sum(len(answer.text) for answer in answers):,} tokens: {output}")
 
 
 if __name__ == "__main__":
