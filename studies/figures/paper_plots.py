@@ -15,7 +15,7 @@ from benchmarks.load.comparison import AR
 from redraft.loadtest.plots import COLORS, new_figure
 from redraft.request import AUTO_REGRESSIVE
 from studies import training
-from studies.figures.contenders import Load
+from studies.figures.contenders import Load, contenders
 from studies.figures.redrafter_tables import WIDTHS
 from studies.rsd import figure1
 from studies.rsd import report as rsd_report
@@ -186,17 +186,16 @@ def beam_packing(load: Load) -> Figure:
 
 
 def beam_shapes(load: Load) -> Figure:
-    """Tokens per step by beam width, a line per length, a panel per drafter (ReDrafter, figure 7)."""
-    drafters = load("beam_shapes")["drafters"]
-    figure, axes = new_figure(len(drafters))
-    most = max(row["acceptance_length"] for results in drafters.values() for row in results)
-    for axis, (label, results) in zip(axes, drafters.items(), strict=True):
-        series: dict[str, dict[str, float]] = {}
-        for row in sorted(results, key=lambda row: row["length"]):
-            series.setdefault(f"length {row['length']}", {})[str(row["width"])] = row["acceptance_length"]
-        plots.lines(axis, series, (label, "beam width", "tokens per step"))
-        axis.set_ylim(1, 1.05 * most)
-        axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower right")
+    """Tokens per step by beam width, a line per length (ReDrafter, figure 7)."""
+    figure, (axis,) = new_figure(1, width=5.0)
+    result = contenders(load("zen4/beam_shapes_live"), "0")
+    series = {
+        f"length {length}": {str(width): result[f"w{width}l{length}"]["acceptance_length"] for width in range(1, 5)}
+        for length in range(2, 6)
+    }
+    plots.lines(axis, series, ("Beam width and length", "beam width", "tokens per step"))
+    axis.set_ylim(1, 2.2)
+    axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower right")
     return figure
 
 

@@ -29,12 +29,12 @@ from redraft.request import AUTO_REGRESSIVE, request
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from studies.cache import prefix_reuse
-from studies.replay import acceptance, answers
+from studies.replay import answers, packing
 from tests.conftest import ROOT
 from tests.toy_engine import ToyEngine, only, toy_codec
 
 STUDIES = [
-    *("studies.training", "studies.cache.prefix_reuse", "studies.replay.answers", "studies.replay.acceptance"),
+    *("studies.training", "studies.cache.prefix_reuse", "studies.replay.answers", "studies.replay.packing"),
     *("studies.rsd.experiments", "studies.rsd.figure1", "studies.speed.beam_packing_throughput"),
     *("studies.speed.drafting_latency", "studies.speed.tensor_parallel"),
 ]
@@ -87,7 +87,7 @@ def test_the_makefile_names_what_there_is():
     command = ["make", "--dry-run", "-f", "studies/Makefile", "all", "ENGINES=nowhere", "TEACHER=docs", "SPEC_BENCH=s"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     modules = set(re.findall(r"-m (\S+)", done.stdout)) - {"redraft.cli"}
-    assert {"studies.rsd.experiments", "studies.replay.acceptance", "benchmarks.speed.single_stream"} < modules
+    assert {"studies.rsd.experiments", "studies.replay.packing", "benchmarks.speed.single_stream"} < modules
     assert [name for name in modules if not ROOT.joinpath(*name.split(".")).with_suffix(".py").exists()] == []
     files = set(re.findall(r"(?:studies|benchmarks|build)/\S+\.(?:py|toml|jsonl)", done.stdout))
     assert [file for file in files if not (ROOT / file).exists()] == []
@@ -118,22 +118,16 @@ def test_answers_are_recorded_with_the_hidden_states_of_their_text():
         torch.testing.assert_close(answer.hidden, torch.tensor([[s >> 16, s & 0xFFFF] for s in states]).float())
 
 
-def test_drafters_are_replayed_over_recorded_answers(target, greedy, tmp_path, monkeypatch):
+def test_a_drafter_is_replayed_over_recorded_answers(target, greedy, tmp_path, monkeypatch):
     answers.write(tmp_path / "answers", greedy)
     monkeypatch.setattr(Target, "from_folder", lambda folder: target)
-    drafters = [tmp_path / name for name in ("a", "b")]
-    for folder in drafters:
-        drafter_of(target, "recurrent", 1, exit_dim=30).save(folder)
-
-    def replayed(command, folders, options):
-        files = ["--model", "m", "--answers", tmp_path / "answers", "--output", tmp_path / "r.json"]
-        assert execute(acceptance.app, [command, *files, "--drafter", *folders, *options.split()]) == 0
-        return json.loads((tmp_path / "r.json").read_text())
-
-    (_, row) = replayed("packing", drafters[:1], "--beam-widths 2 7 --beam-length 3")["widths"]
+    drafter_of(target, "recurrent", exit_dim=30).save(tmp_path / "drafter")
+    files = ["--model", "m", "--answers", tmp_path / "answers", "--output", tmp_path / "r.json"]
+    options = ["--drafter", tmp_path / "drafter", "--beam-widths", "1", "7", "--beam-length", "3"]
+    assert execute(packing.main, [*files, *options]) == 0
+    alone, row = json.loads((tmp_path / "r.json").read_text())["widths"]
+    assert alone["packed"] == alone["unpacked"] == 3
     assert row["p1"] <= row["packed"] <= row["p99"] < row["unpacked"] == 21
-    for rows in replayed("shapes", drafters, "--beam-widths 1 4 --beam-lengths 1 3")["drafters"].values():
-        assert [row["rows_per_step"] for row in rows if row["length"] == 1] == [2, 5]
 
 
 def test_one_slow_moment_does_not_move_a_median():
