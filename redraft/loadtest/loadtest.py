@@ -24,6 +24,7 @@ from rich.console import Console
 from redraft.bundle.machine import machine_name
 from redraft.chat import ChatMessage
 from redraft.console.progress import duration, progress, write
+from redraft.errors import reason
 from redraft.loadtest import plots
 from redraft.loadtest.clients.base import Client, Generation, GenerationError
 from redraft.loadtest.clients.connect import MODEL, address, connect
@@ -315,6 +316,8 @@ def run_load_test(args: Options) -> int:
     where a service may refuse some."""
     try:
         slo = check(args)
+        if args.baseline and not args.baseline_url:
+            load_runs(args.baseline)  # what it lacks is said before the test, not after it
         test = LoadTest(args, slo)
         runs = asyncio.run(test.measure())
         if args.find_saturation:
@@ -324,7 +327,7 @@ def run_load_test(args: Options) -> int:
             return 130
         show(args, runs, test.saturated)
     except (ValueError, OSError, GenerationError) as error:
-        print(f"redraft loadtest: {error}", file=sys.stderr)
+        print(f"redraft loadtest: {reason(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("redraft loadtest: interrupted", file=sys.stderr)

@@ -57,6 +57,7 @@ def check(settings: ServeSettings, run_path: Path) -> None:
     be made: after hours of that it would be late to say so."""
     run_dir = RunDir(run_path)
     launch_command([], settings.tp, settings.hostfile)
+    _check_learned_dir(settings)
     try:
         check_build()
     except BuildError as error:
@@ -340,13 +341,23 @@ def _unusable(run_dir: RunDir, error: OSError) -> ServingError:
 
 def _check_bundle(settings: ServeSettings) -> None:
     check_text(settings.bundle, "bundle")
-    if settings.learned_dir:
-        check_text(settings.learned_dir, "folder of what was learned")
+    _check_learned_dir(settings)
     if settings.hostfile:
         check_text(settings.hostfile, "hostfile")
     if not (settings.bundle / "config.json").is_file():
         raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json; `redraft build` builds one")
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
+
+
+def _check_learned_dir(settings: ServeSettings) -> None:
+    """Raises ServingError where what is learned cannot be kept where it is told, which the worker would only log."""
+    if settings.learned_dir is None:
+        return
+    check_text(settings.learned_dir, "folder of what was learned")
+    path = settings.learned_dir.absolute()
+    above = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not above.is_dir():
+        raise ServingError(f"--learned-dir {path}: {above} is a file; expected a folder")
 
 
 def _compile_operators(on_progress: Callable[[str], None]) -> None:

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from redraft.bundle.backends import BACKENDS, OPENVINO, Precision, backend_of
 from redraft.bundle.folder import is_bundle
+from redraft.errors import read_text
 from redraft.logs import LogFormat
 from redraft.serving.guard.limits import MAX_CALLS, MAX_REQUESTS
 from redraft.worker.protocol import DRAIN_S
@@ -325,11 +326,11 @@ def _from_variables() -> Mapping[str, Any]:
 
 def _from_file(file: Path) -> Mapping[str, Any]:
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"--config {file}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = tomllib.loads(read_text(file, "--config"))
+    except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file}: {error}") from None
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
     for name in values:
         if name not in OPTIONS:
             raise SettingsError(f"{file}: {name}: no such setting{_similar(name, OPTIONS)}")

@@ -108,6 +108,8 @@ def test_a_service_that_cannot_start_is_refused_before_its_bundle_is_made(tmp_pa
     with socket.create_server(("127.0.0.1", ports["grpc_port"])):
         assert f"port {ports['grpc_port']} on 127.0.0.1 (gRPC) is in use" in refusal()
     assert "the bundle is for one rank" in refusal(hostfile="hosts")
+    (tmp_path / "file").touch()
+    assert f"{tmp_path / 'file'} is a file; expected a folder" in refusal(learned_dir=tmp_path / "file" / "learned")
     with run_dir.lock_file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert f"a service is running from {run_dir.path}" in refusal()
