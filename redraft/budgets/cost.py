@@ -16,8 +16,9 @@ WARM_UP = 5
 """First values of a running mean, of which the least counts: whatever is slow the first time is not slow for ever."""
 MOST_APART = 1.25
 """A value that is larger or smaller than expected by more than this factor counts as if by this factor."""
-LASTING = 3
-"""Values in a row that are so far off on the same side are no outliers: the mean moves to them."""
+LASTING = 6
+"""Values in a row that are so far off on the same side are no outliers: the mean moves to them. Fewer may be a burst of
+other programs, after which the drafter of a machine would be known for slow until probes say otherwise."""
 UNKNOWN_SHARE = 0.3
 """What is taken for the drafter's and the host's time before any was seen, as a share of the target's."""
 

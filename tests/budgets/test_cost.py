@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from redraft.budgets.cost import MOST_APART, RunningMean, StepCosts, StepShape, TimeTable
+from redraft.budgets.cost import LASTING, MOST_APART, RunningMean, StepCosts, StepShape, TimeTable
 
 LINEAR = TimeTable(sequences=8, rows=[1, 16, 64], seconds=[0.010, 0.016, 0.040], padded=False)
 PADDED = replace(LINEAR, padded=True)
@@ -65,15 +65,14 @@ def test_a_mean_forgets_a_slow_start_and_shrugs_at_outliers():
 
 def test_a_mean_follows_what_lasts():
     """It would catch a mean that takes each value of a machine that has become slower for good for an outlier: it would
-    know a drafter of six times the time after 140 steps."""
+    know a drafter of six times the time after 140 steps. A burst of other programs is none."""
     mean = RunningMean()
-    for value in [0.1] * 20 + [0.6] * 20:
+    for value in [0.1] * 20 + [0.6] * (LASTING - 1) + [0.1]:
         mean.add(value)
-    assert mean.value > 0.35
-    for value in [0.1] * 20:
+    assert mean.value < 0.12
+    for value in [0.6] * (LASTING + 8):
         mean.add(value)
-    assert mean.value < 0.25
-    calm = RunningMean()
-    for value in [0.1] * 20 + [0.6, 0.6, 0.1] * 10:
-        calm.add(value)
-    assert calm.value < 0.2
+    assert mean.value > 0.5
+    for value in [0.1] * (LASTING + 8):
+        mean.add(value)
+    assert mean.value < 0.2
