@@ -72,7 +72,7 @@ def test_a_mean_follows_what_lasts():
     assert mean.value < 0.12
     for value in [0.6] * (LASTING + 8):
         mean.add(value)
-    assert mean.value > 0.5
+    assert mean.value > 0.4
     for value in [0.1] * (LASTING + 8):
         mean.add(value)
-    assert mean.value < 0.2
+    assert mean.value < 0.25
