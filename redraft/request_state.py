@@ -34,6 +34,7 @@ class RequestState:
     `method` is the name of the method that drafts for it. `temperature` is what the target's logits are divided by; 0:
     greedy.
 
+    `chooser` is its sampler, from when on the engine may choose its tokens with it; None before, or never.
     `memory` is what its method drafts from beside the drafter, and is told every token of; None: nothing.
     `reusable` is how many tokens of the prompt a slot would have in place, while it waits for one; `reusable_in` the
     state of the slots in which that was counted.
@@ -76,6 +77,7 @@ class RequestState:
             seed,
             None if grammar is None else grammar.start(self.end_ids),
         )
+        self.chooser: Sampler | None = None
         self.temperature = 0.0 if request.sampling.greedy else request.sampling.divisor
         self.method = ""
         self.reads_features = False

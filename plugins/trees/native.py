@@ -62,7 +62,7 @@ def address(numbers: array) -> ctypes.Array:
 
 def zeros(kind: str, count: int) -> array:
     """Return an array of Python's for results."""
-    return array(kind, bytes(array(kind).itemsize * count))
+    return array(kind, (0,)) * count
 
 
 @cache

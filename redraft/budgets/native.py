@@ -6,12 +6,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
-
 from redraft.budgets.choice import Choice
 from redraft.budgets.cost import TimesByNodes
 from redraft.decoding.token_tree import TokenTree
-from redraft.plugins.trees.native import address, call, pointer, zeros
+from redraft.plugins.trees.native import address, call, zeros
 
 
 def choose_nodes(tree: TokenTree, ratios: Sequence[float], tokens: float, times: TimesByNodes, probes: bool) -> Choice:
@@ -19,11 +17,12 @@ def choose_nodes(tree: TokenTree, ratios: Sequence[float], tokens: float, times:
     count, table = len(tree), times.table
     if len(ratios) != count:
         raise ValueError(f"expected {count} ratios, got {len(ratios)}")
+    offsets, _, _, scores = tree.addresses
     rows, seconds, factors = array("q", table.rows), array("d", table.seconds), array("d", ratios)
     counts, result = zeros("i", count), zeros("d", 3)
     call(
         "trees_choose",
-        *(count, pointer(tree.offsets, np.int32), pointer(tree.scores, np.float64), address(factors)),
+        *(count, offsets, scores, address(factors)),
         *(tokens, probes, address(rows), address(seconds), len(rows), table.padded),
         *(times.rows, times.factor, times.more_s, address(counts), address(result)),
     )
@@ -33,6 +32,6 @@ def choose_nodes(tree: TokenTree, ratios: Sequence[float], tokens: float, times:
 def promised_nodes(tree: TokenTree) -> list[float]:
     """Do as `redraft.budgets.choice.promised_nodes`."""
     promised = zeros("d", len(tree))
-    arrays = pointer(tree.offsets, np.int32), pointer(tree.scores, np.float64), address(promised)
-    call("trees_promise", len(tree), *arrays)
+    offsets, _, _, scores = tree.addresses
+    call("trees_promise", len(tree), offsets, scores, address(promised))
     return promised.tolist()

@@ -68,11 +68,6 @@ class NativeNgrams(NgramIndex):
         token, times = result.tolist()
         return None if index < 0 else (token, int(LENGTHS[index]), min(times, MOST_TIMES))
 
-    @property
-    def unread(self) -> list[int]:
-        """Tokens that it was told and has not read."""
-        return self._unread
-
 
 def read(indices: Sequence[NativeNgrams]) -> array:
     """Let n-grams read what they were told. Returns their handles [B]."""
@@ -98,22 +93,22 @@ def grow_trees(
     `rows_of`."""
     _expect(len(roots), indices, odds)
     handles, factors = read(indices), array("d", odds)
-    forest = _Forest(len(roots), len(roots) * (budget + 1))
+    room = _room(len(roots), len(roots) * (budget + 1))
     call(
         "trees_grow",
         *_candidates(drafts, roots),
         budget,
         *(address(handles), address(factors), pointer(chances, np.float64), MOST_TIMES, LEAST, MOST, *joint),
-        *forest.pointers,
+        *room.addresses,
     )
-    return forest.trees()
+    return _written(room)
 
 
 def best_first(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
     """Do as `redraft.decoding.construction.best_first`. Raises ValueError where a candidate lacks its parent."""
-    forest = _Forest(len(roots), len(roots) * (min(budget, drafts.candidates[0].size) + 1))
-    call("trees_best_first", *_candidates(drafts, roots), budget, *forest.pointers)
-    return forest.trees()
+    room = _room(len(roots), len(roots) * (min(budget, drafts.candidates[0].size) + 1))
+    call("trees_best_first", *_candidates(drafts, roots), budget, *room.addresses)
+    return _written(room)
 
 
 def prune_tree(
@@ -129,24 +124,19 @@ def prune_tree(
     drafted = (tree.sizes - 1).tolist()
     if max(scores) == -math.inf and all(map(le, drafted, map(min, budgets, depths))):
         return tree
-    limits, least_scores = (np.array(budgets, np.int32), np.array(depths, np.int32)), np.array(scores, np.float64)
-    forest, cut = _Forest(count, len(tree.tokens)), np.empty(1, np.int64)
-    call(
-        "trees_cut",
-        *(count, *_columns(tree), pointer(tree.scores, np.float64)),
-        *(*(pointer(limit, np.int32) for limit in limits), pointer(least_scores, np.float64)),
-        *(*forest.pointers, pointer(cut, np.int64)),
-    )
-    return forest.trees() if cut[0] else tree
+    room, cut = _room(count, len(tree.tokens)), zeros("q", 1)
+    limits = array("i", budgets), array("i", depths), array("d", scores)
+    call("trees_cut", count, *tree.addresses, *(address(limit) for limit in limits), *room.addresses, address(cut))
+    return _written(room) if cut[0] else tree
 
 
 def shared_budgets(tree: TokenTree, total: int) -> list[int]:
     """Do as `redraft.decoding.token_tree.shared_budgets`."""
     if total >= len(tree.tokens) - len(tree):
         return (tree.sizes - 1).tolist()
-    counts = np.empty(len(tree), np.int32)
-    arrays = pointer(tree.offsets, np.int32), pointer(tree.scores, np.float64)
-    call("trees_share", len(counts), *arrays, total, pointer(counts, np.int32))
+    counts = zeros("i", len(tree))
+    offsets, _, _, scores = tree.addresses
+    call("trees_share", len(counts), offsets, scores, total, address(counts))
     return counts.tolist()
 
 
@@ -163,11 +153,9 @@ def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndar
         masks[:, 0] = 1
         return starts.copy(), masks
     positions, masks = np.empty(rows, np.int32), np.empty((rows, words), np.int32)
-    call(
-        "trees_pack",
-        *(len(starts), pointer(tree.offsets, np.int32), pointer(tree.parents, np.int32), pointer(starts, np.int32)),
-        *(words, pointer(positions, np.int32), pointer(masks, np.int32)),
-    )
+    offsets, _, parents, _ = tree.addresses
+    arrays = pointer(positions, np.int32), pointer(masks, np.int32)
+    call("trees_pack", len(starts), offsets, parents, pointer(starts, np.int32), words, *arrays)
     return positions, masks
 
 
@@ -186,35 +174,25 @@ def walk_trees(
     offsets, walked = zeros("i", len(end_offsets)), zeros("i", 2 * len(chosen))
     call(
         "trees_walk",
-        *(len(end_ids), *_columns(tree), pointer(chosen, np.int32)),
+        *(len(end_ids), *tree.addresses[:3], pointer(chosen, np.int32)),
         *(address(ends), address(end_offsets), address(offsets), address(walked)),
     )
-    paths, tokens = walked[: len(chosen)], walked[len(chosen) :]
-    return [(paths[start:end].tolist(), tokens[start:end].tolist()) for start, end in pairwise(offsets)]
+    paths, tokens = walked[: len(chosen)].tolist(), walked[len(chosen) :].tolist()
+    return [(paths[start:end], tokens[start:end]) for start, end in pairwise(offsets)]
 
 
-class _Forest:
-    """Arrays that trees are written to."""
+def _room(count: int, nodes: int) -> TokenTree:
+    """Return room for `count` trees of up to `nodes` nodes in all: compiled code does not look whether there is."""
+    tokens, parents, scores = np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes)
+    return TokenTree(np.empty(count + 1, np.int32), tokens, parents, scores)
 
-    def __init__(self, count: int, nodes: int):
-        """Make room for `count` trees of up to `nodes` nodes in all: compiled code does not look whether there is."""
-        self._offsets = np.empty(count + 1, np.int32)
-        self._tokens, self._parents, self._scores = (
-            np.empty(nodes, np.int32),
-            np.empty(nodes, np.int32),
-            np.empty(nodes),
-        )
 
-    @property
-    def pointers(self) -> tuple[Any, ...]:
-        """Return what passes the four arrays, in the order of the compiled functions' arguments."""
-        columns = self._offsets, self._tokens, self._parents
-        return *(pointer(column, np.int32) for column in columns), pointer(self._scores, np.float64)
-
-    def trees(self) -> TokenTree:
-        """Return what was written."""
-        end = int(self._offsets[-1])
-        return TokenTree(self._offsets, self._tokens[:end], self._parents[:end], self._scores[:end])
+def _written(room: TokenTree) -> TokenTree:
+    """Return the trees that were written to such room."""
+    end = room.offsets[-1]
+    tree = TokenTree(room.offsets, room.tokens[:end], room.parents[:end], room.scores[:end])
+    tree.addresses = room.addresses
+    return tree
 
 
 def _candidates(drafts: DraftCandidates, roots: np.ndarray) -> tuple[Any, ...]:
@@ -234,9 +212,5 @@ def _candidates(drafts: DraftCandidates, roots: np.ndarray) -> tuple[Any, ...]:
 
 def _expect(count: int, *columns: Sized) -> None:
     """Raise ValueError unless each column has `count` entries: compiled code would read past its end."""
-    if any(len(column) != count for column in columns):
+    if {*map(len, columns)} != {count}:
         raise ValueError(f"expected {count} entries each, got {', '.join(str(len(column)) for column in columns)}")
-
-
-def _columns(tree: TokenTree) -> tuple[Any, ...]:
-    return tuple(pointer(column, np.int32) for column in (tree.offsets, tree.tokens, tree.parents))

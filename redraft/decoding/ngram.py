@@ -29,11 +29,12 @@ class NgramIndex:
         self._table, self._chances = table, chances
         self._successors: dict[tuple[int, ...], tuple[int, int]] = {}
         self._tail: tuple[int, ...] = ()
-        self._unread = list(tokens)
+        self.unread = list(tokens)
+        """Tokens that it was told and has not read."""
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the history."""
-        self._unread += tokens
+        self.unread += tokens
 
     @property
     def tail(self) -> tuple[int, ...]:
@@ -42,10 +43,10 @@ class NgramIndex:
         return self._tail
 
     def _read(self) -> None:
-        if not self._unread:
+        if not self.unread:
             return
         successors, tail = self._successors, self._tail
-        for token in self._unread:
+        for token in self.unread:
             for length in NGRAM_CHANCES:
                 if length <= len(tail):
                     match = tail[-length:]
@@ -53,7 +54,7 @@ class NgramIndex:
                     successors[match] = token, times + 1 if successor == token else 1
             tail = (*tail, token)[-LONGEST:]
         self._tail = tail
-        self._unread.clear()
+        self.unread.clear()
 
     def draft(self, length: int, odds: float = 1.0) -> list[tuple[int, float]]:
         """Up to `length` tokens that may come next, each with the log of its cumulative estimated probability. `odds`:

@@ -9,8 +9,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
+
+from redraft.plugins.trees.native import pointer
 
 MASK_BITS = 32
 UNLIMITED = 2**31 - 1
@@ -90,6 +93,12 @@ class TokenTree:
     def scores(self) -> np.ndarray:
         """float64 [T], estimated log-probability that a node is accepted; 0 at a root."""
         return np.array([score for nodes in self.nodes for _, _, score in nodes], np.float64)
+
+    @cached_property
+    def addresses(self) -> tuple[Any, ...]:
+        """The arrays `offsets`, `tokens`, `parents` and `scores`, as compiled functions take them."""
+        columns = self.offsets, self.tokens, self.parents
+        return *(pointer(column, np.int32) for column in columns), pointer(self.scores, np.float64)
 
     @property
     def sizes(self) -> np.ndarray:

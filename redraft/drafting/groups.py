@@ -20,6 +20,8 @@ def roots_only(sequences: list[RequestState]) -> TokenTree:
 def split_trees(chosen: list[bool], make: MakeTrees, make_others: MakeTrees) -> TokenTree:
     """The trees that `make` gives for the chosen sequences of a batch, and `make_others` for the others, in the batch's
     order."""
+    if all(chosen):
+        return make([*range(len(chosen))])
     groups = [[index for index, is_chosen in enumerate(chosen) if is_chosen is wanted] for wanted in (True, False)]
     parts = [(group, build(group)) for group, build in zip(groups, (make, make_others), strict=True) if group]
     return join_trees(parts)

@@ -50,7 +50,8 @@ class AutoRegressive:
         return None
 
     def chooser(self, sequence: RequestState) -> Sampler | None:
-        """The sampler that may choose the sequence's token at every node; None where verification needs the logits."""
+        """The sampler that may choose the sequence's token at every node, from now on for good; None where verification
+        needs the logits."""
         sampler, request = sequence.sampler, sequence.request
         walks = self.verify is walk or sampler.greedy
         scored = request.return_log_probs or (request.prompt_log_probs and not sequence.prefilled)
@@ -183,7 +184,7 @@ class Method(AutoRegressive):
         if self._budgets is not None:
             prune = prune_tree if self._random else native.prune_tree
             tree = prune(tree, limits.nodes, limits.depths, limits.scores)
-            return prune(tree, self._budgets.share(tree, beside), limits.depths, limits.scores)
+            return prune(tree, self._budgets.share(tree, beside))
         if self._random:
             return prune_tree(tree, limits.nodes, limits.depths)
         nodes = limits.nodes

@@ -21,6 +21,7 @@ from redraft.budgets.cost import StepShape
 from redraft.bundle.method import MethodConfig
 from redraft.decoding import native
 from redraft.decoding.log_probs import LogProbs
+from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width
 from redraft.decoding.verification import Verdict, walk_chosen
 from redraft.drafting import start_method
@@ -145,6 +146,10 @@ class Scheduler:
     def _source(self, sequence: RequestState) -> AutoRegressive:
         return self._sources[sequence.method]
 
+    def _chooser(self, sequence: RequestState) -> Sampler | None:
+        sequence.chooser = self._source(sequence).chooser(sequence)
+        return sequence.chooser
+
     def cancel(self, key: Hashable) -> None:
         """End a sequence before the next step; its final output comes with that step. Unknown keys are ignored."""
         for sequence in (*self._running, *self._waiting):
@@ -191,7 +196,7 @@ class Scheduler:
         tree = self._draft(decoding)
         batch = self._batch(decoding, tree, chunks)
         prefilling = (sequence for sequence, _ in chunks)
-        samplers = [self._source(sequence).chooser(sequence) for sequence in (*decoding, *prefilling)]
+        samplers = [sequence.chooser or self._chooser(sequence) for sequence in (*decoding, *prefilling)]
         logits, features = self._engine.execute(batch, samplers)
         verdicts = self._verify(decoding, tree, logits)
         kept = self._kept(decoding, tree, verdicts, chunks, features)
@@ -356,14 +361,13 @@ class Scheduler:
     ) -> list[float]:
         """Returns how long after its last tokens each sequence gains these."""
         now = time.perf_counter()
-        offsets, parents = tree.offsets.tolist(), tree.parents.tolist()
-        for index, (sequence, verdict, features) in enumerate(zip(sequences, verdicts, kept, strict=True)):
-            start, end = offsets[index : index + 2]
-            goes_on = verdict.path[-1] in parents[start:end]
+        gaps_s = [now - sequence.gained_at for sequence in sequences]
+        bounds, parents = pairwise(tree.offsets.tolist()), tree.parents.tolist()
+        taken = zip(sequences, verdicts, kept, bounds, strict=True)
+        for index, (sequence, verdict, features, (start, end)) in enumerate(taken):
+            goes_on = end - start > len(verdict.path) and verdict.path[-1] in parents[start:end]
             nodes = tree.nodes[index] if sequence.proposals is not None else ()
             sequence.step(verdict, features, end - start, goes_on, nodes)
-        gaps_s = [now - sequence.gained_at for sequence in sequences]
-        for sequence in sequences:
             sequence.gained_at = now
         return gaps_s
 
