@@ -42,9 +42,12 @@ def scores_of(fitted: tuple[Scores, ...], sequences: list[RequestState]) -> list
 
 def sampling_filters(samplings: list[SamplingConfig]) -> dict[str, np.ndarray]:
     """The requests' temperature float32, top-k int32 and top-p float32 [B] by name."""
-    filters = np.array([_filter(sampling) for sampling in samplings])
-    dtypes = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32}
-    return {name: column.astype(dtype) for (name, dtype), column in zip(dtypes.items(), filters.T, strict=True)}
+    temperature, top_k, top_p = zip(*map(_filter, samplings), strict=True)
+    return {
+        "temperature": np.array(temperature, np.float32),
+        "top_k": np.array(top_k, np.int32),
+        "top_p": np.array(top_p, np.float32),
+    }
 
 
 def _filter(config: SamplingConfig) -> tuple[float, int, float]:
@@ -63,14 +66,12 @@ def next_noise(sequences: list[RequestState], scores: list[Scores]) -> SharedNoi
     if all(sampler.greedy for sampler in samplers):
         return None
     filters = sampling_filters([sequence.request.sampling for sequence in sequences])
-    fitted = np.array([score.slope for score in scores], np.float32)
-    slopes = np.where(filters["top_p"] < 1, np.float32(1), fitted)
-    betas = [
-        score.beta(temperature) for score, temperature in zip(scores, filters["temperature"].tolist(), strict=True)
-    ]
+    top_p, temperatures = filters["top_p"].tolist(), filters["temperature"].tolist()
+    slopes = [1.0 if share < 1 else score.slope for score, share in zip(scores, top_p, strict=True)]
+    betas = [score.beta(temperature) for score, temperature in zip(scores, temperatures, strict=True)]
     return SharedNoise(
         seeds=np.array([sampler.seed for sampler in samplers], np.uint64),
         positions=np.array([sampler.position for sampler in samplers], np.int32),
         sharpness=np.array(betas, np.float32),
-        **filters | {"temperature": filters["temperature"] / slopes},
+        **filters | {"temperature": filters["temperature"] / np.array(slopes, np.float32)},
     )
