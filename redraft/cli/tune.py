@@ -7,6 +7,9 @@ model. Scores of the bundle's own rank nodes better where requests are sampled: 
 fitted to answers so that a score is the log of the chance to be accepted. How often n-gram guesses are right is counted
 in greedy answers, and how they join with a drafter's scores is fitted too.
 
+At the end it says what the scores add: tokens per step with and without them, on other prompts. A running server's
+estimate cannot add that.
+
 A method's scores are written when they are fitted; the same command goes on with the methods that have none.
 """
 

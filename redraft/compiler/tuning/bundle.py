@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -24,6 +26,10 @@ MOST_PROMPTS = 1000
 SERVED = 32
 """Other prompts that a method which drafts from traffic has answered before it is fitted."""
 SERVING = 0.25
+"""Most of a method's time that this takes."""
+JUDGED = 8
+"""Other prompts on which it is seen what fitted scores add."""
+JUDGING = 0.25
 """Most of a method's time that this takes."""
 TEMPERATURES = (1.0, 0.7, 0.3)
 """The most valuable first."""
@@ -48,33 +54,56 @@ def tune_bundle(
     fitting = _fitting(runtime, prompts_ids, tokens, console)
     measured = spread(fitting, num_prompts)
     others = spread([ids for ids in fitting if ids not in measured], SERVED)
+    judged = spread([ids for ids in fitting if ids not in measured and ids not in others], JUDGED) or others or measured
     memory = size(psutil.Process().memory_info().rss)
     limit = duration(60 * minutes * len(names))
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
-    fits_of_method = len(TEMPERATURES) + 1
+    fits_of_method = len(TEMPERATURES) + 2
     with progress("tune", fits_of_method * len(names), "fits", console=console) as bar:
         for number, name in enumerate(names):
             bench, seconds = Bench(runtime, name, measured, tokens), 60 * minutes
             bench.nodes = min(bench.nodes, runtime.limits.max_tree - 1)
-            ends = time.monotonic() + seconds
+            ends = time.monotonic() + (1 - JUDGING) * seconds
             if runtime.methods[name].retrieves:
                 bar.update(number * fits_of_method, f"{name}: serving prompts to draft from")
-                bench.ends = ends - (1 - SERVING) * seconds
+                bench.ends = time.monotonic() + SERVING * seconds
                 bench.serve(others)
             if runtime.methods[name].ngram:
                 bar.update(number * fits_of_method, f"{name}: chances of n-grams")
-                bench.ends = time.monotonic() + (ends - time.monotonic()) / fits_of_method
+                bench.ends = _share_until(ends, len(TEMPERATURES) + 1)
                 bench.fit_chances()
             for index, temperature in enumerate(TEMPERATURES if fits(runtime.methods[name]) else ()):
                 bar.update(number * fits_of_method + index + 1, f"{name}: temperature {temperature:g}")
-                bench.ends = time.monotonic() + (ends - time.monotonic()) / (len(TEMPERATURES) - index)
+                bench.ends = _share_until(ends, len(TEMPERATURES) - index)
                 bench.fit(temperature)
             bench.fit_joint_odds()
-            bar.update((number + 1) * fits_of_method, name)
             nodes = tuple(sorted(bench.scores, key=lambda scores: scores.temperature))
             scores = MethodScores(nodes=nodes, ngrams=bench.ngrams)
             save(bundle, name, scores)
             show(name, scores, console)
+            if fits(runtime.methods[name]):
+                bar.update((number + 1) * fits_of_method - 1, f"{name}: what they add")
+                judge = replace(bench, prompts=judged, tokens=max(tokens // 2, 2), ends=math.inf)
+                show_gains(name, gains(judge, time.monotonic() + JUDGING * seconds), console)
+            bar.update((number + 1) * fits_of_method, name)
+
+
+def gains(bench: Bench, ends: float) -> list[tuple[float, float, float]]:
+    """By temperature: tokens per step without and with what was fitted, in trees of one size and the same texts. A
+    server's running calibration cannot add that: it multiplies the chances of all nodes alike, and ranks none. After
+    `ends` no temperature is begun."""
+    result = []
+    for temperature in (*TEMPERATURES, 0.0):
+        if time.monotonic() < ends:
+            lengths = [side.tokens_per_step(temperature) for side in (bench.unfitted(), bench)]
+            result.append((temperature, *lengths))
+    return result
+
+
+def _share_until(ends: float, parts: int) -> float:
+    """When the first of so many parts of the time that is left ends."""
+    now = time.monotonic()
+    return now + (ends - now) / parts
 
 
 def fits(method: MethodConfig) -> bool:
@@ -125,3 +154,13 @@ def show(method: str, scores: MethodScores, console: Console) -> None:
     for length, by_times in scores.ngrams.chances.items():
         chances.add_row(str(length), *(f"{chance:g}" for chance in by_times))
     console.print(chances)
+
+
+def show_gains(method: str, rows: Sequence[tuple[float, float, float]], console: Console) -> None:
+    """Print what the fitted scores add."""
+    result = Table(title=f"{method}: tokens per step on other prompts")
+    for column in ("temperature", "by the defaults", "as fitted", "more"):
+        result.add_column(column, justify="right")
+    for temperature, before, after in rows:
+        result.add_row(f"{temperature:g}", f"{before:.2f}", f"{after:.2f}", f"{after / before - 1:+.1%}")
+    console.print(result)

@@ -6,7 +6,7 @@ import math
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -84,6 +84,18 @@ class Bench:
         """The factors by which guesses and the drafter's scores are joined."""
         drafter = self.runtime.engine.drafters.get(self.method)
         return self.ngrams.joint(drafter is not None and drafter.reads_context)
+
+    def unfitted(self) -> Bench:
+        """The same method as it is served before it was fitted."""
+        return replace(self, scores=UNFITTED, ngrams=NgramScores())
+
+    def tokens_per_step(self, temperature: float) -> float:
+        """Tokens that a step of a sequence gains in the answers to all prompts."""
+        self._schedule(self.runtime.engine)
+        for _ in self._answer(self.prompts, temperature, self.method):
+            pass
+        totals = self.runtime.scheduler.totals
+        return 1 + totals.accepted / totals.sequence_steps
 
     def fit_chances(self) -> None:
         """Fit the chances of n-gram guesses to greedy answers to all prompts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
 from redraft.bundle.budget_table import BudgetEntry, BudgetTable
 from redraft.bundle.method import MethodConfig
+from redraft.compiler.tuning.bundle import gains
 from redraft.compiler.tuning.measure import Bench, seed_of
 from redraft.decoding.defaults import NGRAM_CHANCES
 from redraft.decoding.scores import NgramScores, Scores
@@ -44,6 +46,13 @@ class RepeatingEngine(AgreeingEngine):
 
     def path_state(self, tokens) -> int:
         return self.follow(self.seed, int(tokens[-1]))
+
+
+class AstrayEngine(RepeatingEngine, ErringEngine):
+    """Such a target, and a drafter that thinks the least likely tokens the likeliest."""
+
+    def guessed(self, state: int, level: int) -> np.ndarray:
+        return -self.logits_after(state)
 
 
 @pytest.fixture
@@ -135,6 +144,21 @@ def test_chances_of_ngrams_are_those_of_greedy_answers():
     bench.fit_chances()
     assert bench.ngrams.chances[6][3] > NGRAM_CHANCES[6][3]
     assert bench.runtime.scheduler.idle
+
+
+def test_what_fitted_scores_add_is_measured():
+    """Beside the defaults, in this order: a drafter that is always wrong takes the only node where n-grams are thought
+    nothing of."""
+    plan = MethodConfig(construction="best_first", ngram=True, tree_budget=1, support=VOCAB)
+    runtime = Runtime(AstrayEngine(candidates=5), CODEC, LIMITS, VOCAB, frozenset(), only(plan))
+    bench = Bench(runtime, TOY, PROMPTS, 48, nodes=1)
+    bench.ngrams = NgramScores(chances=dict.fromkeys(NGRAM_CHANCES, (0.001,) * 4), joint_odds=(0.1, 0.0))
+    rows = {temperature: lengths for temperature, *lengths in gains(bench, math.inf)}
+    assert rows.keys() == {0.0, 0.3, 0.7, 1.0}
+    before, after = rows[0.0]
+    assert before > 1.3
+    assert after == 1
+    assert gains(bench, time.monotonic()) == []
 
 
 def test_fitted_guesses_change_what_is_drafted_and_no_text():
