@@ -95,8 +95,8 @@ def gains(bench: Bench, ends: float) -> list[tuple[float, float, float]]:
     result = []
     for temperature in (*TEMPERATURES, 0.0):
         if time.monotonic() < ends:
-            lengths = [side.tokens_per_step(temperature) for side in (bench.unfitted(), bench)]
-            result.append((temperature, *lengths))
+            before, after = bench.unfitted().tokens_per_step(temperature), bench.tokens_per_step(temperature)
+            result.append((temperature, before, after))
     return result
 
 
