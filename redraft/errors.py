@@ -81,6 +81,17 @@ def reason(error: Exception) -> str:
     return str(error)
 
 
+def why_no_folder(path: Path) -> str | None:
+    """Why a path is no folder, and none can be made there; None where it is one, or seems to have room for one."""
+    try:
+        if path.is_symlink() and not path.exists():
+            return f"{path} is a link that leads nowhere"
+        above = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    except OSError as error:
+        return reason(error)
+    return None if above.is_dir() else f"{above} is a file; expected a folder"
+
+
 def read_text(path: Path, option: str) -> str:
     """The text of the file that an option names. Raises ValueError, which names both, where it cannot be read."""
     try:

@@ -32,7 +32,7 @@ import typer
 from benchmarks.budgets.recorded import Replay, Text, record
 from benchmarks.budgets.simulation import WARM_UP_STEPS, LearnedMachine, Run, simulate, simulate_fixed
 from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, console, run
-from benchmarks.speed.inprocess import load_llm, require_fit
+from benchmarks.speed.inprocess import load_llm, require_fit, write_caches
 from redraft.budgets.controller import BudgetController
 from redraft.bundle.budget_table import BudgetTable
 from redraft.console.progress import tracked
@@ -249,6 +249,7 @@ def main(
     llm = load_llm(bundle)
     if llm.runtime.budgets is None:
         raise typer.BadParameter(f"{bundle} drafts nothing")
+    write_caches(llm)
     asked = requests_of(bundle, prompts, requests, max_tokens)
     for kind in asked.values():
         require_fit(llm, kind, prompts)

@@ -47,17 +47,21 @@ class Clock:
 
 
 def load_llm(bundle: Path, threads: int | None = None, prefix_reuse: bool = False) -> LLM:
-    """Load an LLM for a command, with all memory of its cache; times want no prefix reuse. Raises typer.BadParameter
-    for a bundle that cannot be loaded."""
+    """Load an LLM for a command; times want no prefix reuse. Raises typer.BadParameter for a bundle that cannot be
+    loaded."""
     try:
-        llm = LLM(bundle, threads, prefix_reuse=prefix_reuse)
+        return LLM(bundle, threads, prefix_reuse=prefix_reuse)
     except (RuntimeError, ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
-    limits = llm.runtime.limits
-    for slot in range(limits.slots):
-        # The system gives memory when rows are first written: who decodes first would wait for it, and look slow.
-        llm.runtime.engine.copy(slot - 1 if slot else limits.slots - 1, slot, limits.max_len)
-    return llm
+
+
+def write_caches(llm: LLM) -> None:
+    """Write all rows of all slots, before anything is timed: the system gives memory when rows are first written, and
+    who decodes first would look slow."""
+    slots = range(llm.runtime.limits.slots)
+    if llm.runtime.engine.reuse_refusal is None:
+        for slot in slots:
+            llm.runtime.engine.copy(slots[slot - 1], slot, llm.runtime.limits.max_len)
 
 
 def methods_of(llm: LLM, names: Sequence[str] | None) -> list[str]:

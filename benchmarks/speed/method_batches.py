@@ -33,7 +33,7 @@ from benchmarks.command import (
     console,
     run,
 )
-from benchmarks.speed.inprocess import Clock, load_llm, methods_of, require_fit, timed
+from benchmarks.speed.inprocess import Clock, load_llm, methods_of, require_fit, timed, write_caches
 from redraft.console.progress import tracked
 from redraft.llm import LLM, Answer
 from redraft.loadtest.results import finish
@@ -156,6 +156,8 @@ def main(
 ) -> None:
     llm = load_llm(bundle)
     plain = load_llm(auto_regressive) if auto_regressive else llm
+    for loaded in {llm, plain}:
+        write_caches(loaded)
     chosen = list(dict.fromkeys([AUTO_REGRESSIVE, *methods_of(llm, methods)]))
     methods_of(llm, [best_of or AUTO_REGRESSIVE])
     if fixed:

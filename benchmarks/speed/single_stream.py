@@ -35,7 +35,7 @@ from benchmarks.command import (
 )
 from benchmarks.load.comparison import AR, WARM_UP, LLMDecoder, compare, compare_concurrent, report_single
 from benchmarks.speed.acceptance import conditional_acceptance
-from benchmarks.speed.inprocess import load_llm, methods_of, require_fit
+from benchmarks.speed.inprocess import load_llm, methods_of, require_fit, write_caches
 from redraft.console.progress import progress
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table, number
@@ -182,6 +182,8 @@ def load_decoders(
     if methods and not first.runtime.methods:
         raise typer.BadParameter(f"--method: {folders[0]} has no drafter: nothing to compare")
     base = load_llm(auto_regressive, threads) if auto_regressive else first
+    for llm in {base, *llms.values()}:
+        write_caches(llm)
     if methods:
         drafting = {name: LLMDecoder(first, name) for name in methods_of(first, methods)}
     else:

@@ -184,7 +184,7 @@ class BudgetController:
         whatever is chosen."""
         step, costs = self.step, self.step.costs
         drafts = step.drafts.pop(method)
-        before_s = costs.step(step.rows, step.drafting()) - costs.prompts
+        before_s = costs.step(step.rows, step.drafting()) - costs.prompts_s
         times = costs.by_nodes(step.rows + beside, step.drafting(method))
         ratios, tokens = self._calibration(method).ratios(drafts.bands), step.tokens
         choice = choose_nodes(tree, ratios, tokens, times, drafts.probes)
@@ -206,7 +206,7 @@ class BudgetController:
         verified, how many of its nodes were accepted, and the seconds that the step took, of which `target_s` in the
         target."""
         step, shape, costs = self.step, self.step.shape, self.step.costs
-        plain_s, prompt_s = step.plain_s, costs.prompts  # as they were expected, before the step corrects them
+        plain_s, prompt_s = step.plain_s, costs.prompts_s  # as they were expected, before the step corrects them
         expected_s = costs.observe(len(tree.tokens) + shape.prompt_rows, step.drafting(), step_s, target_s)
         if step.drafts or step.fixed:
             self._calibrate(methods, temperatures, tree, accepted)

@@ -158,11 +158,11 @@ class ShapeCosts:
         sequences = shape.running + shape.prompts
         self._table = next((table for table in costs.tables if table.sequences >= sequences), costs.tables[-1])
         self._factor = _nearest(costs.factors, "", self.load, 1.0)
-        self.prompts = self.target(shape.running + shape.prompt_rows) - self.roots if shape.prompt_rows else 0.0
+        self.prompts_s = self.target(shape.running + shape.prompt_rows) - self.roots_s if shape.prompt_rows else 0.0
         """Seconds of the prompts' rows: they pass whatever is drafted, and no draft makes them fewer."""
 
     @property
-    def roots(self) -> float:
+    def roots_s(self) -> float:
         """Seconds of the target with a row of each sequence that decodes."""
         return self.target(self._shape.running)
 
@@ -175,7 +175,7 @@ class ShapeCosts:
         key, others = f"{drafting}:", self._costs.others
         if mean := others.get(key + self.load):
             return mean.value
-        return _nearest(others, key, self.load, UNKNOWN_SHARE * self.roots if drafting else 0.0)
+        return _nearest(others, key, self.load, UNKNOWN_SHARE * self.roots_s if drafting else 0.0)
 
     def step(self, rows: int, drafting: str) -> float:
         """Seconds of a whole step with `rows` rows, those of prompts included."""
@@ -183,7 +183,7 @@ class ShapeCosts:
 
     def by_nodes(self, rows: int, drafting: str) -> TimesByNodes:
         """Seconds of whole steps, prompts apart, by the nodes that they have beside `rows` other rows."""
-        return TimesByNodes(self._table, rows, self._factor, self.other(drafting) - self.prompts)
+        return TimesByNodes(self._table, rows, self._factor, self.other(drafting) - self.prompts_s)
 
     def observe(self, rows: int, drafting: str, step_s: float, target_s: float) -> float:
         """Correct the estimates by a step, which took `step_s`, of which `target_s` in the target. Returns what it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,8 +79,11 @@ class LearnedFile:
         """Write what was learned, whole or not at all, unless another service of the bundle has learned of more steps
         and written it. A folder that cannot be written to is logged: bundles may lie on a file system that is read
         only."""
-        if (kept := self.load()) is not None and kept.costs.steps > estimates.costs.steps:
-            return
+        with suppress(OSError, ValidationError):  # what cannot be read is replaced
+            kept = Learned.model_validate_json(self.path.read_bytes())
+            same = (kept.machine, kept.build) == (self.machine, self.build)
+            if same and kept.estimates.costs.steps > estimates.costs.steps:
+                return
         partial = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
         content = Learned(machine=self.machine, build=self.build, estimates=estimates)
         try:
@@ -95,10 +99,13 @@ class LearnedFile:
 
     def remove_outdated(self) -> None:
         """Remove what no start of the folder's only bundle will read again: files of its older builds, and parts of
-        files whose writers were killed."""
+        files whose writers were killed an hour ago or earlier."""
         with suppress(OSError):  # where the folder cannot be written to
-            for path in (*self.folder.glob("learned.*.json"), *self.folder.glob(".learned.*.partial")):
+            for path in self.folder.glob("learned.*.json"):
                 if _build_of(path) != self.build:
+                    path.unlink()
+            for path in self.folder.glob(".learned.*.partial"):
+                if path.stat().st_mtime < time.time() - 3600:
                     path.unlink()
 
 

@@ -15,7 +15,7 @@ from redraft.bundle.folder import CONFIG, MANIFEST, is_bundle
 from redraft.bundle.generation import GENERATION_CONFIG, GenerationConfig
 from redraft.bundle.manifest import BuiltFrom, FileEntry, Manifest, file_sha256
 from redraft.chat import TEMPLATE_FILE, TEMPLATE_FOLDER
-from redraft.errors import BundleError
+from redraft.errors import BundleError, why_no_folder
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE_FILE)
 
@@ -26,12 +26,11 @@ _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
 def require_replaceable(path: Path, replaces: Callable[[Path], bool] = is_bundle) -> None:
     """Raises BundleError for a file, for a folder that holds something else than what may be replaced, and for a path
     below a file or at a link that leads nowhere, which nothing can be moved to."""
-    above = next((folder for folder in path.absolute().parents if folder.exists()), None)
-    if above and not above.is_dir():
-        raise BundleError(f"cannot write {path}: {above} is a file; choose another --output")
-    if path.is_symlink() and not path.exists():
-        raise BundleError(f"{path} is a link that leads nowhere: choose another --output, or remove it first")
+    if fault := why_no_folder(path.absolute().parent):
+        raise BundleError(f"cannot write {path}: {fault}; choose another --output")
     try:
+        if path.is_symlink() and not path.exists():
+            raise BundleError(f"{path} is a link that leads nowhere: choose another --output, or remove it first")
         if not path.exists() or (path.is_dir() and (replaces(path) or not any(path.iterdir()))):
             return
     except OSError as error:

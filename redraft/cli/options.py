@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from redraft.bundle.backends import BACKENDS, Backend, backend_of
+from redraft.errors import why_no_folder
 from redraft.home import DEFAULT_MODEL, HOME
 
 BACKEND_NAMES = f"[{'|'.join(BACKENDS)}]"
@@ -42,9 +43,8 @@ def fetched_model(name: object) -> Path:
 
 def check_folder(path: Path, option: str) -> None:
     """Raise BadParameter unless the folder that an option names is there or can be made."""
-    above = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-    if not above.is_dir():
-        raise typer.BadParameter(f"{option} {path}: {above} is a file; expected a folder")
+    if fault := why_no_folder(path):
+        raise typer.BadParameter(f"{option} {path}: {fault}")
 
 
 ModelOption = Annotated[

@@ -47,9 +47,9 @@ class OpenVINOEngine:
                 f"{bundle.path} was built for other CPU operators ({built_for}) than these ({present}); "
                 f"{bundle.manifest.rebuild}"
             )
+        build_operators()
         if threads is not None:
             kernels.set_threads(threads)
-        build_operators()
         core = ov.Core()
         core.add_extension(str(extension_path()))
         folder = target_folder(bundle.path, rank, config.tensor_parallel)

@@ -18,6 +18,7 @@ import psutil
 from redraft.bundle.folder import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
+from redraft.errors import why_no_folder
 from redraft.operator_build import build_operators
 from redraft.plugins.library import BuildError, are_built, check_build
 from redraft.serving.processes import (
@@ -354,10 +355,8 @@ def _check_learned_dir(settings: ServeSettings) -> None:
     if settings.learned_dir is None:
         return
     check_text(settings.learned_dir, "folder of what was learned")
-    path = settings.learned_dir.absolute()
-    above = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not above.is_dir():
-        raise ServingError(f"--learned-dir {path}: {above} is a file; expected a folder")
+    if fault := why_no_folder(settings.learned_dir):
+        raise ServingError(f"--learned-dir {settings.learned_dir}: {fault}")
 
 
 def _compile_operators(on_progress: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -137,9 +138,12 @@ def test_what_no_start_reads_again_is_removed(bundle):
     for file in kept:
         file.save(estimates())
     (bundle / "learned.damaged.json").write_text("{")
-    (bundle / f".{kept[0].path.name}.1.partial").touch()
+    killed, at_work = (bundle / f".{kept[0].path.name}.{number}.partial" for number in range(2))
+    for partial in (killed, at_work):
+        partial.touch()
+    os.utime(killed, (0, 0))
     kept[0].remove_outdated()
-    assert {*bundle.iterdir()} == {bundle / MANIFEST, *(file.path for file in kept)}
+    assert {*bundle.iterdir()} == {bundle / MANIFEST, at_work, *(file.path for file in kept)}
 
 
 def test_what_was_learned_of_other_scores_counts_for_nothing(bundle):

@@ -102,7 +102,7 @@ def fetch(request: Request, say: Say) -> Path:
     template = request.chat_template
     if template:
         read_text(template, "--chat-template")  # before all that takes long
-    if request.name is not None and Path(request.name).name != request.name:
+    if request.name is not None and (Path(request.name).name != request.name or request.name == ".."):
         raise FetchError(f"--name {request.name}: expected a name, not a path; --output says in which folder")
     if request.adapter:
         read_settings(request.adapter)

@@ -28,9 +28,9 @@ SERVED = 32
 SERVING = 0.25
 """Most of a method's time that this takes."""
 JUDGED = 8
-"""Other prompts on which it is seen what fitted scores add."""
+"""Other prompts, where the file has some, on which it is seen what fitted scores add."""
 JUDGING = 0.25
-"""Most of a method's time that this takes."""
+"""Of a method's time: after it no temperature is begun."""
 TEMPERATURES = (1.0, 0.7, 0.3)
 """The most valuable first."""
 
@@ -54,7 +54,7 @@ def tune_bundle(
     fitting = _fitting(runtime, prompts_ids, tokens, console)
     measured = spread(fitting, num_prompts)
     others = spread([ids for ids in fitting if ids not in measured], SERVED)
-    judged = spread([ids for ids in fitting if ids not in measured and ids not in others], JUDGED) or others or measured
+    judged = spread([ids for ids in fitting if ids not in measured and ids not in others], JUDGED)
     memory = size(psutil.Process().memory_info().rss)
     limit = duration(60 * minutes * len(names))
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
@@ -63,7 +63,8 @@ def tune_bundle(
         for number, name in enumerate(names):
             bench, seconds = Bench(runtime, name, measured, tokens), 60 * minutes
             bench.nodes = min(bench.nodes, runtime.limits.max_tree - 1)
-            ends = time.monotonic() + (1 - JUDGING) * seconds
+            judges = bool(judged) and fits(runtime.methods[name])
+            ends = time.monotonic() + (1 - JUDGING * judges) * seconds
             if runtime.methods[name].retrieves:
                 bar.update(number * fits_of_method, f"{name}: serving prompts to draft from")
                 bench.ends = time.monotonic() + SERVING * seconds
@@ -81,7 +82,7 @@ def tune_bundle(
             scores = MethodScores(nodes=nodes, ngrams=bench.ngrams)
             save(bundle, name, scores)
             show(name, scores, console)
-            if fits(runtime.methods[name]):
+            if judges:
                 bar.update((number + 1) * fits_of_method - 1, f"{name}: what they add")
                 judge = replace(bench, prompts=judged, tokens=max(tokens // 2, 2), ends=math.inf)
                 show_gains(name, gains(judge, time.monotonic() + JUDGING * seconds), console)
@@ -158,6 +159,8 @@ def show(method: str, scores: MethodScores, console: Console) -> None:
 
 def show_gains(method: str, rows: Sequence[tuple[float, float, float]], console: Console) -> None:
     """Print what the fitted scores add."""
+    if not rows:
+        return
     result = Table(title=f"{method}: tokens per step on other prompts")
     for column in ("temperature", "by the defaults", "as fitted", "more"):
         result.add_column(column, justify="right")

@@ -95,7 +95,7 @@ class Bench:
         for _ in self._answer(self.prompts, temperature, self.method):
             pass
         totals = self.runtime.scheduler.totals
-        return 1 + totals.accepted / totals.sequence_steps
+        return 1 + totals.accepted / max(totals.sequence_steps, 1)
 
     def fit_chances(self) -> None:
         """Fit the chances of n-gram guesses to greedy answers to all prompts."""

@@ -156,13 +156,18 @@ function showFigures(steps, rate) {
 function drawAnswer(answer) {
   const { tokens } = totals(answer.steps);
   answer.rate = rateOf(answer, tokens);
-  for (let place = answer.spans.length; place < answer.steps.length; place++) addText(answer, place);
+  addSteps(answer);
   if (view === answer) {
-    addColumns();
     showFigures(answer.steps, answer.rate);
     if (answer.follow) show(answer.steps.length - 1);
   }
   scrollDown();
+}
+
+/** Add the text and the columns of steps that have none yet. */
+function addSteps(answer) {
+  for (let place = answer.spans.length; place < answer.steps.length; place++) addText(answer, place);
+  if (view === answer) addColumns();
 }
 
 function addText(answer, place) {
@@ -222,6 +227,7 @@ function select(answer, place) {
 }
 
 function show(place) {
+  addSteps(view); // the arrow keys may be ahead of what was drawn
   if (place < 0 || place >= view.steps.length) return;
   const mark = (at, on) => {
     view.spans[at]?.forEach((span) => span.classList.toggle("shown", on));

@@ -214,9 +214,8 @@ def test_drawing_leaves_the_processor_to_the_server(desktop):
         }"""
     )
     ask(desktop, QUESTION)
-    drawn, steps = desktop.evaluate("drawn"), desktop.locator("#timeline button").count()
-    at_start_and_end = 3
-    assert len(drawn) <= at_start_and_end + (drawn[-1] - drawn[0]) / 150 < steps
+    drawn, at_start_and_end = desktop.evaluate("drawn"), 3
+    assert len(drawn) <= at_start_and_end + (drawn[-1] - drawn[0]) / 150
 
 
 def test_what_drafts_gain_in_all_requests_is_said(page):
