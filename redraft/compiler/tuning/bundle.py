@@ -102,7 +102,7 @@ def gains(bench: Bench, ends: float) -> list[tuple[float, float, float]]:
 
 
 def _share_until(ends: float, parts: int) -> float:
-    """When the first of so many parts of the time that is left ends."""
+    """The end of the first of `parts` equal parts of the time until `ends`, by `time.monotonic`."""
     now = time.monotonic()
     return now + (ends - now) / parts
 
