@@ -1,0 +1,222 @@
+"""Weights in blocks: a few bits a number, a scale for each group of features."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+GROUP = 32
+"""Features of a row whose codes lie together, and whose activations share a scale."""
+HALF_PANEL = 16
+"""Weight rows that are stored and multiplied together."""
+SUPER_BLOCK = 256
+"""Features of a block of the formats whose names end in k."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Numbers of a row that are not codes: one for every so many features."""
+
+    name: str
+    """`scale` and `minimum`; `scale_steps` and `minimum_steps` are integers that multiply them."""
+    dtype: str
+    features: int
+    """A row's last part may stand for fewer."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a weight row is stored."""
+
+    name: str
+    bits: int
+    """Of a code, which is unsigned: 4, 5, 6 or 8."""
+    parts: tuple[Part, ...]
+    """In the order in which the kernels read them, those of more features first."""
+    zero: int | None = 0
+    """What is subtracted from codes; None: the part `zero`."""
+
+    @property
+    def span(self) -> int:
+        """Features that all parts repeat after."""
+        return self.parts[0].features
+
+
+def _form(name: str, bits: int, zero: int = 0, minimum: bool = False) -> Form:
+    """A form with float16 scales, and minima, of groups."""
+    names = ("scale", "minimum") if minimum else ("scale",)
+    return Form(name, bits, tuple(Part(part, "float16", GROUP) for part in names), zero)
+
+
+def _steps_form(name: str, bits: int) -> Form:
+    """A form with integer scales and minima of groups, which float16 numbers of a super-block multiply."""
+    floats = tuple(Part(part, "float16", SUPER_BLOCK) for part in ("scale", "minimum"))
+    return Form(name, bits, (*floats, *(Part(f"{part.name}_steps", "uint8", GROUP) for part in floats)))
+
+
+FORMS = {
+    form.name: form
+    for form in (
+        _form("q4_0", 4, zero=8),
+        _form("q4_1", 4, minimum=True),
+        _form("q5_0", 5, zero=16),
+        _form("q5_1", 5, minimum=True),
+        _form("q8_0", 8, zero=128),
+        _steps_form("q4_k", 4),
+        _steps_form("q5_k", 5),
+        Form("q6_k", 6, (Part("scale", "float16", SUPER_BLOCK), Part("scale_steps", "int8", 16)), zero=32),
+    )
+}
+"""The forms with a name of their own, which are those of GGUF files; `form_of` has the others."""
+
+
+def form_of(name: str) -> Form:
+    """The form of a name: one of `FORMS`, or for instance `i4g128`: codes of 4 (or 8) bits with a float32 scale and an
+    integer zero for every 128 features, a multiple of 32. Raises ValueError that lists them."""
+    if name in FORMS:
+        return FORMS[name]
+    match = re.fullmatch(r"i([48])g([1-9]\d*)", name)
+    if not match or int(match[2]) % GROUP:
+        raise ValueError(
+            f"block form {name!r}: expected one of {', '.join(FORMS)}, or i4gN or i8gN, N a multiple of 32"
+        )
+    span = int(match[2])
+    return Form(name, int(match[1]), (Part("scale", "float32", span), Part("zero", "uint8", span)), zero=None)
+
+
+@dataclass(frozen=True)
+class BlockWeight:
+    """Rows of a weight matrix [N, K] in one form."""
+
+    form: Form
+    codes: np.ndarray
+    """uint8 [N, K]"""
+    parts: Mapping[str, np.ndarray]
+    """By the name of each of the form's parts: [N, ⌈K / its features⌉] of its dtype."""
+
+    def __post_init__(self) -> None:
+        if self.codes.ndim != 2 or self.codes.dtype != np.uint8:
+            raise ValueError(f"codes {self.codes.dtype} {self.codes.shape}: expected uint8 [rows, features]")
+        rows, features = self.codes.shape
+        for part in self.form.parts:
+            array, shape = self.parts[part.name], (rows, -(-features // part.features))
+            if array.shape != shape or array.dtype != part.dtype:
+                raise ValueError(
+                    f"{part.name} of {self.form.name}: {array.dtype} {array.shape}, expected {part.dtype} {shape}"
+                )
+
+    @classmethod
+    def from_gguf(cls, type: str, raw: np.ndarray) -> BlockWeight:
+        """The rows of a GGUF file's tensor: its type, such as `q4_k`, and uint8 [N, bytes of a row].
+
+        Raises ValueError for another type, or for rows that are not whole blocks.
+        """
+        name = type.lower()
+        if name not in FORMS:
+            raise ValueError(f"block type {type}: expected one of {', '.join(FORMS).upper()}")
+        form, size = FORMS[name], sum(_GGUF_FIELDS[name].values())
+        if raw.ndim != 2 or raw.dtype != np.uint8 or raw.shape[1] % size:
+            raise ValueError(f"{raw.dtype} {raw.shape}: expected uint8 rows of whole {name} blocks, {size} bytes each")
+        fields = _gguf_fields(name, raw)
+        parts = {part.name: fields[part.name].view(part.dtype).reshape(len(raw), -1) for part in form.parts}
+        return cls(form, fields["codes"].reshape(len(raw), -1), parts)
+
+    @classmethod
+    def quantized(cls, weight: np.ndarray) -> BlockWeight:
+        """Float [N, K], rounded to the nearest of q4_0: -8 to 7 times a scale, by which each group's number of the
+        largest magnitude becomes -8."""
+        rows, features = weight.shape
+        groups = np.pad(np.asarray(weight, np.float32), ((0, 0), (0, -features % GROUP))).reshape(rows, -1, GROUP)
+        largest = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)[..., 0]
+        scale = (largest / np.float32(-8)).astype(np.float16)
+        wide = scale.astype(np.float32)[..., None]
+        steps = np.divide(groups, wide, out=np.zeros_like(groups), where=wide != 0)
+        codes = (np.rint(steps).clip(-8, 7) + 8).astype(np.uint8).reshape(rows, -1)
+        return cls(FORMS["q4_0"], np.ascontiguousarray(codes[:, :features]), {"scale": scale})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, features = self.codes.shape
+        return rows, features
+
+    def rows(self, index: np.ndarray | slice) -> BlockWeight:
+        """These rows, in this order."""
+        return BlockWeight(self.form, self.codes[index], {name: array[index] for name, array in self.parts.items()})
+
+    def dequantized(self) -> np.ndarray:
+        """float32 [N, K], bit for bit what the format's own arithmetic gives: scale * (code - zero) + minimum."""
+        zero = self._spread("zero") if self.form.zero is None else np.float32(self.form.zero)
+        values = self._factor("scale") * (self.codes.astype(np.float32) - zero)
+        if "minimum" not in self.parts:
+            return values
+        minimum = self._factor("minimum")
+        return values - minimum if "minimum_steps" in self.parts else values + minimum
+
+    def _factor(self, name: str) -> np.ndarray:
+        """A part times its integer steps, if it has them, for every feature."""
+        return (
+            self._spread(name) * self._spread(f"{name}_steps") if f"{name}_steps" in self.parts else self._spread(name)
+        )
+
+    def _spread(self, name: str) -> np.ndarray:
+        """A part as float32 [N, K]."""
+        features = next(part.features for part in self.form.parts if part.name == name)
+        return self.parts[name].astype(np.float32).repeat(features, axis=1)[:, : self.shape[1]]
+
+
+# The fields of a GGUF file's blocks in their order, and the bytes of each. `high` are the codes' bits beyond four.
+_GGUF_FIELDS = {
+    "q4_0": {"scale": 2, "codes": 16},
+    "q4_1": {"scale": 2, "minimum": 2, "codes": 16},
+    "q5_0": {"scale": 2, "high": 4, "codes": 16},
+    "q5_1": {"scale": 2, "minimum": 2, "high": 4, "codes": 16},
+    "q8_0": {"scale": 2, "codes": 32},
+    "q4_k": {"scale": 2, "minimum": 2, "steps": 12, "codes": 128},
+    "q5_k": {"scale": 2, "minimum": 2, "steps": 12, "high": 32, "codes": 128},
+    "q6_k": {"codes": 128, "high": 64, "scale_steps": 16, "scale": 2},
+}
+_GGUF_RUN = {"q4_k": 32, "q5_k": 32, "q6_k": 64}
+"""Bytes whose low halves are the codes of as many features, and whose high halves those of as many more; else 16."""
+
+
+def _gguf_fields(name: str, raw: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows of blocks, uint8 [N, bytes], as codes and parts, contiguous uint8 [N, blocks, bytes of each in a block]."""
+    sizes = _GGUF_FIELDS[name]
+    blocks = raw.reshape(len(raw), -1, sum(sizes.values()))
+    cut = np.split(blocks, np.cumsum(list(sizes.values()))[:-1], axis=-1)
+    fields = {field: np.ascontiguousarray(array) for field, array in zip(sizes, cut, strict=True)}
+    if "steps" in fields:
+        fields["scale_steps"], fields["minimum_steps"] = _six_bits(fields.pop("steps"))
+    if FORMS[name].bits == 8:
+        fields["codes"] = fields["codes"] ^ np.uint8(128)  # int8, 128 greater
+        return fields
+    runs = fields["codes"].reshape(*blocks.shape[:2], -1, _GGUF_RUN.get(name, 16))
+    fields["codes"] = np.concatenate([runs & 15, runs >> 4], axis=-1).reshape(*blocks.shape[:2], -1)
+    if "high" in fields:
+        fields["codes"] |= _high_bits(name, fields.pop("high")) << 4
+    return fields
+
+
+def _six_bits(steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eight scales and eight minima of six bits, each uint8 [..., 8], of 12 bytes: four scales, four minima, and the
+    other four of both in halves, whose upper two bits the first eight bytes carry."""
+    scale, minimum, low = np.split(steps, 3, axis=-1)
+    return (
+        np.concatenate([scale & 63, low & 15 | scale >> 6 << 4], axis=-1),
+        np.concatenate([minimum & 63, low >> 4 | minimum >> 6 << 4], axis=-1),
+    )
+
+
+def _high_bits(name: str, high: np.ndarray) -> np.ndarray:
+    """Each feature's bits beyond four: uint8 [N, blocks, features]."""
+    rows, blocks, _ = high.shape
+    if name == "q6_k":  # of 128 features, those of byte i are features i, 32 + i, 64 + i and 96 + i
+        shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+        return (high.reshape(rows, blocks, 2, 1, 32) >> shifts & 3).reshape(rows, blocks, -1)
+    bits = np.unpackbits(high, axis=-1, bitorder="little")
+    if name == "q5_k":  # bit b of byte i is feature 32 b + i
+        bits = bits.reshape(rows, blocks, GROUP, 8).swapaxes(-1, -2).reshape(rows, blocks, -1)
+    return bits

@@ -1,0 +1,71 @@
+import gguf
+import numpy as np
+import pytest
+
+from redraft.plugins.operators.linear.blocks import FORMS, BlockWeight, form_of
+
+
+def random_blocks(rng: np.random.Generator, name: str, rows: int, features: int) -> np.ndarray:
+    """Rows of a GGUF tensor whose codes and integer scales are any bytes, and whose floats are small."""
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = rng.integers(0, 256, (rows, features // block, size), np.uint8)
+    floats = {"q6_k": [208]}.get(name, [0, 2] if {"minimum"} & {part.name for part in FORMS[name].parts} else [0])
+    for at in floats:
+        values = rng.standard_normal((rows, features // block, 1)).astype(np.float16)
+        raw[..., at : at + 2] = values.view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_gguf_blocks_are_read_as_the_format_says(rng, name):
+    raw = random_blocks(rng, name, 3, 512)
+    weight = BlockWeight.from_gguf(name.upper(), raw)
+    expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name.upper()])
+    assert weight.shape == (3, 512)
+    np.testing.assert_array_equal(weight.dequantized().view(np.uint32), expected.view(np.uint32))
+    np.testing.assert_array_equal(weight.rows(np.array([2, 0])).dequantized(), expected[[2, 0]])
+
+
+@pytest.mark.parametrize("span", [32, 96, 160])
+def test_spans_of_any_multiple_of_32_features(rng, span):
+    codes = rng.integers(0, 256, (3, 111), np.uint8)
+    spans = -(-111 // span)
+    scale, zero = rng.standard_normal((3, spans)).astype(np.float32), rng.integers(0, 256, (3, spans), np.uint8)
+    weight = BlockWeight(form_of(f"i8g{span}"), codes, {"scale": scale, "zero": zero})
+    for feature in (0, 31, 95, 110):
+        expected = scale[:, feature // span] * (codes[:, feature].astype(np.float32) - zero[:, feature // span])
+        np.testing.assert_array_equal(weight.dequantized()[:, feature], expected)
+
+
+def test_rounding_to_four_bits(rng):
+    weight = rng.standard_normal((3, 111)).astype(np.float32)
+    weight[1, 32:64] = 0
+    rounded = BlockWeight.quantized(weight)
+    assert (rounded.form.name, rounded.shape, rounded.parts["scale"].shape) == ("q4_0", (3, 111), (3, 4))
+    steps = np.abs(rounded.parts["scale"].astype(np.float32)).repeat(32, axis=1)[:, :111]
+    error = np.abs(rounded.dequantized() - weight)
+    # The code 8 would be a whole step beyond what the other end of the range holds.
+    assert (error <= 1.02 * steps).all()
+    assert (error <= 0.51 * steps).mean() > 0.95
+    assert not rounded.dequantized()[1, 32:64].any()
+    groups = np.pad(weight, ((0, 0), (0, 17))).reshape(3, 4, 32)
+    np.testing.assert_array_equal(
+        np.abs(groups).argmax(-1)[0],
+        np.pad(rounded.codes, ((0, 0), (0, 17)), constant_values=8).reshape(3, 4, 32).argmin(-1)[0],
+    )
+
+
+def test_what_does_not_fit_is_named(rng):
+    with pytest.raises(ValueError, match="block type IQ4_NL: expected one of Q4_0, Q4_1"):
+        BlockWeight.from_gguf("IQ4_NL", np.zeros((1, 18), np.uint8))
+    with pytest.raises(ValueError, match=r"uint8 \(2, 19\): expected uint8 rows of whole q4_0 blocks, 18 bytes each"):
+        BlockWeight.from_gguf("Q4_0", np.zeros((2, 19), np.uint8))
+    for name in ("i4g48", "i4g0", "i5g32", "q2_k"):
+        with pytest.raises(ValueError, match=f"block form '{name}': expected one of q4_0"):
+            form_of(name)
+    codes = np.zeros((3, 64), np.uint8)
+    with pytest.raises(ValueError, match=r"scale of q4_0: float32 \(3, 2\), expected float16 \(3, 2\)"):
+        BlockWeight(FORMS["q4_0"], codes, {"scale": np.zeros((3, 2), np.float32)})
+    with pytest.raises(ValueError, match=r"scale of q4_0: float16 \(3, 1\), expected float16 \(3, 2\)"):
+        BlockWeight(FORMS["q4_0"], codes, {"scale": np.zeros((3, 1), np.float16)})
