@@ -60,6 +60,12 @@ FixedBudget = Annotated[
         help="Methods, or `all`, that draft as many nodes as they may, whatever pays; default: none.",
     ),
 ]
+LlamaPython = Annotated[
+    Path | None, typer.Option("--llama-cpp", metavar="PYTHON", help="Interpreter that has llama-cpp-python.")
+]
+LlamaModels = Annotated[
+    list[Path], typer.Option("--llama-model", metavar="FILE", help="GGUF files of the target for llama.cpp.")
+]
 Report = Annotated[Path, typer.Option("--output", help="JSON file to write.")]
 
 

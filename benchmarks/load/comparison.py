@@ -130,8 +130,11 @@ def compare(
 
 def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> dict[str, Any]:
     """Figures of a comparison: speeds, speed-ups, acceptance (all also per kind of prompt), how far a method's is below
-    the first one's, and where the time went."""
+    the first one's, and where the time went. Peers, which have no steps of ours, have speeds only; where there are any,
+    each of ours has its speed over the fastest one's too."""
     base = contenders[AR]
+    peers = [contender for contender in contenders.values() if not contender.clock.steps]
+    fastest = max(peers, key=Contender.speed, default=None)
     first = next((contender for name, contender in contenders.items() if name != AR), base)
     indices_of: dict[str, list[int]] = {}
     for index, kind in enumerate(kinds_of(prompts)):
@@ -145,6 +148,12 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
             "speedup": contender.speed() / base.speed(),
             "speedup_interval": interval(resampled_speeds(contender) / resampled_speeds(base)),
         }
+        report["contenders"][name] = entry
+        if contender in peers:
+            continue
+        if fastest:
+            entry["over_peer"] = contender.speed() / fastest.speed()
+            entry["over_peer_interval"] = interval(resampled_speeds(contender) / resampled_speeds(fastest))
         entry |= {"drafting_share": contender.clock.drafting_share, "host_overhead": contender.clock.host_overhead}
         entry |= acceptance_figures(contender.answers)
         acceptance = resampled_acceptance(contender)
@@ -159,7 +168,8 @@ def report_single(contenders: dict[str, Contender], prompts: list[Prompt]) -> di
             }
             for kind, indices in indices_of.items()
         }
-        report["contenders"][name] = entry
+    if fastest:
+        report["fastest_peer"] = fastest.name
     return report
 
 

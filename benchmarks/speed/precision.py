@@ -1,15 +1,22 @@
-"""What 8-bit networks change: their next-token distributions against those of the target in float32.
+"""What stored precisions change: next-token distributions against those of the target in float32.
 
-Runs the networks that TensorRT for RTX builds engines from, native form in float16, in ONNX Runtime on the CPU, and the
-target in bfloat16 beside them. Figures: KL divergence from float32 in nats, mean over all positions of the prompts, and
-how often both have the same most likely token.
+    python -m benchmarks.speed.precision --model MODEL --prompts mt_bench.jsonl
+    python -m benchmarks.speed.precision --model MODEL --prompts mt_bench.jsonl --bundle BF16 --bundle INT4
+
+Without bundles it runs the networks that TensorRT for RTX builds engines from, native form in float16, in ONNX Runtime
+on the CPU, and the target in bfloat16 beside them. With bundles it runs their engines, and llama.cpp over GGUF files of
+the same target, where an interpreter that has llama-cpp-python is named. Figures: KL divergence from float32 in nats,
+mean over all positions of the prompts, and how often both have the same most likely token.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,10 +27,13 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.command import ModelFolder, NumPrompts, Report, run
+from benchmarks.command import LlamaModels, LlamaPython, ModelFolder, NumPrompts, Report, run
+from benchmarks.load.llama_cpp import LlamaCpp
+from benchmarks.speed.inprocess import load_llm, teacher_force
 from redraft.compiler.calibration import Calibration
 from redraft.compiler.passes.quantization import FP8, INT8, quantize_network
 from redraft.console.progress import tracked
+from redraft.llm import LLM
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table
 from redraft.loadtest.workload import ChatTokenizer
@@ -93,31 +103,69 @@ class Network:
         return torch.from_numpy(logits).float().log_softmax(-1)
 
 
-def compare(target: Target, texts: list[list[int]], calibration: Calibration | None) -> list[Difference]:
-    """The target in float32, which is left in float16, against bf16 and against networks in fp16, int8 and, with a
-    calibration, fp8."""
-    references = [module_log_probs(target, ids) for ids in tracked(texts, "float32", "texts")]
+LogProbs = Callable[[list[int]], Tensor]
+"""Log-probabilities float32 [N, V] after every token of a text."""
+Contenders = dict[str, tuple[float, LogProbs]]
+"""By name, the megabytes of their weights and their log-probabilities."""
 
-    def measure(name: str, megabytes: float, log_probs: Callable[[list[int]], Tensor]) -> Difference:
-        difference = Difference(name, megabytes)
-        for reference, ids in zip(references, tracked(texts, name, "texts"), strict=True):
-            difference.add(reference, log_probs(ids))
-        return difference
 
+def compare(target: Target, texts: list[list[int]], contenders: Contenders) -> list[Difference]:
+    """Contenders against the target in float32, text by text."""
+    results = {name: Difference(name, megabytes) for name, (megabytes, _) in contenders.items()}
+    for ids in tracked(texts, "compare", "texts"):
+        reference = module_log_probs(target, ids)
+        for name, (_, log_probs) in contenders.items():
+            results[name].add(reference, log_probs(ids))
+    return list(results.values())
+
+
+@contextmanager
+def open_networks(target: Target, rows: int, calibration: Calibration | None) -> Iterator[Contenders]:
+    """The target in bf16 and its networks in fp16, int8 and, with a calibration, fp8, for texts of so many rows."""
     half = Target(target.config).eval().requires_grad_(False)
     half.load_state_dict(target.state_dict())
     half.to(torch.bfloat16)
     megabytes = 2e-6 * sum(weight.numel() for weight in half.parameters())
-    result = [measure("bf16", megabytes, lambda ids: module_log_probs(half, ids))]
-    network = export_target_native(target.half(), CacheShape(1, max(map(len, texts)), 1), features_output=False)
+    contenders: Contenders = {"bf16": (megabytes, partial(module_log_probs, half))}
+    network = export_target_native(deepcopy(target).half(), CacheShape(1, rows, 1), features_output=False)
     networks = {"fp16": network, INT8: quantize_network(network, INT8)}
     if calibration:
         networks[FP8] = quantize_network(network, FP8, calibration.largest_inputs)
-    for name, compared in networks.items():
-        with tempfile.TemporaryDirectory() as folder:
-            session = Network(compared, Path(folder))
-            result.append(measure(name, session.megabytes, session.log_probs))
-    return result
+    with ExitStack() as stack:
+        for name, compared in networks.items():
+            session = Network(compared, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            contenders[name] = session.megabytes, session.log_probs
+        yield contenders
+
+
+@contextmanager
+def open_engines(bundles: list[Path], python: Path | None, models: list[Path], rows: int) -> Iterator[Contenders]:
+    """Bundles' engines and llama.cpp over GGUF files, for texts of so many rows. Raises typer.BadParameter."""
+    with ExitStack() as stack:
+        contenders: Contenders = {}
+        for bundle in bundles:
+            llm = stack.enter_context(load_llm(bundle))
+            megabytes = 1e-6 * sum(file.stat().st_size for file in bundle.glob("target*.weights"))
+            contenders[bundle.name] = megabytes, partial(engine_log_probs, llm)
+        for model in models:
+            assert python is not None
+            try:
+                peer = stack.enter_context(closing(LlamaCpp(python, model, rows, all_logits=True)))
+            except RuntimeError as error:
+                raise typer.BadParameter(f"--llama-cpp: {error}") from None
+            contenders[f"llama.cpp {model.stem}"] = 1e-6 * model.stat().st_size, partial(peer_log_probs, peer)
+        yield contenders
+
+
+def engine_log_probs(llm: LLM, ids: list[int]) -> Tensor:
+    """Those of a bundle's engine."""
+    logits = np.concatenate([logits for logits, _ in teacher_force(llm, ids, 0)])
+    return torch.from_numpy(logits).float().log_softmax(-1)
+
+
+def peer_log_probs(peer: LlamaCpp, ids: list[int]) -> Tensor:
+    """Those of llama.cpp."""
+    return torch.from_numpy(peer.logits(ids)).log_softmax(-1)
 
 
 def table(results: list[Difference]) -> Table:
@@ -137,6 +185,11 @@ def main(
     calibration: Annotated[
         Path | None, typer.Option(help="What redraft calibrate wrote; default: none, so no fp8.")
     ] = None,
+    bundles: Annotated[
+        list[Path], typer.Option("--bundle", metavar="FOLDER", help="Engine bundles of the target; default: none.")
+    ] = [],
+    llama_cpp: LlamaPython = None,
+    llama_models: LlamaModels = [],
     num_prompts: NumPrompts = None,
     max_prompt_tokens: Annotated[
         int, typer.Option(min=2, help="Tokens of a prompt at most; longer ones are cut.")
@@ -154,7 +207,11 @@ def main(
         texts = [tokenizer.encode(tokenizer.chat(prompt.turns[0]))[:max_prompt_tokens] for prompt in chosen]
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
-    results = compare(target, texts, ranges)
+    rows = max(map(len, texts))
+    engines = bundles or llama_models
+    opened = open_engines(bundles, llama_cpp, llama_models, rows) if engines else open_networks(target, rows, ranges)
+    with opened as contenders:
+        results = compare(target, texts, contenders)
     finish(output, {"rows": [asdict(entry) for entry in results]}, table(results))
 
 

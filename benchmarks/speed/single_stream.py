@@ -8,12 +8,18 @@ auto-regressive decoding is that of the first bundle. All are loaded side by sid
 that a busy machine slows all alike; seconds are medians over the repeats. Before each comparison a method that drafts
 from what was served answers --warm-up other prompts of the file, and any other method one of them. Intervals are
 95%, over prompts.
+
+llama.cpp takes its turn at one stream, with an interpreter that has llama-cpp-python and one or more GGUF files:
+
+    python -m benchmarks.speed.single_stream --bundle BUNDLE --llama-cpp llama/bin/python --llama-model Q4_0.gguf
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +29,8 @@ from benchmarks.command import (
     PROMPTS_FILE,
     BundleFolders,
     FixedBudget,
+    LlamaModels,
+    LlamaPython,
     MaxTokens,
     NumPrompts,
     PlainBundle,
@@ -33,7 +41,8 @@ from benchmarks.command import (
     console,
     run,
 )
-from benchmarks.load.comparison import AR, WARM_UP, LLMDecoder, compare, compare_concurrent, report_single
+from benchmarks.load.comparison import AR, WARM_UP, Decoder, LLMDecoder, compare, compare_concurrent, report_single
+from benchmarks.load.llama_cpp import LlamaCpp, LlamaDecoder
 from benchmarks.speed.acceptance import conditional_acceptance
 from benchmarks.speed.inprocess import load_llm, methods_of, require_fit, write_caches
 from redraft.console.progress import progress
@@ -57,9 +66,11 @@ class Race:
     warm_up: int
     repeats: int
 
-    def run(self, decoders: dict[str, LLMDecoder], tokenizer: ChatTokenizer) -> dict[str, Any]:
-        """Measure all, or what there is time for before Ctrl-C. Raises typer.BadParameter where a prompt and its answer
-        do not fit a bundle."""
+    def run(
+        self, decoders: dict[str, LLMDecoder], tokenizer: ChatTokenizer, peers: Mapping[str, Decoder]
+    ) -> dict[str, Any]:
+        """Measure all, peers at one stream only, or what there is time for before Ctrl-C. Raises typer.BadParameter
+        where a prompt and its answer do not fit a bundle."""
         everything = load_prompts(self.prompts)
         chosen = spread(everything, self.num_prompts)
         others = spread([prompt for prompt in everything if prompt not in chosen], self.warm_up)
@@ -81,10 +92,10 @@ class Race:
         try:
             for temperature in self.temperatures:
                 warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
-                rounds = len(decoders) * len(texts) * self.repeats
+                rounds = (len(decoders) + len(peers)) * len(texts) * self.repeats
                 asked = requests(texts, temperature, len(texts))
                 with progress(f"one stream, temperature {temperature:g}", rounds, "answers", console=console) as bar:
-                    players = compare(decoders, asked, warm_up, self.repeats, bar.advance)
+                    players = compare({**decoders, **peers}, asked, warm_up, self.repeats, bar.advance)
                 report["single"][f"{temperature:g}"] = report_single(players, chosen)
                 levels = report["concurrent"].setdefault(f"{temperature:g}", [])
                 for level in self.streams:
@@ -99,8 +110,10 @@ class Race:
 def tables(report: dict[str, Any]) -> list[Table]:
     """The report as tables: one stream and its kinds of prompts per temperature, then several streams at once."""
     result = []
-    columns = ["", "tokens/s", "decoding", "speed-up", "accepted", "rows", "drafting", "host", "identical"]
     for temperature, single in report["single"].items():
+        columns = ["", "tokens/s", "decoding", "speed-up", "accepted", "rows", "drafting", "host", "identical"]
+        if "fastest_peer" in single:
+            columns.append(f"over {single['fastest_peer']}")
         title = f"One stream, temperature {temperature}, {report['max_tokens']} tokens, {single['prompts']} prompts"
         result.append(Table(title, columns))
         for name, entry in single["contenders"].items():
@@ -114,6 +127,8 @@ def tables(report: dict[str, Any]) -> list[Table]:
                 cells.append(number(entry["rows_per_step"], 2))
                 cells += [f"{entry[key]:.1%}" for key in ("drafting_share", "host_overhead")]
                 cells.append(f"{entry['identical_answers']} of {single['prompts']}")
+            if "over_peer" in entry:
+                cells.append(_with_interval(entry, "over_peer"))
             result[-1].rows.append([name, *cells, *[""] * (len(columns) - 1 - len(cells))])
         speculative = speculative_entries(single)
         counted = ["", "drafted", "accepted", "wasted", "re-used"]
@@ -154,12 +169,12 @@ def tables(report: dict[str, Any]) -> list[Table]:
 
 
 def speculative_entries(single: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The contenders that draft, by name."""
-    return {name: entry for name, entry in single["contenders"].items() if name != AR}
+    """The contenders of ours that draft, by name."""
+    return {name: entry for name, entry in single["contenders"].items() if name != AR and "steps" in entry}
 
 
 def _with_interval(entry: dict[str, Any], kind: str) -> str:
-    value = entry["speedup" if kind == "speedup" else "acceptance_length"]
+    value = entry["acceptance_length" if kind == "acceptance" else kind]
     low, high = entry[f"{kind}_interval"]
     return f"{number(value, 2)} ({low:.2f} to {high:.2f})" if low < high else number(value, 2)
 
@@ -191,6 +206,26 @@ def load_decoders(
     return {AR: LLMDecoder(base, AUTO_REGRESSIVE)} | drafting
 
 
+@contextmanager
+def open_peers(
+    python: Path | None, models: list[Path], lookups: list[int], decoder: LLMDecoder, threads: int | None
+) -> Iterator[dict[str, LlamaDecoder]]:
+    """llama.cpp over each GGUF file, with each number of looked-up tokens, by name. Raises typer.BadParameter."""
+    if bool(models) != bool(python):
+        raise typer.BadParameter("--llama-cpp and --llama-model: expected both, or none")
+    runtime = decoder.llm.runtime
+    with ExitStack() as stack:
+        peers: dict[str, LlamaDecoder] = {}
+        for model, lookup in product(models, lookups):
+            assert python is not None
+            try:
+                process = stack.enter_context(closing(LlamaCpp(python, model, runtime.limits.max_len, lookup, threads)))
+            except RuntimeError as error:
+                raise typer.BadParameter(f"--llama-cpp: {error}") from None
+            peers[f"llama.cpp {model.stem}" + f" lookup {lookup}" * bool(lookup)] = LlamaDecoder(process, runtime)
+        yield peers
+
+
 def main(
     bundles: BundleFolders,
     auto_regressive: PlainBundle = None,
@@ -215,6 +250,14 @@ def main(
     repeats: Repeats = 3,
     fixed: FixedBudget = None,
     threads: Threads = None,
+    llama_cpp: LlamaPython = None,
+    llama_models: LlamaModels = [],
+    llama_lookups: Annotated[
+        list[int],
+        typer.Option(
+            "--llama-lookup", help="Tokens that llama.cpp drafts by prompt lookup, one run for each; 0: none."
+        ),
+    ] = [0],
     output: Report = Path("artifacts/reports/single_stream.json"),
 ) -> None:
     decoders = load_decoders(bundles, methods, auto_regressive, threads)
@@ -222,7 +265,9 @@ def main(
         decoder.llm.runtime.fix_budget(methods=methods_of(decoder.llm, fixed or []))
     levels = [level for level in streams if level]
     race = Race(prompts, num_prompts, max_tokens, temperature, top_p, levels, warm_up, repeats)
-    report = race.run(decoders, ChatTokenizer(bundles[0]))
+    with open_peers(llama_cpp, llama_models, llama_lookups, decoders[AR], threads) as peers:
+        report = race.run(decoders, ChatTokenizer(bundles[0]), peers)
+        report["peers"] = {name: f"llama-cpp-python {peer.process.version}" for name, peer in peers.items()}
     finish(output, report | {"auto_regressive": (auto_regressive or bundles[0]).name}, *tables(report))
 
 

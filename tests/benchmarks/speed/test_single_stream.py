@@ -1,11 +1,14 @@
 """Single-stream and concurrent comparisons on the toy engine, and their figures."""
 
 import json
+import sys
+from contextlib import closing
 
 import pytest
 
 from benchmarks.command import execute
 from benchmarks.load import comparison
+from benchmarks.load.llama_cpp import LlamaCpp, LlamaDecoder
 from benchmarks.speed import single_stream
 from redraft.bundle.method import MethodConfig
 from redraft.decoding.retrieval import NGRAM_TRIE
@@ -16,6 +19,20 @@ from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from tests.toy_engine import TOY, ToyEngine, toy_codec
 
+FAKE_LLAMA = """
+import numpy
+__version__ = "0.0.1"
+class Llama:
+    def __init__(self, model, draft_model, **options): self.lookup = draft_model
+    def reset(self): pass
+    def set_seed(self, seed): self.seed = seed
+    def generate(self, prompt, **options):
+        yield from range(3 + self.seed, 100) if options["temp"] else range(3, 100)
+    def eval(self, prompt):
+        self.scores = numpy.float32([prompt, prompt, prompt]).T
+"""
+
+
 NGRAM_ALONE = MethodConfig(construction=None, ngram=True, tree_budget=8)
 
 
@@ -25,7 +42,16 @@ def llm(plans):
     return LLM(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans, prefix_reuse=False))
 
 
-def test_report_of_a_race(tokenizer_folder, tmp_path, capsys):
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package llama_cpp for child processes."""
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text(FAKE_LLAMA)
+    (tmp_path / "llama_cpp" / "llama_speculative.py").write_text("LlamaPromptLookupDecoding = dict")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_report_of_a_race(tokenizer_folder, tmp_path, capsys, package):
     dataset = tmp_path / "prompts.jsonl"
     rows = [{"category": kind, "turns": [text]} for kind, text in (("a", "hello"), ("a", "abab"), ("b", "to be"))]
     dataset.write_text("\n".join(map(json.dumps, rows)))
@@ -34,7 +60,10 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, capsys):
     both = llm({TOY: plan, "ngram": NGRAM_ALONE})
     methods = {comparison.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
     decoders = {name: comparison.LLMDecoder(both, method) for name, method in methods.items()}
-    report = race.run(decoders, ChatTokenizer(tokenizer_folder))
+    process = LlamaCpp(sys.executable, tmp_path / "model.gguf", 256)
+    peers = {"llama.cpp model": LlamaDecoder(process, both.runtime)}
+    report = race.run(decoders, ChatTokenizer(tokenizer_folder), peers)
+    process.close()
     for table in single_stream.tables(report):
         table.show(single_stream.console)
     cold = report["single"]["0"]
@@ -48,6 +77,11 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, capsys):
     assert ar["rows_per_step"] == 1
     assert ar["drafting_share"] == 0
     assert set(spec["categories"]) == {"a", "b"}
+    theirs = cold["contenders"]["llama.cpp model"]
+    assert theirs["tokens"] == 60
+    assert "steps" not in theirs
+    assert cold["fastest_peer"] == "llama.cpp model"
+    assert spec["over_peer"] == pytest.approx(spec["tokens_per_s"] / theirs["tokens_per_s"])
     (level,) = report["concurrent"]["1"]
     assert level["streams"] == 2
     assert level["contenders"]["speculative"]["speedup"] > 0
@@ -68,6 +102,9 @@ def test_what_cannot_be_compared_is_refused(tokenizer_folder, tmp_path, monkeypa
     for offered, options, reason in (
         ({}, ["--method", "all"], "has no drafter"),
         (plans, ["--max-tokens", "300"], "300"),
+        (plans, ["--llama-model", "model.gguf"], "--llama-cpp and --llama-model"),
+        (plans, ["--llama-cpp", sys.executable, "--llama-model", "no.gguf"], "llama.cpp with no.gguf"),
+        (plans, ["--llama-cpp", "no/python", "--llama-model", "no.gguf"], "no/python"),
     ):
         monkeypatch.setattr(single_stream, "load_llm", lambda *_, offered=offered: llm(offered))
         assert execute(single_stream.main, [*given, *options]) == 2
@@ -86,3 +123,18 @@ def test_a_comparison_starts_from_what_the_warm_up_served():
 
     assert steps(others, 1) == steps(others, 3) == steps(others, 1)
     assert steps(asked, 1) < steps(others, 1), "all of the warm-up is served"
+
+
+def test_each_of_the_peers_answers_ends_at_an_end_token_or_its_length(tmp_path, package):
+    process = LlamaCpp(sys.executable, tmp_path / "model.gguf", 256, lookup=3)
+    asked = [request("to be", 5), request("to be", 5, temperature=1.0, seed=90), request("to be", 5, end_id=5)]
+    answers, clock = LlamaDecoder(process, llm({TOY: NGRAM_ALONE}).runtime).run(asked)
+    process.close()
+    assert process.version == "0.0.1"
+    assert [answer.token_ids for answer in answers] == [[3, 4, 5, 6, 7], [93, 94, 95, 96, 97], [3, 4]]
+    assert clock.wall_s == sum(answer.seconds for answer in answers)
+
+
+def test_the_peers_logits(tmp_path, package):
+    with closing(LlamaCpp(sys.executable, tmp_path / "model.gguf", 256, all_logits=True)) as process:
+        assert process.logits([3, 1, 2]).tolist() == [[3, 3, 3], [1, 1, 1], [2, 2, 2]]
