@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +21,8 @@ PICKLED, PICKLED_INDEX = "pytorch_model*.bin", "pytorch_model.bin.index.json"
 """Weights in torch's format, in one file or in shards."""
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of weights that are not quantized."""
+BLOCK = 1 << 22
+"""Numbers of a tensor that are converted at once."""
 MOST_JSON = 1 << 27
 """Bytes of a JSON file: an index of a model with a million tensors has fewer."""
 POINTER = b"version https://git-lfs"
@@ -140,6 +143,13 @@ class StoredTensors:
         return self._opened[name].get_tensor(name)
 
 
+def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Slices of the first dimension, each of about BLOCK numbers and at least one row."""
+    rows, *rest = shape
+    step = max(BLOCK // max(math.prod(rest), 1), 1)
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
 def load_pickled(file: Path, device: str = "cpu", mmap: bool = False) -> dict[str, Tensor]:
     """The tensors of a file in torch's format, of which no code is run; with `mmap` they are mapped, unless the file is
     of the format before torch 1.6, which cannot be. Raises ValueError for anything else in it."""
@@ -159,15 +169,6 @@ def load_pickled_object(file: Path, device: str = "cpu", mmap: bool = False) -> 
         raise ValueError(unreadable(file, why)) from None
     except (RuntimeError, EOFError, ValueError) as error:
         raise ValueError(unreadable(file, f"{file}: truncated or corrupted ({str(error).splitlines()[0]})")) from None
-
-
-def count_numbers(folder: Path) -> int:
-    """Numbers in a model folder's weights, of which only the headers are read.
-
-    Raises as `weight_files` and `read_tensors` do.
-    """
-    with StoredTensors.open(weight_files(folder)) as stored:
-        return sum(tensor.numel() for tensor in stored.shapes().values())
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:

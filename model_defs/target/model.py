@@ -7,8 +7,8 @@ same definition trains drafters (dense attention), generates (a preallocated cac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
@@ -23,6 +23,7 @@ from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.errors import UnsupportedModelError
 from redraft.model_defs.target.families.base import Weights
 from redraft.model_defs.target.families.registry import FAMILIES
+from redraft.model_defs.weights.folder import GGUF
 
 HEAD = "lm_head.weight"
 """What Hugging Face calls the LM head, in every family"""
@@ -252,8 +253,9 @@ class Target(nn.Module):
 
     @classmethod
     def from_folder(cls, folder: Path, dtype: torch.dtype | None = torch.float32) -> Target:
-        """Load a Hugging Face folder's safetensors, converted to `dtype`, or as they are stored where it is None,
-        except for norms that are computed from what is stored, which are in float32 then.
+        """Load a model folder's weights, converted to `dtype`, or as they are stored where it is None, except for norms
+        that are computed from what is stored, which are in float32 then. Matrices that a GGUF file quantizes are
+        bfloat16 then.
 
         The files are mapped, and one weight at a time is concatenated and converted: memory beyond the target's own is
         that of the largest. Raises UnsupportedModelError, FileNotFoundError or ValueError (a missing weight, one of
@@ -266,7 +268,7 @@ class Target(nn.Module):
                 f"pre-quantized weights ({method}), expected float weights: redraft fetch dequantizes them"
             )
         weights: dict[str, Tensor] = {}
-        with StoredTensors.open(weight_files(folder)) as stored:
+        with stored_weights(folder, config) as stored:
             shapes = stored.shapes()
             if has_own_head(config, shapes, lambda a, b: torch.equal(stored.read(a), stored.read(b))):
                 config = replace(config, tie_embeddings=False)
@@ -276,7 +278,7 @@ class Target(nn.Module):
                 for source, part in zip(weight.sources, parts, strict=True):
                     require_finite(part, source, folder)
                 read = weight.read(parts)
-                as_stored = read.dtype if read.ndim == 1 else parts[0].dtype
+                as_stored = read.dtype if read.ndim == 1 else shapes[weight.sources[0]].dtype
                 weights[name] = read.to(dtype or as_stored)
         if config.tie_embeddings:
             weights["lm_head.weight"] = weights["embedding.weight"]
@@ -284,6 +286,31 @@ class Target(nn.Module):
         if config.tie_embeddings:
             target.lm_head.weight = target.embedding.weight
         return target.eval().requires_grad_(False)
+
+
+class StoredWeights(Protocol):
+    """The tensors of a folder, of which only headers are read until one is asked for."""
+
+    def shapes(self) -> dict[str, Tensor]:
+        """Meta tensors by Hugging Face name."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """One tensor."""
+        ...
+
+
+@contextmanager
+def stored_weights(folder: Path, config: TargetConfig) -> Iterator[StoredWeights]:
+    """The weights of a model folder with this configuration, while its files are open. Raises FileNotFoundError, or
+    ValueError for a damaged file."""
+    if (folder / GGUF).is_file():
+        from redraft.model_defs.weights.gguf import GgufWeights  # the package reads no other folders
+
+        yield GgufWeights(folder / GGUF, config, weight_names(config))
+        return
+    with StoredTensors.open(weight_files(folder)) as stored:
+        yield stored
 
 
 def has_own_head(config: TargetConfig, names: Container[str], is_same: Callable[[str, str], bool]) -> bool:

@@ -37,10 +37,10 @@ from redraft.console.progress import duration, progress
 from redraft.console.resources import require_memory
 from redraft.home import DEFAULT_MODEL, data_of
 from redraft.model_defs.drafters.eagle3 import parse_layers
-from redraft.model_defs.files import count_numbers
 from redraft.model_defs.precision import working_dtype
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import Target, give_layers
+from redraft.model_defs.weights.folder import count_numbers
 from redraft.prompts import Prompt, load_prompts
 from redraft.training.conversations import Generator, Lengths, Template
 from redraft.training.forward import EngineForward, TorchForward

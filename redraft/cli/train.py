@@ -27,9 +27,9 @@ from redraft.home import DEFAULT_MODEL, data_of, own_drafter
 from redraft.model_defs.drafters.base import Decay
 from redraft.model_defs.drafters.eagle3 import USUAL, Eagle3Drafter
 from redraft.model_defs.drafters.registry import DRAFTERS
-from redraft.model_defs.files import count_numbers
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
+from redraft.model_defs.weights.folder import count_numbers
 from redraft.runtime import BIGRAMS_FILE_NAME
 from redraft.training.distillation import Labels, Trainer
 from redraft.training.plan import usual_rows

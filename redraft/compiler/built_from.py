@@ -23,7 +23,7 @@ IN_METHODS = ("drafter", "hot_vocabulary")
 """The settings of a method in a TOML file that name what is read."""
 PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
 """Weights in torch's format, which drafters of the hub may have."""
-IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", *PICKLED, *TOKENIZER_FILES, "*.npy")
+IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", "*.gguf", *PICKLED, *TOKENIZER_FILES, "*.npy")
 """What is read of a model's or a drafter's folder, in which training leaves more."""
 NOT_IN_FOLDERS = "checkpoint.safetensors"
 SOURCES = (

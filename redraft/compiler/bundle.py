@@ -33,11 +33,11 @@ from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.hub.readers import made_for
 from redraft.model_defs.drafters.token_info import TokenInfoFactors, TokenInfoTable
 from redraft.model_defs.export.drafter import Drafting
-from redraft.model_defs.files import count_numbers
 from redraft.model_defs.loops.context_cache import CacheTables
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import FeatureReader, Target, give_layers
 from redraft.model_defs.target.shards import plan_shards
+from redraft.model_defs.weights.folder import count_numbers
 from redraft.runtime import BIGRAMS_FILE_NAME
 
 RING_SPARE, RING_STEP = 256, 64

@@ -35,7 +35,7 @@ from redraft.console.progress import progress
 from redraft.errors import BundleError
 from redraft.llm import LLM
 from redraft.loadtest.workload import ChatTokenizer
-from redraft.model_defs.files import weight_files
+from redraft.model_defs.weights.folder import count_numbers
 from redraft.prompts import Prompt, load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from studies.rsd import report as rsd_report
@@ -137,9 +137,9 @@ def parameters(model: Path, drafter: Path) -> tuple[int, int]:
     Raises ValueError where the folders hold no such models.
     """
     try:
-        target = sum(_sizes(path)[0] for path in weight_files(model))
+        target = count_numbers(model)
         if is_model(drafter):
-            return target, sum(_sizes(path)[0] for path in weight_files(drafter))
+            return target, count_numbers(drafter)
         sizes, has_head = _sizes(drafter / "drafter.safetensors")
         card = json.loads((drafter / "config.json").read_text())
         rows = card.get("hot_vocabulary") or card["vocab_size"]

@@ -148,23 +148,27 @@ class BlockWeight:
 
     def dequantized(self) -> np.ndarray:
         """float32 [N, K], bit for bit what the format's own arithmetic gives: scale * (code - zero) + minimum."""
-        zero = self._spread("zero") if self.form.zero is None else np.float32(self.form.zero)
-        values = self._factor("scale") * (self.codes.astype(np.float32) - zero)
-        if "minimum" not in self.parts:
-            return values
-        minimum = self._factor("minimum")
-        return values - minimum if "minimum_steps" in self.parts else values + minimum
+        size = min(part.features for part in self.form.parts)
+        rows, features = self.shape
+        codes = np.pad(self.codes, ((0, 0), (0, -features % size))) if features % size else self.codes
+        values = codes.reshape(rows, -1, size).astype(np.float32)
+        values -= self._of_groups("zero", size) if self.form.zero is None else np.float32(self.form.zero)
+        values *= self._factor("scale", size)
+        if "minimum" in self.parts:
+            minimum = self._factor("minimum", size)
+            values += -minimum if "minimum_steps" in self.parts else minimum
+        return np.ascontiguousarray(values.reshape(rows, -1)[:, :features])
 
-    def _factor(self, name: str) -> np.ndarray:
-        """A part times its integer steps, if it has them, for every feature."""
-        return (
-            self._spread(name) * self._spread(f"{name}_steps") if f"{name}_steps" in self.parts else self._spread(name)
-        )
+    def _factor(self, name: str, size: int) -> np.ndarray:
+        """A part times its integer steps, if it has them, for every group of `size` features."""
+        factor, steps = self._of_groups(name, size), f"{name}_steps"
+        return factor * self._of_groups(steps, size) if steps in self.parts else factor
 
-    def _spread(self, name: str) -> np.ndarray:
-        """A part as float32 [N, K]."""
+    def _of_groups(self, name: str, size: int) -> np.ndarray:
+        """A part for every group of `size` features, float32 [N, ⌈K / size⌉, 1]."""
         features = next(part.features for part in self.form.parts if part.name == name)
-        return self.parts[name].astype(np.float32).repeat(features, axis=1)[:, : self.shape[1]]
+        values = self.parts[name].astype(np.float32).repeat(features // size, axis=1)
+        return values[:, : -(-self.shape[1] // size), None]
 
 
 # The fields of a GGUF file's blocks in their order, and the bytes of each. `high` are the codes' bits beyond four.

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from redraft.compiler.checkpoints.source import TOKENIZER, Checkpoint, FetchError, row_blocks
+from redraft.compiler.checkpoints.source import TOKENIZER, Checkpoint, FetchError
 from redraft.compiler.checkpoints.wrapped import own_name
-from redraft.model_defs.files import FLOATS, load_pickled, read_json, read_tensors, require_finite
+from redraft.model_defs.files import FLOATS, load_pickled, read_json, read_tensors, require_finite, row_blocks
 from redraft.model_defs.target.bounds import COUNTS, is_number, shown
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import HEAD, weights_of
@@ -56,8 +56,11 @@ class AdaptedCheckpoint:
         self._base, self._folder = base, folder
         self.title = f"{base.title} with {folder.resolve().name}"
         self.precision, self.config, self.remarks = base.precision, base.config, [*base.remarks]
+        if base.files:
+            self.remarks.append("weights with an adapter merged into them are written as bfloat16")
         if (folder / TOKENIZER).exists():
             self.remarks.append(f"{folder} has a tokenizer of its own: the model's is taken")
+        self.files: dict[str, Path] = {}
         self._shapes = dict(base.shapes())
         self._settings = read_settings(folder)
         self._parts: dict[str, dict[str, Tensor]] = {}

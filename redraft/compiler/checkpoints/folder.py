@@ -13,11 +13,19 @@ import torch
 from torch import Tensor
 
 from redraft.compiler.checkpoints.quantized import quantization_of
-from redraft.compiler.checkpoints.source import FetchError, load_tokenizer, row_blocks
+from redraft.compiler.checkpoints.source import FetchError, load_tokenizer
 from redraft.compiler.checkpoints.wrapped import own_name, read_config
 from redraft.model_defs.drafters.hub.folder import HubFolder
 from redraft.model_defs.drafters.hub.readers import reader_of
-from redraft.model_defs.files import FLOATS, PICKLED, StoredTensors, load_pickled, pickled_files, weight_files
+from redraft.model_defs.files import (
+    FLOATS,
+    PICKLED,
+    StoredTensors,
+    load_pickled,
+    pickled_files,
+    row_blocks,
+    weight_files,
+)
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.errors import UnsupportedModelError
 from redraft.model_defs.target.model import HEAD, has_own_head, weight_names, weights_of
@@ -38,6 +46,7 @@ class FolderCheckpoint:
         if not (folder / "config.json").is_file():
             raise FetchError(f"{folder} is not a model folder: it has no config.json")
         self.folder, self.title = folder, title
+        self.files: dict[str, Path] = {}
         self.config = read_config(folder)
         try:
             self._quantization = quantization_of(self.config)

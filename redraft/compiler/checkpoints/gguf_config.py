@@ -15,9 +15,8 @@ from redraft.model_defs.target.bounds import shown
 from redraft.model_defs.target.families.base import Family, GgufField, HFConfig
 from redraft.model_defs.target.families.registry import FAMILIES, SUPPORTED
 from redraft.model_defs.target.rope import RopeConfig
+from redraft.model_defs.weights.gguf import LLAMA3_DIVISORS, LONG, SHORT
 
-LLAMA3_DIVISORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
-ROPE_TENSORS = (LLAMA3_DIVISORS, LONG, SHORT)
 TOKENS = {"bos_token_id": "bos", "pad_token_id": "padding"}
 ENDS = ("eos", "eot", "eom")
 END_TEXTS = (

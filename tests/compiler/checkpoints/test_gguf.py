@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, models
 
 from redraft.bundle.generation import GenerationConfig
@@ -15,7 +18,9 @@ from redraft.chat import ChatTemplate
 from redraft.compiler.checkpoints.gguf import GgufCheckpoint
 from redraft.compiler.checkpoints.source import FetchError
 from redraft.model_defs.target.config import TargetConfig
-from tests.compiler.checkpoints.tiny_llama import assert_complete, assert_same_model, fetch, write_gguf
+from redraft.model_defs.target.model import Target
+from redraft.model_defs.weights.folder import GGUF, count_numbers
+from tests.compiler.checkpoints.tiny_llama import assert_complete, assert_same_model, fetch, rewrite, stored, write_gguf
 
 
 def test_gguf_with_llama3_rope(gguf_file, reference, tmp_path):
@@ -26,9 +31,63 @@ def test_gguf_with_llama3_rope(gguf_file, reference, tmp_path):
     Tokenizer(models.BPE({"h": 0, "e": 1}, [])).save(str(downloads / "tokenizer.json"))
     (downloads / "chat_template.jinja").write_text("another")
     folder = fetch(downloads / gguf_file.name, tmp_path)
-    assert_complete(folder, "tiny, dequantized")
+    assert_complete(folder, "tiny", GGUF)
     assert TargetConfig.load(folder).rope == TargetConfig.from_hf(reference.config.to_dict()).rope
     assert_same_model(folder, reference)
+
+
+def test_the_file_is_kept_and_not_copied(gguf_file, tmp_path):
+    """Its folder holds it after the source is gone."""
+    source = tmp_path / "mine.gguf"
+    shutil.copy(gguf_file, source)
+    folder = fetch(source, tmp_path)
+    assert (folder / GGUF).samefile(source)
+    source.unlink()
+    assert count_numbers(folder) == sum(weight.numel() for weight in stored(gguf_file).values())
+    target = Target.from_folder(folder).state_dict()
+    assert torch.equal(target["layers.1.down.weight"], stored(gguf_file)["blk.1.ffn_down.weight"])
+
+
+def test_another_file_system_gets_a_copy(gguf_file, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    folder = fetch(gguf_file, tmp_path)
+    assert not (folder / GGUF).samefile(gguf_file)
+    assert (folder / GGUF).read_bytes() == gguf_file.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16"])
+def test_floats_of_a_file_are_what_the_package_dequantizes(kind, gguf_file, tmp_path, monkeypatch):
+    """In the dtype that is asked for; without one, matrices are bfloat16."""
+    kind = gguf.GGMLQuantizationType[kind]
+    rewrite(gguf_file, tmp_path / "tiny.gguf", lambda name, weight: kind if weight.ndim == 2 else None)
+    folder = fetch(tmp_path / "tiny.gguf", tmp_path)
+    exact, rounded = Target.from_folder(folder), Target.from_folder(folder, None)
+    for name, of_file in {"embedding": "token_embd", "layers.0.down": "blk.0.ffn_down", "norm": "output_norm"}.items():
+        want = stored(tmp_path / "tiny.gguf")[f"{of_file}.weight"]
+        assert torch.equal(exact.get_parameter(f"{name}.weight"), want)
+        assert torch.equal(rounded.get_parameter(f"{name}.weight"), want.bfloat16() if want.ndim == 2 else want)
+
+
+def test_a_kept_file_that_is_damaged_later_is_named(gguf_file, tmp_path):
+    folder = fetch(gguf_file, tmp_path)
+    whole = gguf_file.read_bytes()
+    (folder / GGUF).unlink()
+    (folder / GGUF).write_bytes(whole[:-64])
+    with pytest.raises(ValueError, match=rf"model\.gguf is cut or damaged.* its {len(whole) - 64} bytes"):
+        Target.from_folder(folder)
+
+
+def test_rows_that_are_no_blocks_are_named(gguf_file, tmp_path):
+    """A width of 32, with a type whose blocks have 256."""
+    whole, type_of = gguf_file.read_bytes(), gguf.GGMLQuantizationType
+    at = whole.index(b"blk.0.ffn_up.weight") + len("blk.0.ffn_up.weight") + 4 + 2 * 8
+    assert int.from_bytes(whole[at : at + 4], "little") == type_of.F32
+    (tmp_path / "odd.gguf").write_bytes(whole[:at] + int(type_of.Q6_K).to_bytes(4, "little") + whole[at + 4 :])
+    with pytest.raises(ValueError, match=r"blk\.0\.ffn_up\.weight has rows of 32 numbers, .* blocks of 256"):
+        fetch(tmp_path / "odd.gguf", tmp_path)
 
 
 def test_gguf_templates_by_name(reference, tmp_path, monkeypatch):
@@ -70,7 +129,7 @@ def test_truncated_gguf_and_other_architectures(gguf_file, reference, tmp_path):
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 9\n", r"broken\.gguf is a git-lfs pointer"),
     ):
         broken.write_bytes(text)
-        with pytest.raises(FetchError, match=message):
+        with pytest.raises(ValueError, match=message):
             fetch(broken, tmp_path)
     write_gguf(tmp_path / "other.gguf", reference, architecture="mamba")
     with pytest.raises(FetchError, match="GGUF architecture 'mamba'"):
@@ -81,13 +140,13 @@ def test_gguf_tensors_without_a_place_or_a_known_quantization(reference, tmp_pat
     add = gguf.GGUFWriter.write_header_to_file
     for name, tensor, message in (
         ("blk.0.attn_q.bias", np.zeros(32, np.float32), r"holds 1 tensors .* such as blk\.0\.attn_q\.bias"),
-        ("output_norm.bias", np.zeros(32, np.float64), "cannot dequantize F64; take the model as Q8_0"),
+        ("output_norm.bias", np.zeros(32, np.float64), "is F64, which is not read; take the model as Q8_0"),
     ):
         with monkeypatch.context() as patch:
             odd = lambda self, name=name, tensor=tensor: (self.add_tensor(name, tensor), add(self))  # noqa: E731
             patch.setattr(gguf.GGUFWriter, "write_header_to_file", odd)
             write_gguf(tmp_path / "odd.gguf", reference)
-        with pytest.raises(FetchError, match=message):
+        with pytest.raises(ValueError, match=message):
             fetch(tmp_path / "odd.gguf", tmp_path)
 
 

@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import Qwen3MoeConfig
 
-from redraft.compiler.checkpoints.gguf import EXPERT, EXPERT_PARTS, GgufCheckpoint
+from redraft.compiler.checkpoints.gguf import GgufCheckpoint
 from redraft.compiler.checkpoints.source import FetchError
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.model import Target
+from redraft.model_defs.weights.gguf import EXPERT, EXPERT_PARTS
 from tests.compiler.checkpoints.tiny_llama import fetch
 from tests.model_defs.target.references import FAMILIES, LONG_ROPE, VOCAB, WINDOW, write_reference
 

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from redraft.compiler.checkpoints import source
-from redraft.compiler.checkpoints.source import row_blocks
 from redraft.compiler.checkpoints.writer import write_weights
-from redraft.model_defs.files import INDEX, StoredTensors, weight_files
+from redraft.model_defs import files as model_files
+from redraft.model_defs.files import INDEX, StoredTensors, row_blocks, weight_files
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=7)
 
@@ -27,7 +26,7 @@ def test_any_division_holds_the_same_weights(tmp_path_factory, shapes, block, sh
     weights = {f"w{i}": torch.randn(shape, generator=generator) for i, shape in enumerate(shapes)}
     written = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "BLOCK", block)
+        patch.setattr(model_files, "BLOCK", block)
         write_weights(folder, {name: tuple(w.shape) for name, w in weights.items()}, cut(weights), written.append,
                       shard_bytes)  # fmt: skip
     files = weight_files(folder)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from redraft.compiler.checkpoints import fetch as fetching
 from redraft.compiler.checkpoints.fetch import Request
-from redraft.model_defs.files import INDEX
+from redraft.model_defs.files import INDEX, SINGLE
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.model import Target
 from redraft.model_defs.target.rope import RopeConfig
@@ -76,6 +76,49 @@ def write_gguf(path, reference, architecture="llama", cut="gpt-2"):
     writer.close()
 
 
+def stored(file):
+    """A GGUF file's tensors by its own names, as the package dequantizes them."""
+    tensors = gguf.GGUFReader(file).tensors
+    return {tensor.name: torch.from_numpy(gguf.dequantize(tensor.data.copy(), tensor.tensor_type)) for tensor in tensors}
+
+
+def rewrite(file, into, type_of):
+    """A GGUF file with its tensors in other types: `type_of(name, weight)`, None for float32."""
+    reader = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(into, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type)
+    for name, weight in stored(file).items():
+        if (kind := type_of(name, weight)) is None:
+            writer.add_tensor(name, weight.numpy())
+        else:
+            writer.add_tensor(name, quantize(weight.numpy(), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def quantize(weight, kind):
+    """A matrix in a GGUF type; random blocks with scales around 1 for those that the package only reads."""
+    try:
+        return gguf.quantize(weight, kind)
+    except NotImplementedError:
+        return random_blocks(weight.shape, kind)
+
+
+def random_blocks(shape, kind):
+    """Random rows of a GGUF type, uint8 [rows, bytes], whose float16 numbers are small."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(0).integers(0, 256, (shape[0], shape[1] // block, size), dtype=np.uint8)
+    halves = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind.name]
+    for at in halves:
+        blocks[..., at : at + 2] = np.frombuffer(np.float16(2e-3).tobytes(), np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
 def fetch(source, tmp_path, *, name=None, template=None, replace=False):
     request = Request(str(source), tmp_path / "models", tmp_path / "cache", name, None, template, replace)
     return fetching.fetch(request, print)
@@ -89,12 +132,14 @@ def assert_same_model(folder, reference):
     torch.testing.assert_close(logits, reference(input_ids).logits, atol=1e-4, rtol=0)
 
 
-def assert_complete(folder, title):
+def assert_complete(folder, title, weights=SINGLE):
     config = json.loads((folder / "config.json").read_text())
     assert config["_name_or_path"] == title
-    assert config["dtype"] == "bfloat16"
-    assert "quantization_config" not in config
-    assert all(weight.dtype == torch.bfloat16 for weight in load_file(folder / "model.safetensors").values())
+    assert [file.name for pattern in ("*.safetensors", "*.gguf") for file in folder.rglob(pattern)] == [weights]
+    if weights == SINGLE:
+        assert config["dtype"] == "bfloat16"
+        assert "quantization_config" not in config
+        assert all(weight.dtype == torch.bfloat16 for weight in load_file(folder / SINGLE).values())
     assert Tokenizer.from_file(str(folder / "tokenizer.json")).encode("hello").tokens == ["he", "ll", "o"]
     assert (folder / "chat_template.jinja").read_text() == TEMPLATE
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

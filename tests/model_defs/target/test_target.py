@@ -18,6 +18,7 @@ from redraft.model_defs.export.target import CacheShape, empty_caches
 from redraft.model_defs.target.attention import DenseCache, causal_attend
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
+from redraft.model_defs.weights.folder import GGUF
 from tests.engines.tiny import Rows, chain, expected, make_batch, random_tree, tiny_of
 from tests.model_defs.target.references import FAMILIES, ORIGINAL, SHAPE, VOCAB, write_reference
 
@@ -195,5 +196,5 @@ def test_names_missing_and_misshaped_weights(tiny, tmp_path):
 
 
 def test_smollm2_parity(smollm2):
-    reference = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+    reference = AutoModelForCausalLM.from_pretrained(smollm2, gguf_file=GGUF, dtype=torch.float32).eval()
     assert_parity(reference, Target.from_folder(smollm2), torch.randint(0, 49152, (2, 100)))

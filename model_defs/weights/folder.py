@@ -1,0 +1,27 @@
+"""A model folder's files of weights: safetensors, or the GGUF file that it was fetched from."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from redraft.model_defs.files import StoredTensors, weight_files
+
+GGUF = "model.gguf"
+"""The GGUF file of a folder that was fetched from one."""
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files with a folder's weights. Raises as `weight_files` does."""
+    return [folder / GGUF] if (folder / GGUF).is_file() else weight_files(folder)
+
+
+def count_numbers(folder: Path) -> int:
+    """Numbers in a model folder's weights, of which only the headers are read. Raises FileNotFoundError, or ValueError
+    for a damaged file."""
+    if (folder / GGUF).is_file():
+        from redraft.model_defs.weights.gguf_header import read_header
+
+        return sum(math.prod(tensor.shape) for tensor in read_header(folder / GGUF).tensors.values())
+    with StoredTensors.open(weight_files(folder)) as stored:
+        return sum(tensor.numel() for tensor in stored.shapes().values())
