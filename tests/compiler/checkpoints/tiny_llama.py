@@ -79,7 +79,7 @@ def write_gguf(path, reference, architecture="llama", cut="gpt-2"):
 def stored(file):
     """A GGUF file's tensors by its own names, as the package dequantizes them."""
     tensors = gguf.GGUFReader(file).tensors
-    return {tensor.name: torch.from_numpy(gguf.dequantize(tensor.data.copy(), tensor.tensor_type)) for tensor in tensors}
+    return {one.name: torch.from_numpy(gguf.dequantize(one.data.copy(), one.tensor_type)) for one in tensors}
 
 
 def rewrite(file, into, type_of):
