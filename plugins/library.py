@@ -22,7 +22,7 @@ KERNELS = "libredraft_kernels.so"
 HOST_ONLY = ("operators/sampling", "trees")
 """Folders of what the host calls and no network: a bundle does not depend on them."""
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
-AVX2 = ["-mavx2", "-mfma"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 AVX512_VNNI = [*AVX512, "-mavx512vnni"]
 AVX512_BF16 = [*AVX512_VNNI, "-mavx512bf16"]

@@ -34,7 +34,11 @@ BANDWIDTH_BYTES, BANDWIDTH_ROUNDS = 1 << 29, 5
 OBSERVED_S = 1.0
 PROMPTS, TOKENS, NODES = 8, 48, 15
 """Prompts that acceptance is measured on, tokens of each answer, and drafted nodes of a step."""
-NARROW = {"fp32": "bf16, which reads half the bytes", "bf16": "int8, which reads half the bytes"}
+NARROW = {
+    "fp32": "bf16, which reads half the bytes",
+    "bf16": "int8, which reads half the bytes",
+    "int8": "int4, which reads half the bytes",
+}
 BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
 TRAIN = "train a drafter on your prompts: redraft drafter --model MODEL --prompts PROMPTS"
 

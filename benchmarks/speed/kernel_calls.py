@@ -11,6 +11,7 @@ import numpy as np
 from redraft.plugins import kernels
 from redraft.plugins.headers import PLUGINS, Arguments, kernel_arguments, structures
 from redraft.plugins.operators.draw_step import RULES
+from redraft.plugins.operators.linear.blocks import segments_of
 from redraft.plugins.operators.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
 
 
@@ -178,7 +179,7 @@ def embedding(
         scale=weight.scale,
         in_features=in_features,
         out_features=out_features,
-        dtype=DTYPES.index(dtype),
+        **_stored(dtype),
         clamped=clamped,
         factor=factor,
         residual=residual,
@@ -342,6 +343,14 @@ def _projection(
         scale=weight.scale,
         in_features=x.shape[1],
         out_features=out_features,
-        dtype=DTYPES.index(dtype),
+        **_stored(dtype),
         **optional,
     )
+
+
+def _stored(dtype: str) -> dict[str, Any]:
+    """The fields that say how a weight is stored."""
+    if dtype in DTYPES:
+        return {"dtype": DTYPES.index(dtype), "segments": None, "segment_count": 0}
+    segments = segments_of(dtype)
+    return {"dtype": len(DTYPES), "segments": segments, "segment_count": len(segments)}

@@ -14,7 +14,8 @@ import typer
 from benchmarks.command import Repeats, console, run
 from benchmarks.speed import kernel_calls
 from redraft.plugins import kernels
-from redraft.plugins.operators.linear.pack import DTYPES, PackedWeight, pack
+from redraft.plugins.operators.linear.blocks import BlockWeight
+from redraft.plugins.operators.linear.pack import DTYPES, PackedWeight, pack, pack_blocks
 from redraft.plugins.operators.tree_attention.reference import rope_table
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, MLP, VOCABULARY = 30, 576, 9, 3, 64, 1536, 49152
@@ -30,12 +31,12 @@ class Network:
         self.dtype = dtype
         self.layers = [
             {
-                name: pack(_normal(rng, n, k), dtype, "swiglu" if name == "gate_up" else "none")
+                name: _packed(_normal(rng, n, k), dtype, "swiglu" if name == "gate_up" else "none")
                 for name, (n, k) in SHAPES.items()
             }
             for _ in range(layers)
         ]
-        self.head = pack(_normal(rng, VOCABULARY, HIDDEN), dtype)
+        self.head = _packed(_normal(rng, VOCABULARY, HIDDEN), dtype)
         self._lay_out()
         self.norm = np.ones(HIDDEN, np.float32)
         shape = (slots, KV_HEADS, cache_rows, HEAD_SIZE)
@@ -59,7 +60,7 @@ class Network:
 
     def forward(self, ids: np.ndarray, batch: list[np.ndarray]) -> np.ndarray:
         """ids int32 [T]; batch: TreeAttention's inputs 1 to 7; returns logits float32 [T, vocabulary]."""
-        x = kernel_calls.embedding(ids, self.head, HIDDEN, VOCABULARY, self.dtype)
+        x = kernel_calls.embedding(ids, self.head, HIDDEN, VOCABULARY, self.head.dtype)
         for weights, caches in zip(self.layers, self.caches, strict=True):
             qkv = self._linear(x, weights["qkv"], QKV, norm=self.norm)
             arrays: Any = (qkv, *batch, self.rope, *caches)
@@ -70,7 +71,7 @@ class Network:
         return self._linear(x, self.head, VOCABULARY, norm=self.norm)
 
     def _linear(self, x: np.ndarray, weight: PackedWeight, n: int, **options: Any) -> np.ndarray:
-        return kernel_calls.linear(x, weight, n, self.dtype, **options)
+        return kernel_calls.linear(x, weight, n, weight.dtype, **options)
 
 
 PARTS = ["embedding", *["qkv", "attention", "out", "gate_up", "down"] * LAYERS, "head"]
@@ -101,12 +102,19 @@ def batch_inputs(rows: int, sequences: int, context: int) -> list[np.ndarray]:
     ]
 
 
+def _packed(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeight:
+    """int4, or a dtype of `pack`."""
+    if dtype == "int4":
+        return pack_blocks([BlockWeight.quantized(weight)], activation)
+    return pack(weight, dtype, activation)
+
+
 def _normal(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
     return rng.standard_normal((n, k), dtype=np.float32) * np.float32(k**-0.5)
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help=f"Form of the weights: {', '.join(DTYPES)}.")] = "bf16",
+    dtype: Annotated[str, typer.Option(help=f"Form of the weights: {', '.join(DTYPES)} or int4.")] = "bf16",
     context: Annotated[int, typer.Option(help="Tokens in the cache.")] = 256,
     rows: Annotated[list[int], typer.Option(help="Rows of each sequence.")] = [1, 2, 4, 8, 16, 32, 64],
     sequences: Annotated[int, typer.Option(help="Sequences at once.")] = 1,

@@ -1,5 +1,7 @@
 #include "check.h"
 
+#include "../operators/linear/block_forms.h"
+
 #include <stdexcept>
 #include <string>
 
@@ -16,12 +18,35 @@ void expect_below(const char* what, int64_t value, int64_t bound) {
                                     std::to_string(bound - 1));
 }
 
-void check(const Projection& p) {
+void check(const BlockSegment& s) {
+    expect_below("block form", s.form, kBlockFormCount);
+    expect(s.rows > 0, "rows of a segment", s.rows, "at least 1");
+    expect(kBlockForms[s.form].span || (s.span > 0 && s.span % kBlockGroup == 0), "span of a segment", s.span,
+           "a multiple of 32");
+}
+
+// Segments hold `rows` rows, and none ends within a half-panel, but at the end and, if `gated`, in the middle.
+void check_segments(const BlockSegment* segments, int64_t count, int64_t rows, bool gated) {
+    int64_t end = 0;
+    for (const BlockSegment* s = segments; s < segments + count; ++s) {
+        check(*s);
+        end += s->rows;
+        expect(s->rows % kHalfPanel == 0 || end == rows || (gated && end == rows / 2), "rows of a segment", s->rows,
+               "a multiple of 16");
+        expect(!gated || end <= rows / 2 || end - s->rows >= rows / 2, "rows of a segment", s->rows,
+               "gate rows or up rows only");
+    }
+    expect(end == rows, "rows of all segments", end, "as many as the weight has");
+}
+
+void check(const Projection& p, bool gated = false) {
     expect(p.in_features > 0, "in_features", p.in_features, "at least 1");
     expect(p.out_features > 0, "out_features", p.out_features, "at least 1");
     expect(!has_scale(p.dtype) || p.scale, "dtype", static_cast<int>(p.dtype), "a scale input with int8 weights");
     expect(p.dtype != DType::w8a8 || p.in_features <= 65536, "in_features", p.in_features,
            "at most 65536 with w8a8");
+    if (p.dtype == DType::blocks)
+        check_segments(p.segments, p.segment_count, gated ? 2 * p.out_features : p.out_features, gated);
     for (int64_t r = 0; p.row_ids && r < p.rows; ++r) expect_below("row id", p.row_ids[r], p.x_rows);
 }
 
@@ -49,7 +74,7 @@ void check(const RaceArgs& a) {
 }
 
 void check(const LinearArgs& args) {
-    check(args.p);
+    check(args.p, is_gated(args.activation));
     if (!args.residual) return;
     if (!args.residual_ids) expect(args.residual_rows == args.p.rows, "residual rows", args.residual_rows, "a row each");
     for (int64_t r = 0; args.residual_ids && r < args.p.rows; ++r)
@@ -77,6 +102,7 @@ void check(const TokenInfoTopKArgs& a) {
 void check(const EmbeddingArgs& args) {
     const int64_t bound = args.clamped ? int64_t{1} << 31 : args.out_features;
     for (int64_t r = 0; r < args.rows; ++r) expect_below("token id", args.ids[r], bound);
+    if (args.dtype == DType::blocks) check_segments(args.segments, args.segment_count, args.out_features, false);
 }
 
 void check(const NormArgs& a) { expect(a.features >= 1, "features", a.features, "at least 1"); }
@@ -138,6 +164,15 @@ void check(const TreeAttentionArgs& a) {
         }
     }
     for (int64_t r = 0; r < a.row_offsets[a.sequences]; ++r) expect_below("position", a.positions[r], a.max_positions);
+}
+
+int64_t packed_bytes(int64_t in_features, const std::vector<BlockSegment>& segments) {
+    int64_t bytes = 0;
+    for (const BlockSegment& s : segments) {
+        check(s);
+        bytes += half_panels(s.rows) * half_panel_bytes(s, in_features);
+    }
+    return bytes;
 }
 
 int64_t packed_bytes(int64_t in_features, int64_t out_features, DType dtype, Activation activation) {

@@ -1,6 +1,8 @@
 // Checks of the kernels' arguments, and kernels called with checked arguments.
 #pragma once
 
+#include <vector>
+
 #include "kernels.h"
 
 namespace redraft {
@@ -18,5 +20,7 @@ REDRAFT_KERNELS(REDRAFT_CHECKED)
 
 // Bytes of a packed weight matrix of `weight_rows` x `in_features` (gated: 2 x out_features rows).
 int64_t packed_bytes(int64_t in_features, int64_t out_features, DType dtype, Activation activation);
+// The same of weights in blocks. Throws std::invalid_argument for segments that are wrong whatever the rows.
+int64_t packed_bytes(int64_t in_features, const std::vector<BlockSegment>& segments);
 
 }  // namespace redraft

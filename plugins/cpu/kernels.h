@@ -9,9 +9,11 @@
 
 namespace redraft {
 
-enum class DType : int { fp32 = 0, bf16 = 1, int8 = 2, w8a8 = 3 };
+enum class DType : int { fp32 = 0, bf16 = 1, int8 = 2, w8a8 = 3, blocks = 4 };
 // Features of a weight row that lie together.
-constexpr int64_t feature_group(DType dtype) { return dtype == DType::fp32 ? 1 : dtype == DType::w8a8 ? 4 : 2; }
+constexpr int64_t feature_group(DType dtype) {
+    return dtype == DType::fp32 ? 1 : dtype == DType::w8a8 ? 4 : dtype == DType::blocks ? 32 : 2;
+}
 constexpr bool has_scale(DType dtype) { return dtype == DType::int8 || dtype == DType::w8a8; }
 enum class Activation : int { none = 0, swiglu = 1, silu = 2, silu_last = 3, geglu = 4, relu = 5 };
 // Whether an output is an activated projection times a second one, whose weight rows follow the first's.
@@ -22,6 +24,13 @@ constexpr int64_t kPanel = 32;  // weight rows that are stored and multiplied to
 // or 32 times four bytes.
 constexpr int64_t kStepBytes = 128;
 constexpr int64_t kKeys = 32;  // cached keys that attention scores together
+
+// Weight rows in blocks of one form, kBlockForms[form]; `span` is of forms that have none of their own.
+struct BlockSegment {
+    int32_t form;
+    int32_t rows;
+    int32_t span;
+};
 
 // Rows to multiply and packed weights to multiply them with.
 struct Projection {
@@ -38,6 +47,8 @@ struct Projection {
     int64_t in_features;
     int64_t out_features;
     DType dtype;
+    const BlockSegment* segments;  // [segment_count], of blocks only: all weight rows
+    int64_t segment_count;
 };
 
 struct LinearArgs {
@@ -87,6 +98,8 @@ struct EmbeddingArgs {
     int64_t in_features;
     int64_t out_features;
     DType dtype;
+    const BlockSegment* segments;  // [segment_count], of blocks only
+    int64_t segment_count;
     float factor;           // of the rows
     int64_t clamped;        // 1: ids beyond the last row take it
     const float* residual;  // [rows, in_features] or null

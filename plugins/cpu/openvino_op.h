@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../operators/linear/block_forms.h"
 #include "check.h"
 #include "failure.h"
 #include "kernels.h"
@@ -78,12 +79,51 @@ class OptionalInputs {
     std::size_t end_ = 0;
 };
 
+// How a weight is stored, as an attribute says it: a dtype, or the forms and rows of blocks, "q4_k:1792,i4g128:256".
+struct Stored {
+    DType dtype = DType::fp32;
+    std::vector<BlockSegment> segments;
+
+    Stored() = default;
+    explicit Stored(const std::string& name);
+    const BlockSegment* data() const { return segments.empty() ? nullptr : segments.data(); }
+    int64_t count() const { return static_cast<int64_t>(segments.size()); }
+    // Bytes of the packed weight.
+    int64_t bytes(int64_t in_features, int64_t out_features, Activation activation) const {
+        return segments.empty() ? packed_bytes(in_features, out_features, dtype, activation)
+                                : packed_bytes(in_features, segments);
+    }
+};
+
 inline DType parse_dtype(const std::string& name) {
     if (name == "fp32") return DType::fp32;
     if (name == "bf16") return DType::bf16;
     if (name == "int8") return DType::int8;
     OPENVINO_ASSERT(name == "w8a8", "attribute dtype is '", name, "': expected fp32, bf16, int8 or w8a8");
     return DType::w8a8;
+}
+
+inline BlockSegment parse_segment(const std::string& text) {
+    const std::size_t colon = text.find(':'), digits = text.find_last_not_of("0123456789", colon - 1) + 1;
+    const std::string name = text.substr(0, colon), rows = text.substr(colon + 1);
+    const bool numbers = !rows.empty() && rows.size() < 10 && rows.find_first_not_of("0123456789") == std::string::npos;
+    for (int32_t form = 0; numbers && form < kBlockFormCount; ++form) {
+        const std::string known = kBlockFormNames[form];
+        if (kBlockForms[form].span ? name == known
+                                   : name.substr(0, digits) == known + "g" && digits < colon && colon - digits < 10)
+            return {form, std::stoi(rows), kBlockForms[form].span ? 0 : std::stoi(name.substr(digits))};
+    }
+    OPENVINO_THROW("attribute dtype has '", text, "': expected a block form and rows, such as q4_k:1792 or i4g128:256");
+}
+
+inline Stored::Stored(const std::string& name) {
+    if (name.find(':') == std::string::npos) {
+        dtype = parse_dtype(name);
+        return;
+    }
+    dtype = DType::blocks;
+    std::istringstream parts(name);
+    for (std::string part; std::getline(parts, part, ',');) segments.push_back(parse_segment(part));
 }
 
 inline void expect_type(const ov::Node* node, std::size_t input, ov::element::Type type) {

@@ -73,6 +73,13 @@ static inline f32x16 load_odd_bf16(const uint16_t* p) {
 static inline f32x16 load_int8(const int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
+static inline f32x16 load_uint8(const char* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+// 16 numbers of half precision.
+static inline f32x16 load_half(const char* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
 // 32 int8 numbers as bf16, exactly.
 static inline __m512i widen_int8(const int8_t* from) {
     const __m128i* p = reinterpret_cast<const __m128i*>(from);
@@ -143,6 +150,44 @@ static inline i32x16 dot_bytes(i32x16 sum, const char* w, const float* x) {
                                               _mm512_madd_epi16(_mm512_srli_epi16(bytes, 8), bits(set1_bits(x[1]))));
     return add(sum, lanes32(products));
 }
+#endif
+
+// 64 bytes, four for each of 16 lanes.
+struct u8x64 {
+    __m512i v;
+};
+static inline u8x64 load_bytes(const char* p) { return {_mm512_loadu_si512(p)}; }
+static inline u8x64 set1_bytes(int x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
+static inline u8x64 operator&(u8x64 a, u8x64 b) { return {_mm512_and_si512(a.v, b.v)}; }
+static inline u8x64 operator|(u8x64 a, u8x64 b) { return {_mm512_or_si512(a.v, b.v)}; }
+static inline u8x64 operator^(u8x64 a, u8x64 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+// To the left by `n` bits, or by -n to the right, in words: bits pass from one byte into its neighbour.
+static inline u8x64 shift_words(u8x64 a, int n) {
+    return {n < 0 ? _mm512_srli_epi16(a.v, -n) : _mm512_slli_epi16(a.v, n)};
+}
+#if defined(__AVX512VNNI__)
+// sum + the products of four unsigned bytes of each lane and the four signed ones at x.
+static inline i32x16 dot_bytes(i32x16 sum, u8x64 w, const float* x) {
+    return lanes32(_mm512_dpbusd_epi32(bits(sum), w.v, bits(set1_bits(*x))));
+}
+#else
+static inline u8x64 absolute(u8x64 a) { return {_mm512_abs_epi8(a.v)}; }
+// Signed bytes times the signs of others.
+static inline u8x64 with_sign(u8x64 a, u8x64 sign) {
+    return {_mm512_mask_sub_epi8(a.v, _mm512_movepi8_mask(sign.v), _mm512_setzero_si512(), a.v)};
+}
+static inline u8x64 set1_unit(const float* x) { return {_mm512_castps_si512(_mm512_set1_ps(*x))}; }
+struct i16x32 {
+    __m512i v;
+};
+static inline i16x32 add(i16x32 a, i16x32 b) {
+    a = {_mm512_add_epi16(a.v, b.v)};
+    asm("" : "+v"(a.v));  // lest GCC put all products of a sum into memory before it adds the first two
+    return a;
+}
+// Of unsigned and signed bytes: the sums of two products each, which 16 bits must hold.
+static inline i16x32 pair_products(u8x64 a, u8x64 b) { return {_mm512_maddubs_epi16(a.v, b.v)}; }
+static inline i32x16 pair_sums(i16x32 a) { return lanes32(_mm512_madd_epi16(a.v, _mm512_set1_epi16(1))); }
 #endif
 
 // out[c * out_stride + r] = in[r * in_stride + c] for 16 x 16 dwords.
@@ -262,6 +307,15 @@ static inline f32x16 load_odd_bf16(const uint16_t* p) {
     return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), mask)),
             _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), mask))};
 }
+static inline f32x16 load_uint8(const char* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+static inline f32x16 load_half(const char* p) {
+    const __m128i* q = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
 static inline f32x16 load_int8(const int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
@@ -358,6 +412,48 @@ static inline i32x16 dot_bytes(i32x16 sum, const char* w, const float* x) {
     return {dot_bytes(sum.lo, w, x), dot_bytes(sum.hi, w + 32, x)};
 }
 
+struct u8x64 {
+    __m256i lo, hi;
+};
+static inline u8x64 load_bytes(const char* p) {
+    const __m256i* q = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+static inline u8x64 set1_bytes(int x) {
+    const __m256i all = _mm256_set1_epi8(static_cast<char>(x));
+    return {all, all};
+}
+static inline u8x64 operator&(u8x64 a, u8x64 b) { return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)}; }
+static inline u8x64 operator|(u8x64 a, u8x64 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+static inline u8x64 operator^(u8x64 a, u8x64 b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
+static inline __m256i shift_words(__m256i a, int n) {
+    return n < 0 ? _mm256_srli_epi16(a, -n) : _mm256_slli_epi16(a, n);
+}
+static inline u8x64 shift_words(u8x64 a, int n) { return {shift_words(a.lo, n), shift_words(a.hi, n)}; }
+static inline u8x64 absolute(u8x64 a) { return {_mm256_abs_epi8(a.lo), _mm256_abs_epi8(a.hi)}; }
+static inline u8x64 with_sign(u8x64 a, u8x64 sign) {
+    return {_mm256_sign_epi8(a.lo, sign.lo), _mm256_sign_epi8(a.hi, sign.hi)};
+}
+static inline u8x64 set1_unit(const float* x) {
+    const __m256i unit = _mm256_castps_si256(_mm256_set1_ps(*x));
+    return {unit, unit};
+}
+struct i16x32 {
+    __m256i lo, hi;
+};
+static inline i16x32 add(i16x32 a, i16x32 b) {
+    a = {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)};
+    asm("" : "+x"(a.lo), "+x"(a.hi));  // lest GCC put all products of a sum into memory before it adds the first two
+    return a;
+}
+static inline i16x32 pair_products(u8x64 a, u8x64 b) {
+    return {_mm256_maddubs_epi16(a.lo, b.lo), _mm256_maddubs_epi16(a.hi, b.hi)};
+}
+static inline i32x16 pair_sums(i16x32 a) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(a.lo, ones), _mm256_madd_epi16(a.hi, ones)};
+}
+
 static inline void transpose8(const uint32_t* in, int64_t in_stride, uint32_t* out, int64_t out_stride) {
     __m256 a[8], b[8];
     for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps(reinterpret_cast<const float*>(in + i * in_stride));
@@ -402,6 +498,23 @@ static inline void store_signed(float* to, i32x16 x) {
     __builtin_memcpy(to, words, sizeof(words));
 }
 #endif
+
+// 16 numbers from -127 to 127 as bytes.
+static inline void store_bytes(float* to, i32x16 x) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(bits(x)));
+#else
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+#endif
+}
+static inline float sum(i32x16 a) {
+    int32_t lanes[16], total = 0;
+    store(lanes, a);
+    for (int32_t lane : lanes) total += lane;
+    return static_cast<float>(total);
+}
 
 // Sum and maximum of the 16 lanes, by halves: i with i + 8, then 4, 2, 1.
 static inline float sum(f32x16 a) {

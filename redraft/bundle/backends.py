@@ -14,6 +14,7 @@ class Precision(StrEnum):
     fp32 = "fp32"
     bf16 = "bf16"
     int8 = "int8"
+    int4 = "int4"
     fp16 = "fp16"
     fp8 = "fp8"
 
@@ -81,8 +82,8 @@ OPENVINO = Backend(
     engine="redraft.engines.openvino:OpenVINOEngine",
     writer="redraft.compiler.writers.openvino:write",
     devices=("cpu",),
-    cpu_features=("avx2", "fma"),
-    precisions=(Precision.fp32, Precision.bf16, Precision.int8),
+    cpu_features=("avx2", "fma", "f16c"),
+    precisions=(Precision.fp32, Precision.bf16, Precision.int8, Precision.int4),
     token_info=("int8", "bf16", "low_rank"),
     head_step=32,
     prefill_chunk=128,

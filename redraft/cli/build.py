@@ -23,6 +23,7 @@ from redraft.compiler.built_from import built_from
 from redraft.compiler.bundle import (
     build,
     check,
+    check_experts,
     check_head_size,
     load_target,
     require_memory,
@@ -228,7 +229,9 @@ def main(
         if not needs_build(options, named=output is not None and not replace):
             say_built(options)
             return
-        check_head_size("the target", TargetConfig.load(model).head_size, backend)
+        target_config = TargetConfig.load(model)
+        check_head_size("the target", target_config.head_size, backend)
+        check_experts(target_config, precision)
         require_memory(model, backend, say)
         inputs = built_from(options)
         with step("load the target"):

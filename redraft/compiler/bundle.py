@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from redraft.bundle.backends import TORCH, Backend
+from redraft.bundle.backends import TORCH, Backend, Precision
 from redraft.bundle.config import BundleConfig, LimitsInfo, ShardInfo, TargetInfo
 from redraft.bundle.manifest import BuiltFrom
 from redraft.bundle.writer import copy_tokenizer, finish_bundle, new_bundle
@@ -34,6 +34,7 @@ from redraft.model_defs.drafters.hub.readers import made_for
 from redraft.model_defs.drafters.token_info import TokenInfoFactors, TokenInfoTable
 from redraft.model_defs.export.drafter import Drafting
 from redraft.model_defs.loops.context_cache import CacheTables
+from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import FeatureReader, Target, give_layers
 from redraft.model_defs.target.shards import plan_shards
@@ -45,7 +46,7 @@ RING_SPARE, RING_STEP = 256, 64
 `TreeAttention`."""
 CACHE_SHARE, CONTEXT_STEP = 0.25, 1024
 """The part of the memory that caches may take where --max-len is not given, and the step of contexts then"""
-BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1}
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1, "int4": 0.6}
 
 
 def require_memory(model: Path, backend: Backend, say: Callable[[str], None]) -> None:
@@ -169,6 +170,14 @@ def naming(name: str, config: BundleConfig) -> Iterator[None]:
         if len(config.methods) == 1:
             raise
         raise BundleError(f"{name}: {error}") from None
+
+
+def check_experts(target: TargetConfig, precision: Precision) -> None:
+    """Refuse experts in a precision that they have no operator for. Raises BundleError."""
+    if target.experts and precision == Precision.int4:
+        raise BundleError(
+            f"--precision {precision}: experts are not stored in blocks of 4 bits; --precision int8 is smallest"
+        )
 
 
 def check_head_size(whose: str, size: int, backend: Backend) -> None:

@@ -18,7 +18,7 @@ from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES
 from redraft.errors import BundleError
 from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_SPLIT, SPLIT, partial_bytes
 
-WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2}
+WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2}
 """Bytes of a cached number."""
 WORKING = 18
 """Numbers that a torch program holds at once for a row of a layer, in units of the hidden size: 4 for each of an MLP

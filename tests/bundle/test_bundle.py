@@ -37,7 +37,7 @@ CONFIG = BundleConfig(
 
 @pytest.fixture
 def path(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(bundle_module, "cpu_features", lambda: {"avx2", "fma"})
+    monkeypatch.setattr(bundle_module, "cpu_features", lambda: {"avx2", "fma", "f16c"})
     with new_bundle(tmp_path / "b", 100) as folder:
         (folder / "target.onnx").write_bytes(b"network" * 100)
         finish_bundle(folder, CONFIG, {"openvino": "1"}, "0123", "redraft build --output b")

@@ -65,7 +65,7 @@ def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
     ("options", "message"),
     [
         (["--drafter", "DRAFTER", "--no-drafter"], "give one of --drafter FOLDER, --methods FILE and --no-drafter"),
-        (["--no-drafter", "--precision", "fp16"], "--precision fp16: openvino takes fp32, bf16, int8"),
+        (["--no-drafter", "--precision", "fp16"], "--precision fp16: openvino takes fp32, bf16, int8, int4"),
         ([*RTX, "--form", "plugin"], "--form plugin: tensorrt_rtx takes native"),
         ([*RTX, "--precision", "fp8"], "--precision fp8 needs --calibration, from redraft calibrate"),
         (["--no-drafter", "--max-len", "500"], "--max-len 500: the target's context has 128 positions"),

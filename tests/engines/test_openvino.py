@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from redraft.batch import DraftBatch, DraftCandidates
+from redraft.bundle.method import MethodConfig
 from redraft.engines import load_engine
 from redraft.engines.openvino import OpenVINOEngine
 from redraft.errors import BundleError
 from redraft.model_defs.loops.beam_search import BeamSearch
-from tests.engines.scheduling import scores
+from tests.engines.scheduling import generate, scores
 from tests.engines.tiny import (
     METHOD,
     VOCAB,
@@ -84,7 +85,7 @@ def test_committed_paths_continue_as_the_module_says(engine, target):
     np.testing.assert_allclose(logits, expected(target, [following])[0], atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
 def test_a_tree_row_has_the_bits_of_the_token_decoded_alone(target, tmp_path, precision):
     engine = load_engine(tiny_bundle(tmp_path, target, precision=precision, drafts=False))
     rng = np.random.default_rng(3)
@@ -100,6 +101,17 @@ def test_a_tree_row_has_the_bits_of_the_token_decoded_alone(target, tmp_path, pr
         alone, hidden = engine.execute(make_batch([chain(3, done, [tree.tokens[row]])]))
         assert hidden is None
         np.testing.assert_array_equal(alone[0], in_tree[row])
+
+
+def test_drafts_change_no_text_in_four_bits(target, tmp_path):
+    """Greedy and seeded requests together, cancelled ones too."""
+    plain, _ = generate(load_engine(tiny_bundle(tmp_path / "plain", target, precision="int4", drafts=False)), None)
+    drafting = load_engine(tiny_bundle(tmp_path / "drafting", target, precision="int4"))
+    tokens, scheduler = generate(drafting, MethodConfig(construction="beam", ngram=True, tree_budget=12), (1, 2))
+    assert scheduler.totals.drafted > scheduler.totals.accepted > 0
+    assert len(tokens) >= 5
+    for key, ids in tokens.items():
+        assert ids == plain[key], key
 
 
 def test_the_drafter_agrees_with_its_module(engine, target):

@@ -27,7 +27,9 @@ def test_a_library_of_another_header_is_refused(copy):
     command = [os.environ.get("CXX", "g++"), "-std=c++20", "-shared", "-fPIC", "cpu/layout.cpp", "-o", str(path)]
     subprocess.run(command, cwd=copy, check=True)
     library = ctypes.CDLL(str(path))
-    with pytest.raises(headers.HeaderError, match=r"EmbeddingArgs has 88 bytes in libplanted\.so and 80 in .*: remove"):
+    with pytest.raises(
+        headers.HeaderError, match=r"EmbeddingArgs has 112 bytes in libplanted\.so and 104 in .*: remove"
+    ):
         headers.expect_sizes(library, headers.kernel_arguments(headers.PLUGINS))
     headers.expect_sizes(library, headers.kernel_arguments(copy))
 

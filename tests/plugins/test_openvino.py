@@ -7,7 +7,8 @@ from onnx import TensorProto, helper
 
 from benchmarks.speed import kernel_calls
 from redraft.compiler.passes.fusing import fuse
-from redraft.plugins.operators.linear.pack import DTYPES, pack
+from redraft.plugins.operators.linear.blocks import BlockWeight
+from redraft.plugins.operators.linear.pack import DTYPES, pack, pack_blocks
 from tests.plugins.attention_case import Case, Sequence, make_case
 
 CACHE_TYPES = {"fp32": (TensorProto.FLOAT, 1), "bf16": (TensorProto.UINT8, 2)}
@@ -75,14 +76,19 @@ def test_tree_attention_updates_the_callers_caches(core, rng, dtype):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, "blocks"])
 def test_linear_operators(core, rng, dtype, fused):
     x = rng.standard_normal((5, 64)).astype(np.float32)
     weight, norm = rng.standard_normal((2 * 96, 64)).astype(np.float32), rng.standard_normal(64).astype(np.float32)
     head, down = rng.standard_normal((100, 96)).astype(np.float32), rng.standard_normal((64, 96)).astype(np.float32)
-    packed = {"gate_up": pack(weight, dtype, "swiglu"), "down": pack(down, dtype), "head": pack(head, dtype)}
+    if dtype == "blocks":
+        rounded = [BlockWeight.quantized(matrix) for matrix in (weight, down, head)]
+        packed = {"gate_up": pack_blocks(rounded[:1], "swiglu"), "down": pack_blocks(rounded[1:2])}
+        packed["head"] = pack_blocks([rounded[2].rows(slice(0, 64)), rounded[2].rows(slice(64, 100))])
+    else:
+        packed = {"gate_up": pack(weight, dtype, "swiglu"), "down": pack(down, dtype), "head": pack(head, dtype)}
     constants = {"norm": norm, "norm_bias": norm[::-1].copy(), "ids": np.arange(100, dtype=np.int32)[::-1].copy()}
-    for name, (data, scale) in packed.items():
+    for name, (data, scale, _) in packed.items():
         constants[name] = data
         if scale is not None:
             constants[f"{name}.scale"] = scale
@@ -95,7 +101,7 @@ def test_linear_operators(core, rng, dtype, fused):
         attributes |= {"clamped": 1, "factor": 0.5} if op == "Embedding" else {"norm_eps": 1e-6}
         if op == "Linear":
             attributes = {"activation": "none"} | attributes
-        return cpu_node(op, inputs, outputs, dtype=dtype, inputs=",".join(names), **attributes)
+        return cpu_node(op, inputs, outputs, dtype=packed[name].dtype, inputs=",".join(names), **attributes)
 
     sizes = {"in_features": 64, "out_features": 96}
     nodes = [
@@ -117,18 +123,20 @@ def test_linear_operators(core, rng, dtype, fused):
     y, values, e, n, m, indices = (array.copy() for array in model([x, rows]).values())
 
     norms = {"norm": norm, "norm_bias": constants["norm_bias"], "norm_eps": 1e-6}
-    h = kernel_calls.linear(x, packed["gate_up"], 96, dtype, activation="swiglu", **norms)
-    expected = kernel_calls.linear(h, packed["down"], 64, dtype, residual=x)
+    h = kernel_calls.linear(x, packed["gate_up"], 96, packed["gate_up"].dtype, activation="swiglu", **norms)
+    expected = kernel_calls.linear(h, packed["down"], 64, packed["down"].dtype, residual=x)
     np.testing.assert_array_equal(y, expected)
     np.testing.assert_array_equal(n, kernel_calls.norm(expected, norm, 1e-6, constants["norm_bias"], x))
     np.testing.assert_array_equal(m, kernel_calls.norm(expected, norm, 1e-6))
-    best = kernel_calls.linear_topk(h, packed["head"], 100, dtype, 7, ids=constants["ids"], rows=rows)
+    best = kernel_calls.linear_topk(h, packed["head"], 100, packed["head"].dtype, 7, ids=constants["ids"], rows=rows)
     np.testing.assert_array_equal(values, best[0])
     np.testing.assert_array_equal(indices, best[1])
     ids = indices[:, 0].copy()
     assert ids.max() > 63
-    e0 = kernel_calls.embedding(ids, packed["head"], 96, 100, dtype, factor=0.5)
-    both = kernel_calls.embedding(ids, packed["down"], 96, 64, dtype, factor=0.5, residual=e0, clamped=True)
+    e0 = kernel_calls.embedding(ids, packed["head"], 96, 100, packed["head"].dtype, factor=0.5)
+    both = kernel_calls.embedding(
+        ids, packed["down"], 96, 64, packed["down"].dtype, factor=0.5, residual=e0, clamped=True
+    )
     np.testing.assert_array_equal(e, both)
 
 
@@ -138,6 +146,12 @@ def test_wrong_attributes_are_refused(core, rng):
     for attributes, message in (
         ({"dtype": "fp16"}, "expected fp32, bf16, int8 or w8a8"),
         ({"dtype": "fp32"}, "elements"),
+        ({"dtype": "q4_0:80,q4_k:16"}, "elements"),
+        ({"dtype": "q4_0:80,q3_k:16"}, "'q3_k:16': expected a block form and rows, such as q4_k:1792 or i4g128:256"),
+        ({"dtype": "q4_0g32:96"}, "expected a block form and rows"),
+        ({"dtype": "i4:96"}, "expected a block form and rows"),
+        ({"dtype": "i4g33:96"}, "span of a segment 33: expected a multiple of 32"),
+        ({"dtype": "q4_0:-1"}, "expected a block form and rows"),
         ({"dtype": "bf16", "inputs": "norm"}, "says 3"),
         ({"dtype": "bf16", "inputs": "residual,norm"}, "out of order"),
         ({"dtype": "bf16", "inputs": "norm_bias"}, "norm_bias comes with norm only"),

@@ -3,6 +3,7 @@
 #include "../../cpu/kernels.h"
 #include "../../cpu/pool.h"
 #include "../../cpu/simd.h"
+#include "../linear/blocks.h"
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
 
@@ -22,6 +23,21 @@ static inline float float_of_bf16(uint16_t w) {
     return value;
 }
 
+// Row `id` of weights in blocks, each number as the format's own arithmetic has it.
+static inline void dequantize_row(const EmbeddingArgs& a, int64_t id, float* out) {
+    int64_t first = 0;  // half-panel of the row's segment
+    const BlockSegment* segment = a.segments;
+    for (; id >= segment->rows; ++segment) {
+        id -= segment->rows;
+        first += half_panels(segment->rows);
+    }
+    const HalfPanel at =
+        find_half_panel(a.segments, a.segment_count, a.weight, a.in_features, first + id / kHalfPanel);
+    with_form(segment->form, [&]<BlockForm F>() {
+        block_row<F>(at.data, id % kHalfPanel, span_groups(*segment), a.in_features, out);
+    });
+}
+
 static void embedding_row(const void* context, int64_t begin, int64_t end, int) {
     const EmbeddingArgs& a = *static_cast<const EmbeddingArgs*>(context);
     for (int64_t r = begin; r < end; ++r) {
@@ -32,6 +48,7 @@ static void embedding_row(const void* context, int64_t begin, int64_t end, int) 
             case DType::fp32: unpack_row<DType::fp32, float>(a, id, out, [](float w) { return w; }); break;
             case DType::bf16: unpack_row<DType::bf16, uint16_t>(a, id, out, float_of_bf16); break;
             case DType::int8: unpack_row<DType::int8, int8_t>(a, id, out, [=](int w) { return w * scale; }); break;
+            case DType::blocks: dequantize_row(a, id, out); break;
             case DType::w8a8: unpack_row<DType::w8a8, uint8_t>(a, id, out, [=](int w) { return (w - 128) * scale; });
         }
         if (!a.residual && a.factor == 1.0f) continue;

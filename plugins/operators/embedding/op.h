@@ -10,16 +10,16 @@ class Embedding : public Operator {
     using Operator::Operator;
 
     void validate_and_infer_types() override {
-        type_ = parse_dtype(dtype_);
+        stored_ = Stored(dtype_);
         optional_ = OptionalInputs(inputs_, 2);
         OPENVINO_ASSERT(get_input_size() == optional_.end(), get_friendly_name(), " has ", get_input_size(),
                         " inputs: attribute inputs='", inputs_, "' says ", optional_.end());
-        OPENVINO_ASSERT(has_scale(type_) == (optional_.find(kScale) >= 0), get_friendly_name(),
+        OPENVINO_ASSERT(has_scale(stored_.dtype) == (optional_.find(kScale) >= 0), get_friendly_name(),
                         ": int8 weights, and no others, take the input scale");
         expect_type(this, 0, ov::element::i32);
         expect_type(this, 1, ov::element::u8);
         for (std::size_t i = 2; i < optional_.end(); ++i) expect_type(this, i, ov::element::f32);
-        expect_elements(this, 1, packed_bytes(in_features_, out_features_, type_, Activation::none));
+        expect_elements(this, 1, stored_.bytes(in_features_, out_features_, Activation::none));
         const ov::PartialShape& ids = get_input_partial_shape(0);
         const ov::Dimension rows = ids.rank().is_static() ? ids[0] : ov::Dimension::dynamic();
         set_output_type(0, ov::element::f32, {rows, in_features_});
@@ -48,7 +48,9 @@ class Embedding : public Operator {
                                  optional_.data<float>(inputs, kScale),
                                  in_features_,
                                  out_features_,
-                                 type_,
+                                 stored_.dtype,
+                                 stored_.data(),
+                                 stored_.count(),
                                  factor_,
                                  clamped_,
                                  optional_.data<float>(inputs, kResidual, rows * in_features_),
@@ -61,7 +63,7 @@ class Embedding : public Operator {
     float factor_ = 1.0f;
     std::string dtype_ = "fp32", inputs_;
     OptionalInputs optional_;  // of inputs_, and
-    DType type_{};             // of dtype_, parsed when the node is validated
+    Stored stored_;            // of dtype_, parsed when the node is validated
 };
 
 }  // namespace redraft

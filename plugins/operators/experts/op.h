@@ -80,11 +80,12 @@ class Experts : public Operator {
             each.resize(n * in_features_);
             run_kernel(LinearArgs{
                 {inputs[0].data<const float>(), rows, share.rows.data(), n, packed(inputs, 0, e * gate_up_bytes()),
-                 scales(inputs, 0, e * 2 * columns_), nullptr, nullptr, nullptr, 0.0f, in_features_, columns_, type_},
+                 scales(inputs, 0, e * 2 * columns_), nullptr, nullptr, nullptr, 0.0f, in_features_, columns_, type_,
+                 nullptr, 0},
                 gate_, nullptr, 0, nullptr, inner.data()});
             run_kernel(LinearArgs{{inner.data(), n, nullptr, n, packed(inputs, 1, e * down_bytes()),
                                    scales(inputs, 1, e * in_features_), nullptr, nullptr, nullptr, 0.0f, columns_,
-                                   in_features_, type_},
+                                   in_features_, type_, nullptr, 0},
                                   Activation::none, nullptr, 0, nullptr, each.data()});
             for (int64_t i = 0; i < n; ++i) {
                 float* const to = out + share.rows[i] * in_features_;

@@ -87,6 +87,15 @@ def form_of(name: str) -> Form:
     return Form(name, int(match[1]), (Part("scale", "float32", span), Part("zero", "uint8", span)), zero=None)
 
 
+def segments_of(dtype: str) -> np.ndarray:
+    """An operator's `dtype`, such as `q4_k:1792,i4g128:256`, as the kernels take it: int32 [segments, 3], the form's
+    number, rows and span."""
+    kernel_forms = [*FORMS, "i4", "i8"]
+    segments = [(form_of(name), int(rows)) for name, rows in (part.split(":") for part in dtype.split(","))]
+    numbers = [(kernel_forms.index(form.name.split("g")[0]), rows, form.span) for form, rows in segments]
+    return np.array(numbers, np.int32)
+
+
 @dataclass(frozen=True)
 class BlockWeight:
     """Rows of a weight matrix [N, K] in one form."""
@@ -152,23 +161,28 @@ class BlockWeight:
         rows, features = self.shape
         codes = np.pad(self.codes, ((0, 0), (0, -features % size))) if features % size else self.codes
         values = codes.reshape(rows, -1, size).astype(np.float32)
-        values -= self._of_groups("zero", size) if self.form.zero is None else np.float32(self.form.zero)
-        values *= self._factor("scale", size)
-        if "minimum" in self.parts:
-            minimum = self._factor("minimum", size)
-            values += -minimum if "minimum_steps" in self.parts else minimum
+        scale, minimum, zero = (self.factor(name, size) for name in ("scale", "minimum", "zero"))
+        assert scale is not None
+        values -= np.float32(self.form.zero or 0) if zero is None else zero[..., None]
+        values *= scale[..., None]
+        if minimum is not None:
+            values += minimum[..., None]
         return np.ascontiguousarray(values.reshape(rows, -1)[:, :features])
 
-    def _factor(self, name: str, size: int) -> np.ndarray:
-        """A part times its integer steps, if it has them, for every group of `size` features."""
-        factor, steps = self._of_groups(name, size), f"{name}_steps"
-        return factor * self._of_groups(steps, size) if steps in self.parts else factor
-
-    def _of_groups(self, name: str, size: int) -> np.ndarray:
-        """A part for every group of `size` features, float32 [N, ⌈K / size⌉, 1]."""
-        features = next(part.features for part in self.form.parts if part.name == name)
-        values = self.parts[name].astype(np.float32).repeat(features // size, axis=1)
-        return values[:, : -(-self.shape[1] // size), None]
+    def factor(self, name: str, size: int) -> np.ndarray | None:
+        """`scale`, `minimum` or `zero` for every group of `size` features, float32 [N, ⌈K / size⌉], times its integer
+        steps where it has them; None where the form has no such part. A minimum that is subtracted is negative here."""
+        features = {part.name: part.features for part in self.form.parts}
+        if name not in features:
+            return None
+        count, steps = -(-self.shape[1] // size), f"{name}_steps"
+        spread = [
+            self.parts[part].astype(np.float32).repeat(features[part] // size, axis=1)[:, :count]
+            for part in (name, steps)
+            if part in features
+        ]
+        value = spread[0] * spread[1] if len(spread) == 2 else spread[0]
+        return -value if name == "minimum" and steps in features else value
 
 
 # The fields of a GGUF file's blocks in their order, and the bytes of each. `high` are the codes' bits beyond four.

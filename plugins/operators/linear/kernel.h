@@ -61,7 +61,7 @@ static void linear_panel(const void* context, int64_t begin, int64_t end, int th
 
 static void linear(const LinearArgs& a) {
     if (!a.p.rows) return;
-    LinearJob job{a, Prepared(a.p)};
+    LinearJob job{a, Prepared(a.p, is_gated(a.activation))};
     const int64_t columns = is_gated(a.activation) ? 16 : kPanel;
     PoolLock lock;
     job.prepared.shared = static_cast<float*>(lock.shared_scratch(job.prepared.shared_bytes()));

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from redraft.plugins.operators.linear.blocks import GROUP as BLOCK_GROUP
+from redraft.plugins.operators.linear.blocks import HALF_PANEL, BlockWeight
 
 PANEL = 32
 DTYPES = ("fp32", "bf16", "int8", "w8a8")
@@ -22,6 +26,8 @@ class PackedWeight(NamedTuple):
     """uint8, one-dimensional"""
     scale: np.ndarray | None
     """int8 and w8a8 only: float32 [weight rows]"""
+    dtype: str
+    """What the operator's attribute says"""
 
 
 def pack(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeight:
@@ -48,7 +54,87 @@ def pack(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeig
     panels = np.pad(panels, ((0, 0), (0, 0), (0, -panels.shape[2] % GROUP[dtype])))
     panels = panels.reshape(*panels.shape[:2], -1, GROUP[dtype])
     packed = np.ascontiguousarray(panels.swapaxes(1, 2)).reshape(-1).view(np.uint8)
-    return PackedWeight(packed ^ W8A8_SIGN if dtype == "w8a8" else packed, scale)
+    return PackedWeight(packed ^ W8A8_SIGN if dtype == "w8a8" else packed, scale, dtype)
+
+
+def pack_blocks(segments: Sequence[BlockWeight], activation: str = "none") -> PackedWeight:
+    """Pack weights of one width, one below the other; its dtype says their forms and rows: `q4_k:1792,q6_k:256`.
+
+    With a gated activation the first half of all rows is the gate's. Raises ValueError where widths differ, or where a
+    segment does not end with a half-panel and is not the last (of a half).
+    """
+    widths = {segment.shape[1] for segment in segments}
+    if len(widths) != 1:
+        raise ValueError(f"segments of {sorted(widths)} features: expected one width")
+    rows = sum(segment.shape[0] for segment in segments)
+    ends = [rows // 2, rows] if activation in GATED else [rows]
+    parts = list(_cut(segments, ends[0]))
+    end = 0
+    for part in parts:
+        end += part.shape[0]
+        if part.shape[0] % HALF_PANEL and end not in ends:
+            raise ValueError(f"a segment of {part.shape[0]} rows: expected a multiple of {HALF_PANEL}")
+    data = [half_panel_rows(part).reshape(-1) for part in parts]
+    return PackedWeight(np.concatenate(data), None, ",".join(f"{part.form.name}:{part.shape[0]}" for part in parts))
+
+
+def half_panel_rows(weight: BlockWeight) -> np.ndarray:
+    """Rows of one form as the kernels read them: uint8 [half-panels, bytes]."""
+    form, (rows, features) = weight.form, weight.shape
+    groups, count, span = -(-features // BLOCK_GROUP), -(-rows // HALF_PANEL), form.span // BLOCK_GROUP
+    spans = -(-groups // span)
+    sizes = {part.name: part.features for part in form.parts}
+    header = [_by_row(weight.parts[name], count, spans, 1) for name, size in sizes.items() if size == form.span]
+    steps = [
+        _by_row(weight.parts[name], count, spans * span, BLOCK_GROUP // size)
+        for name, size in sizes.items()
+        if size < form.span
+    ]
+    codes = _by_unit(weight.codes, count, spans * span, form.bits)
+    grouped = np.concatenate([*steps, codes], axis=-1).reshape(count, spans, -1)
+    packed = np.concatenate([*header, grouped], axis=-1).reshape(count, -1)
+    missing = (spans * span - groups) * (grouped.shape[-1] // span)
+    return packed[:, : packed.shape[1] - missing]
+
+
+def _by_row(part: np.ndarray, half_panels: int, spans: int, each: int) -> np.ndarray:
+    """[N, at most spans * each] to uint8 [half-panels, spans, bytes]: of 16 rows the first number, then the next."""
+    numbers = np.zeros((half_panels * HALF_PANEL, spans * each), part.dtype)
+    numbers[: part.shape[0], : part.shape[1]] = part
+    numbers = numbers.reshape(half_panels, HALF_PANEL, spans, each).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(numbers).reshape(half_panels, spans, -1).view(np.uint8)
+
+
+def _by_unit(codes: np.ndarray, half_panels: int, groups: int, bits: int) -> np.ndarray:
+    """uint8 [N, K] to uint8 [half-panels, groups, bytes]: units of four features, two to a byte unless these are of 8
+    bits; then the bits beyond four."""
+    padded = np.zeros((half_panels * HALF_PANEL, groups * BLOCK_GROUP), np.uint8)
+    padded[: codes.shape[0], : codes.shape[1]] = codes
+    units = padded.reshape(half_panels, HALF_PANEL, groups, 8, 4).transpose(0, 2, 3, 1, 4)
+    units = np.ascontiguousarray(units).reshape(half_panels, groups, 8, 64)
+    if bits == 8:
+        return units.reshape(half_panels, groups, -1)
+    packed: list[np.ndarray] = [units[:, :, ::2] & 15 | units[:, :, 1::2] << 4]
+    high = units >> 4
+    if bits == 5:
+        packed.append(np.packbits(high, axis=2, bitorder="little"))
+    if bits == 6:
+        shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+        packed.append(np.bitwise_or.reduce(high.reshape(half_panels, groups, 2, 4, 64) << shifts, axis=3))
+    return np.concatenate(packed, axis=2).reshape(half_panels, groups, -1)
+
+
+def _cut(segments: Sequence[BlockWeight], at: int) -> Iterator[BlockWeight]:
+    """The segments, the one that holds row `at` as two."""
+    begin = 0
+    for segment in segments:
+        end = begin + segment.shape[0]
+        if begin < at < end:
+            yield segment.rows(slice(None, at - begin))
+            yield segment.rows(slice(at - begin, None))
+        else:
+            yield segment
+        begin = end
 
 
 def bf16_bits(values: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@
 #include "../../cpu/pool.h"
 #include "../../cpu/simd.h"
 #include "../norm/kernel.h"
+#include "blocks.h"
 #include "tiles.h"
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
@@ -155,12 +156,15 @@ struct Prepared {
     int64_t panel_bytes;      // of stored weights
     bool tiled = false;       // whether AMX multiplies these rows
     int64_t late_lines = 0;   // what `fetch` fetches for each row, in cache lines
+    bool gated;               // whether a panel's second half is not behind the first
 
-    explicit Prepared(const Projection& projection) : p(projection) {
+    explicit Prepared(const Projection& projection, bool gated = false) : p(projection), gated(gated) {
         const int64_t group = feature_group(p.dtype);
         steps = (p.in_features + group - 1) / group;
         panel_bytes = p.dtype == DType::int8 ? steps * kStepBytes / 2 : steps * kStepBytes;
-        const int64_t unit = p.dtype == DType::w8a8 ? kSignedUnit : group == 2 && !kPairedBf16 ? 2 : 1;
+        const int64_t unit = p.dtype == DType::blocks ? kGroupFloats
+                             : p.dtype == DType::w8a8 ? kSignedUnit
+                             : group == 2 && !kPairedBf16 ? 2 : 1;
         tail = steps * unit;
         stride = ((tail + kTail + 15) / 16 * 16) | 16;
 #if defined(__AMX_BF16__)
@@ -209,6 +213,7 @@ struct Prepared {
         const RowNorm norm(from, n, p.norm, p.norm_bias, p.norm_eps);
         const auto normalized = [&](int64_t i) { return norm(load_first(from + i, n - i), i, n - i); };
         if (p.dtype == DType::w8a8) return round_row(normalized, to);
+        if (p.dtype == DType::blocks) return round_groups(normalized, to);
         for (int64_t i = 0; i < n; i += 16) {
             const f32x16 v = normalized(i);
             if (p.dtype == DType::fp32)
@@ -244,6 +249,37 @@ struct Prepared {
         to[tail + 1] = top / 127.0f;
     }
 
+    // Integers: multiples of 1/127 of each group's largest magnitude.
+    template <class F>
+    void round_groups(F value, float* to) const {
+        const auto half = [&](int64_t i) { return i < p.in_features ? value(i) : zero(); };
+        for (int64_t i = 0; i < p.in_features; i += kBlockGroup, to += kGroupFloats) {
+            const f32x16 x[2] = {half(i), half(i + 16)};
+            const float top = maximum(max(max(absolute(x[0]), absolute(x[1])), set1(1e-30f)));
+            const f32x16 inverse = set1(127.0f / top);
+            to[kGroupScale] = top / 127.0f;
+            for (int h = 0; h < 2; ++h) {
+                const i32x16 rounded = to_int(mul(x[h], inverse));
+                store_bytes(to + 4 * h, rounded);
+                to[kHalfSums + h] = sum(rounded);
+            }
+            to[kGroupSum] = to[kHalfSums] + to[kHalfSums + 1];
+        }
+    }
+
+    // The first or second half-panel of a panel times all rows: out[rows][32], of which 16 are written.
+    void multiply_blocks(int64_t index, int half, const float* x, float* out) const {
+        const int64_t number = gated ? index + half * half_panels(p.out_features) : 2 * index + half;
+        const HalfPanel found = find_half_panel(p.segments, p.segment_count, p.weight, p.in_features, number);
+        if (!found.segment) {
+            for (int64_t r = 0; r < p.rows; ++r) store(out + r * kPanel, zero());
+            return;
+        }
+        with_form(found.segment->form, [&]<BlockForm F>() {
+            block_tiles<F>(x, stride, p.rows, found.data, steps, span_groups(*found.segment), found.bytes, out);
+        });
+    }
+
     // out[rows][32] = all rows times panel `index`. Meanwhile the panel behind it is fetched, by tiles all of it or most:
     // where results are written behind each panel, `fetch` has the rest, lest memory be idle then.
     void multiply(int64_t index, int thread, float* out, [[maybe_unused]] char* widened,
@@ -251,6 +287,10 @@ struct Prepared {
         const char* w = panel(index);
         const char* next = w + panel_bytes;
         const float* x = rows_of(thread);
+        if (p.dtype == DType::blocks) {
+            for (int half = 0; half < 2; ++half) multiply_blocks(index, half, x, out + half * kPanel / 2);
+            return;
+        }
         if (p.dtype == DType::fp32) return all_tiles<DotFloat>(x, stride, p.rows, w, steps, next, out);
 #if defined(__AMX_BF16__)
         const int64_t lines = all ? tile_lines() : early_lines();

@@ -24,7 +24,7 @@ class ProjectionOp : public Operator {
   protected:
     // Checks inputs; returns the number of rows.
     ov::Dimension check_projection(Activation activation) {
-        type_ = parse_dtype(dtype_);
+        stored_ = Stored(dtype_);
         optional_ = OptionalInputs(inputs_, 2);
         OPENVINO_ASSERT(optional_.find(kNormBias) < 0 || optional_.find(kNorm) >= 0, get_friendly_name(),
                         ": the input norm_bias comes with norm only");
@@ -32,8 +32,8 @@ class ProjectionOp : public Operator {
                         " inputs: attribute inputs='", inputs_, "' says ", optional_.end());
         expect_type(this, 0, ov::element::f32);
         expect_type(this, 1, ov::element::u8);
-        expect_elements(this, 1, packed_bytes(in_features_, out_features_, type_, activation));
-        OPENVINO_ASSERT(has_scale(type_) == (optional_.find(kScale) >= 0), get_friendly_name(),
+        expect_elements(this, 1, stored_.bytes(in_features_, out_features_, activation));
+        OPENVINO_ASSERT(has_scale(stored_.dtype) == (optional_.find(kScale) >= 0), get_friendly_name(),
                         ": int8 weights, and no others, take the input scale");
         const int64_t weight_rows = is_gated(activation) ? 2 * out_features_ : out_features_;
         const std::pair<Optional, int64_t> vectors[] = {
@@ -68,14 +68,16 @@ class ProjectionOp : public Operator {
                 norm_eps_,
                 in_features_,
                 out_features_,
-                type_};
+                stored_.dtype,
+                stored_.data(),
+                stored_.count()};
     }
 
     int64_t in_features_ = 0, out_features_ = 0;
     std::string dtype_ = "fp32", inputs_;
     float norm_eps_ = 1e-5f;
     OptionalInputs optional_;  // of inputs_, and
-    DType type_{};             // of dtype_, parsed when the node is validated
+    Stored stored_;            // of dtype_, parsed when the node is validated
 };
 
 }  // namespace redraft

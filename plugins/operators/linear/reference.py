@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from redraft.plugins.operators.linear.blocks import GROUP, BlockWeight
 from redraft.plugins.operators.linear.pack import GATED, bf16_bits, from_bf16_bits
 from redraft.plugins.operators.norm.reference import norm as normalized
 
@@ -71,3 +72,47 @@ def stored(weight: np.ndarray, dtype: str) -> np.ndarray:
         scale = np.maximum(np.abs(weight).max(1, keepdims=True), np.finfo(np.float32).tiny) / np.float32(127)
         return (np.rint(weight / scale).clip(-127, 127) * scale).astype(np.float32)
     return np.asarray(weight, np.float32)
+
+
+def block_product(x: np.ndarray, weight: BlockWeight) -> np.ndarray:
+    """x float32 [T, K] times weight [N, K] in blocks, to float32 [T, N]: bit for bit what the kernels compute.
+
+    README.md has the order. Sums of integers are exact here too, as float32 numbers below 2^24.
+    """
+    form, (rows, features) = weight.form, weight.shape
+    groups = -(-features // GROUP)
+    size = min(GROUP, form.parts[-1].features)  # features of a group that share a scale
+    parts = GROUP // size
+    padding = ((0, 0), (0, groups * GROUP - features))
+    grouped = np.pad(x.astype(np.float32), padding).reshape(len(x), groups, GROUP)
+    top = np.maximum(np.abs(grouped).max(-1), np.float32(1e-30))
+    codes = np.rint(grouped * (np.float32(127) / top)[..., None]).reshape(len(x), -1, size)
+    stored = np.pad(weight.codes.astype(np.float32), padding).reshape(rows, -1, size)
+    scale, minimum, zero = (weight.factor(name, size) for name in ("scale", "minimum", "zero"))
+    assert scale is not None
+    out = np.zeros((len(x), rows), np.float32)
+    for group in range(groups):
+        for i in range(group * parts, min((group + 1) * parts, scale.shape[1])):
+            dot, total = codes[:, i] @ stored[:, i].T, codes[:, i].sum(-1, keepdims=True)
+            if minimum is not None:
+                value = fused(scale[:, i], dot, minimum[:, i] * total)
+            else:
+                exact = dot - total * (form.zero if zero is None else zero[:, i])
+                value = fused(scale[:, i], exact, value) if i % parts else scale[:, i] * exact
+        out = fused((top[:, group] / np.float32(127))[:, None], value, out)
+    return out
+
+
+def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c of float32 arrays, rounded once.
+
+    Products are exact in float64. Where their sum with c is not, it is moved to the neighbour with an odd last bit, so
+    that rounding to float32 goes where the exact sum would go.
+    """
+    product, c = a.astype(np.float64) * b, np.asarray(c, np.float64)
+    total = product + c
+    virtual = total - product
+    error = (product - (total - virtual)) + (c - virtual)
+    even = (total.view(np.int64) & 1) == 0
+    moved = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where((error != 0) & even, moved, total).astype(np.float32)

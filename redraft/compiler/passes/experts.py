@@ -41,7 +41,7 @@ def lower_experts(editor: Editor, node: ir.Node) -> None:
         return
     packed = [editor.packed_weight(*_matrices(each), gated=each is gate_up) for each in (gate_up, down)]
     operands = [_rows(input_of(gate_up, 0)), input_of(softmax, 0)]
-    operands += [each[name] for name in ("weight", "scale") for each in packed if name in each]
+    operands += [each.inputs[name] for name in ("weight", "scale") for each in packed if name in each.inputs]
     count, columns, hidden = _sizes(down)
     last = node
     if (add := only_user(node.outputs[0], "Add")) and rank_of(add.outputs[0]) == 2:
@@ -53,7 +53,7 @@ def lower_experts(editor: Editor, node: ir.Node) -> None:
         "normalized": int(any(each.op_type == "Div" for each in above)),
         "in_features": hidden,
         "columns": columns,
-        "dtype": editor.precision,
+        "dtype": packed[0].dtype,
         "activation": activation,
     }
     (out,) = editor.node(last, "Experts", operands, attributes, DOMAIN)

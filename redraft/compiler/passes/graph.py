@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from redraft.plugins.operators.linear.pack import pack
+from redraft.plugins.operators.linear.blocks import BlockWeight
+from redraft.plugins.operators.linear.pack import PackedWeight, pack, pack_blocks
 
 DOMAIN = "redraft.cpu"
+
+
+BlocksOf = Callable[[str, np.ndarray], Sequence[BlockWeight] | None]
+"""A constant's weight [N, K] in blocks, from its name and its values, or None: it is packed in the precision that the
+others have."""
+
+
+class Stored(NamedTuple):
+    """A weight as an operator takes it."""
+
+    inputs: dict[str, ir.Value]
+    """Its bytes as "weight" and, with int8 weights, their scales as "scale"."""
+    dtype: str
+    """The operator's attribute"""
 
 
 class Editor:
     """Adds nodes and constants to a graph."""
 
-    def __init__(self, graph: ir.Graph, precision: str):
-        self.graph, self.precision = graph, precision
-        self.packed: dict[tuple[str, bool, bool], dict[str, ir.Value]] = {}
+    def __init__(self, graph: ir.Graph, precision: str, blocks_of: BlocksOf | None = None):
+        self.graph, self.precision, self.blocks_of = graph, precision, blocks_of
+        self.packed: dict[tuple[str, bool, bool], Stored] = {}
 
     def constant(self, name: str, array: np.ndarray) -> ir.Value:
         if name not in self.graph.initializers:
             self.graph.register_initializer(ir.val(name, const_value=ir.tensor(array, name=name)))
         return self.graph.initializers[name]
 
-    def packed_weight(self, weight: ir.Value, transposed: bool, gated: bool = False) -> dict[str, ir.Value]:
-        """The packed weight, or those of a stack one after the other, as "weight" and, with int8 weights, their
-        "scale"."""
+    def packed_weight(self, weight: ir.Value, transposed: bool, gated: bool = False) -> Stored:
+        """The packed weight, or those of a stack one after the other."""
         key = (str(weight.name), transposed, gated)
         if key not in self.packed:
             stored = constant_of(weight)
             assert stored is not None
             matrices = stored if stored.ndim == 3 else stored[None]
             activation = "swiglu" if gated else "none"
-            packed = [pack(m.T if transposed else m, self.precision, activation) for m in matrices]
-            name = f"{weight.name}.{self.precision}{'.gated' if gated else ''}"
-            self.packed[key] = {"weight": self.constant(name, _joined([each.data for each in packed]))}
+            packed = [self._pack(str(weight.name), m.T if transposed else m, activation) for m in matrices]
+            dtype = packed[0].dtype
+            name = f"{weight.name}.{dtype}{'.gated' if gated else ''}"
+            inputs = {"weight": self.constant(name, _joined([each.data for each in packed]))}
             if packed[0].scale is not None:
                 scales = [each.scale for each in packed if each.scale is not None]
-                self.packed[key]["scale"] = self.constant(f"{name}.scale", _joined(scales))
+                inputs["scale"] = self.constant(f"{name}.scale", _joined(scales))
+            self.packed[key] = Stored(inputs, dtype)
         return self.packed[key]
+
+    def _pack(self, name: str, matrix: np.ndarray, activation: str) -> PackedWeight:
+        blocks = self.blocks_of(name, matrix) if self.blocks_of else None
+        return pack(matrix, self.precision, activation) if blocks is None else pack_blocks(blocks, activation)
 
     def node(
         self,

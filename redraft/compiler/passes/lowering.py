@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -10,6 +12,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from redraft.compiler.passes.experts import lower_experts
 from redraft.compiler.passes.graph import (
     DOMAIN,
+    BlocksOf,
     Editor,
     constant_of,
     gated_product,
@@ -26,16 +29,16 @@ NORMS = {"RMSNormalization": ("norm",), "LayerNormalization": ("norm", "norm_bia
 """The inputs of ours that a norm's weights become."""
 
 
-def lower(model: ir.Model, precision: str) -> ir.Model:
+def lower(model: ir.Model, precision: str, blocks_of: BlocksOf | None = None) -> ir.Model:
     """A copy of a plugin-form network whose heavy operators are those of plugins/.
 
-    `precision` fp32, bf16, int8 or w8a8 is how weights are stored and multiplied; activations stay float32. Packed
-    weights replace the originals, once each where several operators share one. Raises ValueError for an unknown
-    precision.
+    `precision` fp32, bf16, int8 or w8a8 is how weights are stored and multiplied that `blocks_of` does not give in
+    blocks; activations stay float32. Packed weights replace the originals, once each where several operators share one.
+    Raises ValueError for an unknown precision.
     """
     lowered = model.clone()
     lowered.opset_imports[DOMAIN] = 1
-    editor = Editor(lowered.graph, precision)
+    editor = Editor(lowered.graph, precision, blocks_of)
     for node in list(lowered.graph):
         if node.op_type == "Slice":
             _fold_slice(editor, node)
@@ -70,11 +73,12 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
 
     x, norm_eps = _prologue(input_of(node, 0), optional)
     x = editor.reshape(node, x, [-1, in_features])
-    attributes = {"in_features": in_features, "dtype": editor.precision, "norm_eps": norm_eps}
+    attributes: dict[str, Any] = {"in_features": in_features, "norm_eps": norm_eps}
     if (softmax := only_user(last.outputs[0], "LogSoftmax")) and (topk := only_user(softmax.outputs[0], "TopK")):
         k = int(constant_of(input_of(topk, 1)).item())  # type: ignore[union-attr]
-        optional = editor.packed_weight(weight, transposed) | optional
-        attributes |= {"out_features": out_features, "k": k}
+        stored = editor.packed_weight(weight, transposed)
+        optional = stored.inputs | optional
+        attributes |= {"out_features": out_features, "dtype": stored.dtype, "k": k}
         if renumbered := _renumbered(editor, topk.outputs[1]):
             result, table = renumbered
             optional["ids"] = table
@@ -102,8 +106,9 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
                 optional["residual"], optional["residual_rows"] = chosen
             if activation == "none" and (activated := silu_product(add.outputs[0])):
                 last, activation = activated, "silu_last"
-    optional = editor.packed_weight(weight, transposed, gated is not None) | optional
-    attributes |= {"out_features": out_features, "activation": activation}
+    stored = editor.packed_weight(weight, transposed, gated is not None)
+    optional = stored.inputs | optional
+    attributes |= {"out_features": out_features, "dtype": stored.dtype, "activation": activation}
     (out,) = _operator(editor, last, "Linear", x, optional, attributes)
     editor.replace(last, last.outputs[0], out)
 
@@ -172,7 +177,8 @@ def _lower_embedding(editor: Editor, node: ir.Node) -> None:
         return
     rows, features = shape_of(table)
     ids, clamped = _clamped(input_of(node, 1), rows)
-    last, factor, optional = node, 1.0, editor.packed_weight(table, transposed=False)
+    stored = editor.packed_weight(table, transposed=False)
+    last, factor, optional = node, 1.0, stored.inputs
     product = only_user(last.outputs[0], "Mul")
     number = constant_of(other_input(product, last)) if product else None
     if product and number is not None and number.ndim == 0:
@@ -184,7 +190,7 @@ def _lower_embedding(editor: Editor, node: ir.Node) -> None:
     ids = editor.reshape(last, ids, [-1])
     if ids.dtype != ir.DataType.INT32:
         (ids,) = editor.node(last, "Cast", [ids], {"to": ir.DataType.INT32})
-    attributes = {"in_features": features, "out_features": rows, "dtype": editor.precision}
+    attributes = {"in_features": features, "out_features": rows, "dtype": stored.dtype}
     attributes |= {"clamped": int(clamped), "factor": factor}
     (out,) = _operator(editor, last, "Embedding", ids, optional, attributes)
     editor.replace(last, last.outputs[0], out)

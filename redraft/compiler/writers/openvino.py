@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
+from redraft.bundle.backends import Precision
 from redraft.bundle.config import BundleConfig
 from redraft.compiler.passes.fusing import Constants, detach_constants, fuse
 from redraft.compiler.passes.lowering import lower
@@ -17,8 +18,9 @@ from redraft.model_defs.export.drafter import export_drafter_plugin, export_resa
 from redraft.model_defs.export.target import export_target_plugin
 from redraft.model_defs.target.model import Target
 from redraft.plugins.library import operators_digest
+from redraft.plugins.operators.linear.blocks import BlockWeight
 
-DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8"}
+DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8", "int4": "w8a8"}
 """The drafters' precision for a target's precision: drafts decide speed, never output."""
 
 
@@ -38,7 +40,7 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, feat
             )
         with step(f"compile {part.name} ({config.precision})"):
             weights = Constants()
-            save(lower(network, config.precision), part.folder / "target.onnx", weights)
+            save(lower_target(network, config.precision), part.folder / "target.onnx", weights)
             weights.stored().tofile(part.folder / "target.weights")
     constants, precision = Constants(), DRAFTER_PRECISION[config.precision]
     for name, names, loop in distinct(loops, folder):
@@ -51,6 +53,13 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, feat
     if loops:
         constants.stored().tofile(folder / "drafters.weights")
     return {"openvino": version("openvino"), "operators": operators_digest()}
+
+
+def lower_target(network: ir.Model, precision: Precision) -> ir.Model:
+    """A target's network whose weights are stored as the precision says."""
+    if precision != Precision.int4:
+        return lower(network, precision)
+    return lower(network, Precision.bf16, lambda _, weight: [BlockWeight.quantized(weight)])
 
 
 def save(network: ir.Model, path: Path, constants: Constants) -> None:
