@@ -31,6 +31,8 @@ import numpy as np
 
 from redraft.decoding import draws, native, noise, random_trees, rejection, sampling, token_tree, verification
 from redraft.decoding.token_tree import NodeDraws, TokenTree, mask_words
+from redraft.drafting import cutting
+from redraft.drafting import native as drafting_native
 from redraft.plugins.operators.sampling.cpu import TokenDraws
 from redraft.plugins.operators.sampling.reference import winner
 from redraft.request_state import RequestState
@@ -282,7 +284,8 @@ def planted(mutant: Mutant) -> Iterator[None]:
     try:
         with (
             patch.object(sampling, "TokenDraws", reference),
-            patch.multiple(native, pack_trees=pack_trees, prune_tree=token_tree.prune_tree),
+            patch.object(native, "pack_trees", pack_trees),
+            patch.object(drafting_native, "cut_trees", cutting.cut_trees),
         ):
             yield
     finally:

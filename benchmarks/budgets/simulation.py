@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from redraft.budgets.choice import choose_nodes
 from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, StepShape, TimeTable
 from redraft.budgets.gain import Calibration, bands_of
@@ -170,7 +171,9 @@ def simulate(
         drafts = controller.pays(METHOD, bands_of(drawn.temperatures))
         counts = [0] * streams
         if drafts:
-            counts = controller.share(METHOD, tree_of(drawn.scores, np.isfinite(drawn.scores)))
+            choice = choose_nodes(tree_of(drawn.scores, np.isfinite(drawn.scores)), controller.terms(METHOD))
+            controller.take(METHOD, choice)
+            counts = choice.counts
         tree, accepted = cut(drawn, counts)
         step = taken(machine, drawn, int(tree.sizes.sum()), accepted, drafts, rng, delayed)
         controller.end([METHOD] * streams, drawn.temperatures, tree, accepted.tolist(), step.seconds, step.target_s)

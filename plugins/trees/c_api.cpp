@@ -1,11 +1,17 @@
 // Draft trees on the host with a C ABI, for `native.py`, which reads the functions' arguments from this text. Where a
 // function returns a message, it is valid until the thread's next call; null: it did not fail.
 #include "../cpu/guarded.h"
-#include "choice.h"
-#include "growth.h"
-#include "shape.h"
+#include "draft.h"
 
 using namespace redraft;
+
+static thread_local TreeMaker maker;
+
+static void read_all(void* const* indices, int64_t count, const int32_t* tokens, const int64_t* ends) {
+    int64_t start = 0;
+    for (int64_t b = 0; b < count; start = ends[b++])
+        static_cast<NgramIndex*>(indices[b])->read({tokens + start, static_cast<size_t>(ends[b] - start)});
+}
 
 extern "C" {
 
@@ -27,66 +33,47 @@ int64_t redraft_ngrams_match(void* index, const int32_t* tail, int64_t count, in
     return match.length;
 }
 const char* redraft_ngrams_read(void* const* indices, int64_t count, const int32_t* tokens, const int64_t* ends) {
-    return guarded([&] {
-        int64_t start = 0;
-        for (int64_t b = 0; b < count; start = ends[b++])
-            static_cast<NgramIndex*>(indices[b])->read({tokens + start, static_cast<size_t>(ends[b] - start)});
-    });
+    return guarded([&] { read_all(indices, count, tokens, ends); });
 }
 
-const char* redraft_trees_grow(const int32_t* tokens, const float* log_probs, const int32_t* parents, int64_t levels,
-                               int64_t width, int64_t per_node, const int32_t* roots, int64_t count, int64_t budget,
-                               void* const* indices, const double* odds, const double* chances, int64_t times,
-                               double least, double most, double ngram_factor, double joint_factor, int32_t* out_offsets,
-                               int32_t* out_tokens, int32_t* out_parents, double* out_scores) {
+// A drafter's candidates as trees: grown with n-grams, which first read what is unread, where `indices` are given;
+// whole where `nodes` are null.
+const char* redraft_trees_draft(const int32_t* tokens, const float* log_probs, const int32_t* parents, int64_t levels,
+                                int64_t width, int64_t per_node, const int32_t* roots, int64_t count, int64_t budget,
+                                void* const* indices, const int32_t* unread, const int64_t* ends,
+                                const double* odds, const double* chances, int64_t times, double least, double most, double ngram_factor, double joint_factor,
+                                const int32_t* nodes, const int32_t* depths, const double* scores, int64_t total,
+                                const double* ratios, double sure, int64_t probes, const int64_t* table_rows,
+                                const double* table_seconds, int64_t table_count, int64_t padded, int64_t rows,
+                                double factor, double more_s, int32_t* counts, double* choice, int32_t* out_offsets,
+                                int32_t* out_tokens, int32_t* out_parents, double* out_scores, double* out_promises) {
     return guarded([&] {
+        const Candidates drafts{tokens, log_probs, parents, levels, width, per_node};
         const Growth growth{budget, least, most, chances, times, ngram_factor, joint_factor};
-        const Candidates drafts{tokens, log_probs, parents, levels, width, per_node};
-        Forest forest(out_offsets, out_tokens, out_parents, out_scores);
-        Grower grower(growth);
-        for (int64_t b = 0; b < count; ++b)
-            grower.grow(drafts.of(b), *static_cast<NgramIndex*>(indices[b]), roots[b], odds[b], forest);
+        if (indices) read_all(indices, count, unread, ends);
+        const Trees trees = indices ? maker.grow(drafts, roots, count, growth, indices, odds)
+                                    : maker.rank(drafts, roots, count, budget);
+        const StepTimes seconds{table_rows, table_seconds, table_count, padded != 0, rows, factor, more_s};
+        const Cut by{nodes, depths, scores, total, ratios, sure, probes != 0, seconds};
+        maker.cut(trees, by, counts, choice, {out_offsets, out_tokens, out_parents, out_scores});
+        promised_nodes({count, out_offsets, out_tokens, out_parents, out_scores}, out_promises);
     });
 }
-const char* redraft_trees_best_first(const int32_t* tokens, const float* log_probs, const int32_t* parents,
-                                     int64_t levels, int64_t width, int64_t per_node, const int32_t* roots,
-                                     int64_t count, int64_t budget, int32_t* out_offsets, int32_t* out_tokens,
-                                     int32_t* out_parents, double* out_scores) {
-    return guarded([&] {
-        const Candidates drafts{tokens, log_probs, parents, levels, width, per_node};
-        Forest forest(out_offsets, out_tokens, out_parents, out_scores);
-        Ranker ranker;
-        for (int64_t b = 0; b < count; ++b) ranker.choose(drafts.of(b), roots[b], budget, forest);
-    });
-}
+// The same of trees that are there already.
 const char* redraft_trees_cut(int64_t count, const int32_t* offsets, const int32_t* tokens, const int32_t* parents,
-                              const double* scores, const int32_t* budgets, const int32_t* depths, const double* least,
-                              int32_t* out_offsets, int32_t* out_tokens, int32_t* out_parents, double* out_scores,
-                              int64_t* cut) {
+                              const double* tree_scores, const int32_t* nodes, const int32_t* depths,
+                              const double* scores, int64_t total, const double* ratios, double sure, int64_t probes,
+                              const int64_t* table_rows, const double* table_seconds, int64_t table_count,
+                              int64_t padded, int64_t rows, double factor, double more_s, int32_t* counts,
+                              double* choice, int32_t* out_offsets, int32_t* out_tokens, int32_t* out_parents,
+                              double* out_scores, double* out_promises) {
     return guarded([&] {
-        *cut = cut_trees({count, offsets, tokens, parents, scores}, budgets, depths, least,
-                         {out_offsets, out_tokens, out_parents, out_scores});
+        const StepTimes seconds{table_rows, table_seconds, table_count, padded != 0, rows, factor, more_s};
+        const Cut by{nodes, depths, scores, total, ratios, sure, probes != 0, seconds};
+        maker.cut({count, offsets, tokens, parents, tree_scores}, by, counts, choice,
+                  {out_offsets, out_tokens, out_parents, out_scores});
+        promised_nodes({count, out_offsets, out_tokens, out_parents, out_scores}, out_promises);
     });
-}
-const char* redraft_trees_share(int64_t count, const int32_t* offsets, const double* scores, int64_t total,
-                                int32_t* counts) {
-    return guarded([&] { share_nodes({count, offsets, nullptr, nullptr, scores}, total, counts); });
-}
-const char* redraft_trees_choose(int64_t count, const int32_t* offsets, const double* scores, const double* ratios,
-                                 double tokens, int64_t probes, const int64_t* table_rows, const double* table_seconds,
-                                 int64_t table_count, int64_t padded, int64_t rows, double factor, double more_s,
-                                 int32_t* counts, double* choice) {
-    return guarded([&] {
-        const StepTimes times{table_rows, table_seconds, table_count, padded != 0, rows, factor, more_s};
-        const auto result =
-            choose_nodes({count, offsets, nullptr, nullptr, scores}, ratios, tokens, times, probes != 0, counts);
-        choice[0] = result.expected;
-        choice[1] = result.promised;
-        choice[2] = result.seconds;
-    });
-}
-const char* redraft_trees_promise(int64_t count, const int32_t* offsets, const double* scores, double* promised) {
-    return guarded([&] { promised_nodes({count, offsets, nullptr, nullptr, scores}, promised); });
 }
 const char* redraft_trees_pack(int64_t count, const int32_t* offsets, const int32_t* parents, const int32_t* starts,
                                int64_t words, int32_t* positions, uint32_t* masks) {

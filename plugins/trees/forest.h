@@ -1,7 +1,9 @@
 // A batch's trees back to back, as `redraft.decoding.token_tree.TokenTree` has them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace redraft {
 
@@ -27,12 +29,40 @@ class Forest {
         parents_[nodes_] = static_cast<int32_t>(parent);
         scores_[nodes_++] = score;
     }
+    // A tree as it is.
+    void add_tree(const Trees& trees, int64_t b) {
+        const int64_t first = trees.offsets[b], size = trees.offsets[b + 1] - first;
+        std::copy_n(trees.tokens + first, size, tokens_ + nodes_);
+        std::copy_n(trees.parents + first, size, parents_ + nodes_);
+        std::copy_n(trees.scores + first, size, scores_ + nodes_);
+        nodes_ += size;
+        end_tree();
+    }
     void end_tree() { offsets_[++trees_] = static_cast<int32_t>(nodes_); }
 
   private:
     int32_t *offsets_, *tokens_, *parents_;
     double* scores_;
     int64_t nodes_ = 0, trees_ = 0;
+};
+
+// Trees that are written and then read; the memory stays for the next ones.
+class ScratchTrees {
+  public:
+    Forest write(int64_t count, int64_t nodes) {
+        count_ = count;
+        offsets_.resize(count + 1);
+        tokens_.resize(nodes);
+        parents_.resize(nodes);
+        scores_.resize(nodes);
+        return {offsets_.data(), tokens_.data(), parents_.data(), scores_.data()};
+    }
+    Trees read() const { return {count_, offsets_.data(), tokens_.data(), parents_.data(), scores_.data()}; }
+
+  private:
+    int64_t count_ = 0;
+    std::vector<int32_t> offsets_, tokens_, parents_;
+    std::vector<double> scores_;
 };
 
 }  // namespace redraft

@@ -56,10 +56,9 @@ struct Growth {
 
 class Grower {
   public:
-    explicit Grower(const Growth& growth) : growth_(growth) {}
-
     // Grow the tree of one sequence below `root`; its odds of n-gram guesses are multiplied by `factor`.
-    void grow(const Candidates& drafts, NgramIndex& index, int32_t root, double factor, Forest& forest) {
+    void grow(const Growth& growth, const Candidates& drafts, NgramIndex& index, int32_t root, double factor,
+              Forest& forest) {
         const int64_t first_node = forest.size(), longest = index.longest();
         offers_.assign(1, {-1.0, -1, root, 0, 0, 0.0});
         tails_.clear();
@@ -69,11 +68,11 @@ class Grower {
             offers_.pop_back();
             const int64_t node = forest.size() - first_node;
             forest.add(offer.token, offer.parent, std::log(-offer.negative));
-            if (node == growth_.budget) break;
+            if (node == growth.budget) break;
             const auto tail = add_tail(node, offer, index.tail(), longest);
             const NgramIndex::Match match = index.match(tail);
-            const double guess = match.length < 0 ? 0.0 : growth_.chance(match, factor);
-            offer_children(drafts, offer, node, match, guess);
+            const double guess = match.length < 0 ? 0.0 : growth.chance(match, factor);
+            offer_children(growth, drafts, offer, node, match, guess);
         }
         forest.end_tree();
     }
@@ -110,9 +109,9 @@ class Grower {
     }
 
     // Offer what may follow a node: the drafter's candidates, and after them the n-grams' guess if it is another.
-    void offer_children(const Candidates& drafts, const Offer& above, int64_t node, const NgramIndex::Match& match,
-                        double guess) {
-        const double least = growth_.least / -above.negative;
+    void offer_children(const Growth& growth, const Candidates& drafts, const Offer& above, int64_t node,
+                        const NgramIndex::Match& match, double guess) {
+        const double least = growth.least / -above.negative;
         const auto push = [&](int32_t token, double chance, int64_t flat, double log) {
             if (chance > least) {
                 offers_.push_back({above.negative * chance, node, token, above.level + 1, flat, log});
@@ -133,8 +132,8 @@ class Grower {
         if (match.length >= 0) {
             const int64_t same = std::find(tokens, tokens + drafts.per_node, match.token) - tokens;
             const bool drafted = same < drafts.per_node;
-            const double neural = drafted ? std::min(chances_[same], growth_.most) : 0.0;
-            const double odds = growth_.joint_odds(guess, neural);
+            const double neural = drafted ? std::min(chances_[same], growth.most) : 0.0;
+            const double odds = growth.joint_odds(guess, neural);
             const double joint = odds / (1 + odds), left = 1 / (1 + odds) / (1 - neural);
             for (int64_t k = 0; k < drafts.per_node; ++k)
                 chances_[k] = tokens[k] == match.token ? joint : chances_[k] * left;
@@ -143,7 +142,6 @@ class Grower {
         for (int64_t k = 0; k < drafts.per_node; ++k) push(tokens[k], chances_[k], first + k, logs[k]);
     }
 
-    const Growth& growth_;
     std::vector<Offer> offers_;
     std::vector<int32_t> tails_;
     std::vector<int64_t> lengths_;

@@ -7,9 +7,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from redraft.budgets.cost import TimesByNodes
 from redraft.decoding.token_tree import TokenTree
+
+
+class Terms(NamedTuple):
+    """What a batch's nodes are chosen by."""
+
+    ratios: list[float]
+    """By tree, what its nodes' scores are multiplied by to be chances."""
+    tokens: float
+    """What the step yields without these nodes."""
+    times: TimesByNodes
+    probes: bool
+    """Whether to choose as if scores were right: what they promised and did not hold shows only where it is tried
+    again. Such a step verifies a node at least."""
 
 
 @dataclass
@@ -43,25 +57,20 @@ def best_count(chances: Sequence[float], tokens: float, seconds: Sequence[float]
     return rates.index(max(rates))
 
 
-def choose_nodes(tree: TokenTree, ratios: Sequence[float], tokens: float, times: TimesByNodes, probes: bool) -> Choice:
-    """Choose among all nodes of a batch's trees by `best_count`. A node's chance is what its score says times its
-    tree's entry of `ratios`. Nodes without a chance are never chosen.
-
-    A step that `probes` chooses as if scores were right: what they promised and did not hold shows only where it is
-    tried again. It verifies a node at least.
-    """
+def choose_nodes(tree: TokenTree, terms: Terms) -> Choice:
+    """Choose among all nodes of a batch's trees by `best_count`. Nodes without a chance are never chosen."""
     nodes = [
         (min(score * ratio, 1.0), score, index)
-        for index, (drafted, ratio) in enumerate(zip(tree.nodes, ratios, strict=True))
+        for index, (drafted, ratio) in enumerate(zip(tree.nodes, terms.ratios, strict=True))
         for score in (math.exp(log) for _, _, log in drafted[1:])
         if score > 0
     ]
     nodes.sort(key=lambda node: -node[0])
     chances, scores, owners = ([node[column] for node in nodes] for column in range(3))
-    seconds = [times.at(count) for count in range(len(nodes) + 1)]
-    count = best_count(chances, tokens, seconds)
-    if probes:
-        count = min(max(best_count(scores, tokens, seconds), count, 1), len(nodes))
+    seconds = [terms.times.at(count) for count in range(len(nodes) + 1)]
+    count = best_count(chances, terms.tokens, seconds)
+    if terms.probes:
+        count = min(max(best_count(scores, terms.tokens, seconds), count, 1), len(nodes))
     taken = Counter(owners[:count])
     return Choice(
         counts=[taken[index] for index in range(len(tree))],
@@ -69,11 +78,6 @@ def choose_nodes(tree: TokenTree, ratios: Sequence[float], tokens: float, times:
         promised=_sum(scores[:count]),
         seconds=seconds[count],
     )
-
-
-def promised_nodes(tree: TokenTree) -> list[float]:
-    """Nodes of each tree that should be accepted by their scores, uncorrected."""
-    return [_sum([math.exp(log) for _, _, log in nodes[1:]]) for nodes in tree.nodes]
 
 
 def _sum(values: Sequence[float]) -> float:

@@ -9,9 +9,9 @@ from itertools import compress
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from redraft.budgets.choice import Choice, Terms
 from redraft.budgets.cost import MOST_APART, RATE, STRICT, ShapeCosts, StepCosts, StepShape
 from redraft.budgets.gain import Calibration, bands_of
-from redraft.budgets.native import choose_nodes, promised_nodes
 from redraft.decoding.token_tree import TokenTree
 
 ALLOWED_LOSS = 0.01
@@ -122,7 +122,7 @@ class Step:
 
 class BudgetController:
     """Decides for each step, in this order: `begin`; `include` for each method with a fixed budget; for each other one
-    `pays`, and if so `share`; `end`.
+    `pays`, and if so `terms` and `take`; `end`.
 
     A ledger keeps the promise that drafts are never slower than plain decoding, whatever the estimates say: it is
     credited with ALLOWED_LOSS of the time, debited with what each step with drafts lost, and paid back what it won. On
@@ -156,7 +156,7 @@ class BudgetController:
         """Count the trees of a method with a fixed budget, for sequences of these temperatures."""
         if nodes := len(tree.tokens) - len(tree):
             ratios = self._calibration(method).ratios(bands_of(temperatures))
-            expected = sum(ratio * count for ratio, count in zip(ratios, promised_nodes(tree), strict=True))
+            expected = sum(ratio * count for ratio, count in zip(ratios, tree.promises, strict=True))
             self.step.fixed[method] = Drafts(nodes, expected)
 
     def pays(self, method: str, bands: Sequence[int]) -> bool:
@@ -178,20 +178,22 @@ class BudgetController:
         self.step.drafts[method] = ChosenDrafts(bands=bands, probes=not should_pay)
         return True
 
-    def share(self, method: str, tree: TokenTree, beside: int = 0) -> list[int]:
-        """How many nodes of each tree of the method's sequences to verify, the best of each: as many in all as
-        `choose_nodes` says, of the best nodes of all trees. `beside` them so many others of the method are verified
-        whatever is chosen."""
+    def terms(self, method: str, beside: int = 0) -> Terms:
+        """What the nodes of the method's trees are chosen by, where `beside` them so many others of the method are
+        verified whatever is chosen."""
+        step, drafts = self.step, self.step.drafts[method]
+        times = step.costs.by_nodes(step.rows + beside, step.drafting())
+        ratios = self._calibration(method).ratios(drafts.bands)
+        return Terms(ratios, step.tokens, times, drafts.probes)
+
+    def take(self, method: str, choice: Choice, beside: int = 0) -> None:
+        """Verify the nodes that were chosen by `terms`, and `beside` others."""
         step, costs = self.step, self.step.costs
         drafts = step.drafts.pop(method)
         before_s = costs.step(step.rows, step.drafting()) - costs.prompts_s
-        times = costs.by_nodes(step.rows + beside, step.drafting(method))
-        ratios, tokens = self._calibration(method).ratios(drafts.bands), step.tokens
-        choice = choose_nodes(tree, ratios, tokens, times, drafts.probes)
-        self._remember(self._key(method, drafts.bands), choice.promised / tokens, choice.seconds / before_s)
+        self._remember(self._key(method, drafts.bands), choice.promised / step.tokens, choice.seconds / before_s)
         drafts.nodes, drafts.expected = sum(choice.counts) + beside, choice.expected
         step.drafts[method] = drafts
-        return choice.counts
 
     def end(
         self,
@@ -225,7 +227,7 @@ class BudgetController:
     def _calibrate(
         self, methods: Sequence[str], temperatures: Sequence[float], tree: TokenTree, accepted: Sequence[int]
     ) -> None:
-        promised = promised_nodes(tree)
+        promised = tree.promises
         kinds = list(zip(methods, bands_of(temperatures), strict=True))
         for kind in set(kinds):
             chosen = [other == kind and nodes > 0 for other, nodes in zip(kinds, promised, strict=True)]
@@ -262,6 +264,10 @@ class MethodBudgets:
         """See `BudgetController.pays`, for sequences of these temperatures."""
         return self.controller.pays(self.method, bands_of(temperatures))
 
-    def share(self, tree: TokenTree, beside: int) -> list[int]:
-        """See `BudgetController.share`."""
-        return self.controller.share(self.method, tree, beside)
+    def terms(self, beside: int = 0) -> Terms:
+        """See `BudgetController.terms`."""
+        return self.controller.terms(self.method, beside)
+
+    def take(self, choice: Choice, beside: int = 0) -> None:
+        """See `BudgetController.take`."""
+        self.controller.take(self.method, choice, beside)

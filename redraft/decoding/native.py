@@ -6,29 +6,19 @@ and the oracle of the tests.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import accumulate, chain, pairwise
-from operator import le
-from typing import Any
 from weakref import finalize
 
 import numpy as np
 
-from redraft.batch import DraftCandidates
 from redraft.decoding.defaults import NGRAM_CHANCES
-from redraft.decoding.growth import LEAST, MOST
 from redraft.decoding.ngram import LONGEST, MOST_TIMES, NgramIndex
-from redraft.decoding.token_tree import UNLIMITED, TokenTree
+from redraft.decoding.token_tree import TokenTree
 from redraft.plugins.trees.native import address, call, function, pointer, zeros
 
 LENGTHS = np.array(sorted(NGRAM_CHANCES), np.int64)
-
-
-def rows_of(chances: Mapping[int, Sequence[float]]) -> np.ndarray:
-    """The chances of `NgramScores` as compiled code reads them: float64 [lengths, times], the shortest length first."""
-    return np.array([chances[length] for length in LENGTHS.tolist()])
 
 
 class NativeNgrams(NgramIndex):
@@ -69,75 +59,20 @@ class NativeNgrams(NgramIndex):
         return None if index < 0 else (token, int(LENGTHS[index]), min(times, MOST_TIMES))
 
 
-def read(indices: Sequence[NativeNgrams]) -> array:
-    """Let n-grams read what they were told. Returns their handles [B]."""
+def read(indices: Sequence[NativeNgrams]) -> None:
+    """Let n-grams read what they were told."""
+    handles, tokens, ends = unread_of(indices)
+    call("ngrams_read", address(handles), len(handles), address(tokens), address(ends))
+
+
+def unread_of(indices: Sequence[NativeNgrams]) -> tuple[array, array, array]:
+    """Take from n-grams what they were told and have not read. Returns their handles [B], the tokens back to back, and
+    the end of each one's [B]."""
     handles, unread = array("q", [index.handle for index in indices]), [index.unread for index in indices]
-    if tokens := array("i", chain.from_iterable(unread)):
-        ends = array("q", accumulate(map(len, unread)))
-        call("ngrams_read", address(handles), len(handles), address(tokens), address(ends))
-        for part in unread:
-            part.clear()
-    return handles
-
-
-def grow_trees(
-    drafts: DraftCandidates,
-    roots: np.ndarray,
-    budget: int,
-    indices: Sequence[NativeNgrams],
-    odds: Sequence[float],
-    joint: tuple[float, float],
-    chances: np.ndarray,
-) -> TokenTree:
-    """Do as `redraft.decoding.growth.grow_trees` for sequences without a grammar. `chances` are those of `indices`: see
-    `rows_of`."""
-    _expect(len(roots), indices, odds)
-    handles, factors = read(indices), array("d", odds)
-    room = _room(len(roots), len(roots) * (budget + 1))
-    call(
-        "trees_grow",
-        *_candidates(drafts, roots),
-        budget,
-        *(address(handles), address(factors), pointer(chances, np.float64), MOST_TIMES, LEAST, MOST, *joint),
-        *room.addresses,
-    )
-    return _written(room)
-
-
-def best_first(drafts: DraftCandidates, roots: np.ndarray, budget: int) -> TokenTree:
-    """Do as `redraft.decoding.construction.best_first`. Raises ValueError where a candidate lacks its parent."""
-    room = _room(len(roots), len(roots) * (min(budget, drafts.candidates[0].size) + 1))
-    call("trees_best_first", *_candidates(drafts, roots), budget, *room.addresses)
-    return _written(room)
-
-
-def prune_tree(
-    tree: TokenTree,
-    budgets: Sequence[int],
-    max_depths: Sequence[int] | None = None,
-    least: Sequence[float] | None = None,
-) -> TokenTree:
-    """Do as `redraft.decoding.token_tree.prune_tree` for trees without draws."""
-    count = len(tree)
-    depths, scores = max_depths or [UNLIMITED] * count, least or [-math.inf] * count
-    _expect(count, budgets, depths, scores)
-    drafted = (tree.sizes - 1).tolist()
-    if max(scores) == -math.inf and all(map(le, drafted, map(min, budgets, depths))):
-        return tree
-    room, cut = _room(count, len(tree.tokens)), zeros("q", 1)
-    limits = array("i", budgets), array("i", depths), array("d", scores)
-    call("trees_cut", count, *tree.addresses, *(address(limit) for limit in limits), *room.addresses, address(cut))
-    return _written(room) if cut[0] else tree
-
-
-def shared_budgets(tree: TokenTree, total: int) -> list[int]:
-    """Do as `redraft.decoding.token_tree.shared_budgets`."""
-    if total >= len(tree.tokens) - len(tree):
-        return (tree.sizes - 1).tolist()
-    counts = zeros("i", len(tree))
-    offsets, _, _, scores = tree.addresses
-    call("trees_share", len(counts), offsets, scores, total, address(counts))
-    return counts.tolist()
+    tokens, ends = array("i", chain.from_iterable(unread)), array("q", accumulate(map(len, unread)))
+    for part in unread:
+        part.clear()
+    return handles, tokens, ends
 
 
 def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +81,7 @@ def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndar
 
     Raises ValueError if a tree has a node that the words do not hold.
     """
-    _expect(len(tree), starts)
+    expect(len(tree), starts)
     rows = len(tree.tokens)
     if rows == len(tree) and words:  # nothing is drafted
         masks = np.zeros((rows, words), np.int32)
@@ -164,8 +99,8 @@ def walk_trees(
 ) -> list[tuple[list[int], list[int]]]:
     """Return path and tokens of each verdict of `redraft.decoding.verification.walk`, where `chosen` int32 [T] are what
     plain samplers with these end tokens choose at the nodes."""
-    _expect(len(tree), end_ids)
-    _expect(len(tree.tokens), chosen)
+    expect(len(tree), end_ids)
+    expect(len(tree.tokens), chosen)
     if len(chosen) == len(tree):  # nothing is drafted
         return [([0], [token]) for token in chosen.tolist()]
     ends = array("i", chain.from_iterable(end_ids))
@@ -181,36 +116,7 @@ def walk_trees(
     return [(paths[start:end], tokens[start:end]) for start, end in pairwise(offsets)]
 
 
-def _room(count: int, nodes: int) -> TokenTree:
-    """Return room for `count` trees of up to `nodes` nodes in all: compiled code does not look whether there is."""
-    tokens, parents, scores = np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes)
-    return TokenTree(np.empty(count + 1, np.int32), tokens, parents, scores)
-
-
-def _written(room: TokenTree) -> TokenTree:
-    """Return the trees that were written to such room."""
-    end = room.offsets[-1]
-    tree = TokenTree(room.offsets, room.tokens[:end], room.parents[:end], room.scores[:end])
-    tree.addresses = room.addresses
-    return tree
-
-
-def _candidates(drafts: DraftCandidates, roots: np.ndarray) -> tuple[Any, ...]:
-    shape = drafts.candidates.shape
-    if (len(roots), *drafts.log_probs.shape, *drafts.parents.shape) != (shape[0], *shape, *shape[:3]):
-        raise ValueError(
-            f"candidates {shape} with log-probabilities {drafts.log_probs.shape}, parents "
-            f"{drafts.parents.shape} and {len(roots)} roots: expected arrays of one search"
-        )
-    tokens, parents, roots = (
-        np.ascontiguousarray(array, np.int32) for array in (drafts.candidates, drafts.parents, roots)
-    )
-    log_probs = np.ascontiguousarray(drafts.log_probs, np.float32)
-    arrays = pointer(tokens, np.int32), pointer(log_probs, np.float32), pointer(parents, np.int32)
-    return *arrays, *shape[1:], pointer(roots, np.int32), len(roots)
-
-
-def _expect(count: int, *columns: Sized) -> None:
+def expect(count: int, *columns: Sized) -> None:
     """Raise ValueError unless each column has `count` entries: compiled code would read past its end."""
     if {*map(len, columns)} != {count}:
         raise ValueError(f"expected {count} entries each, got {', '.join(str(len(column)) for column in columns)}")

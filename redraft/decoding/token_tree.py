@@ -95,6 +95,13 @@ class TokenTree:
         return np.array([score for nodes in self.nodes for _, _, score in nodes], np.float64)
 
     @cached_property
+    def promises(self) -> list[float]:
+        """Nodes of each tree that should be accepted by their scores: the sum of these as chances."""
+        chances = ((math.exp(score) for _, _, score in nodes[1:]) for nodes in self.nodes)
+        # From left to right: `sum` corrects for rounding from Python 3.12 on.
+        return [[*accumulate(each, initial=0.0)][-1] for each in chances]
+
+    @cached_property
     def addresses(self) -> tuple[Any, ...]:
         """The arrays `offsets`, `tokens`, `parents` and `scores`, as compiled functions take them."""
         columns = self.offsets, self.tokens, self.parents

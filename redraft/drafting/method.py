@@ -8,18 +8,20 @@ from itertools import compress
 
 import numpy as np
 
+from redraft.budgets.choice import Choice, Terms
 from redraft.budgets.controller import MethodBudgets
 from redraft.bundle.budget_table import Budget
 from redraft.bundle.method import MethodConfig
-from redraft.decoding import native
 from redraft.decoding.native import NativeNgrams
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree, without_tokens
 from redraft.decoding.verification import VERIFIERS, walk
+from redraft.drafting import native
+from redraft.drafting.cutting import TreeLimits
 from redraft.drafting.groups import note, roots_only, split_trees
-from redraft.drafting.proposers import TreeLimits, proposers_of
+from redraft.drafting.proposers import SearchedTrees, proposers_of
 from redraft.engines.api import DraftEngine
 from redraft.grammar.guided import guided_trees
 from redraft.pairs import Pairs
@@ -93,6 +95,9 @@ class Method(AutoRegressive):
         """Drafted nodes of a tree that budgets are given from."""
         self._random = config.shape is not None
         self._proposers = proposers_of(config, drafter)
+        first, *others = self._proposers
+        self._searched = first if isinstance(first, SearchedTrees) and config.grows and not others else None
+        """Where it is the only proposer, and compiled: what drafts and cuts at once."""
         self._retrieval = Retrieval.of(served) if config.retrieves else None
         # Where draws are weighed, what is drafted decides the text: a seed's text may not depend on a load.
         self._budgets = budgets if self._verifier.merges and config.budget is None else None
@@ -150,6 +155,9 @@ class Method(AutoRegressive):
     def _trees(self, sequences: list[RequestState], budgets: list[Budget]) -> TokenTree:
         """Trees of sequences that each have a budget."""
         limits = self._limits(sequences, budgets)
+        plain = all(sequence.sampler.grammar is None and sequence.proposals is None for sequence in sequences)
+        if plain and self._searched is not None:
+            return self._taken(*self._searched.draft(sequences, limits, self._terms()))
         tree = self._propose(sequences, limits)
         if not self._config.grows:  # a tree that is grown keeps to the grammars as it grows
             tree = self._guide(sequences, tree, limits.largest)
@@ -165,6 +173,7 @@ class Method(AutoRegressive):
             depths=[sequence.remaining - 1 for sequence in sequences],
             scores=[math.log(budget.chance) if budget.chance else -math.inf for budget in budgets],
             largest=min(shared * (SPARE if guided else 1), self._most),
+            most=self._room,
         )
 
     def _propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
@@ -178,18 +187,17 @@ class Method(AutoRegressive):
         return note("grammar", sequences, guided_trees(tree, grammars, most)) if any(grammars) else tree
 
     def _cut(self, tree: TokenTree, limits: TreeLimits, beside: int = 0) -> TokenTree:
-        """The trees cut to their limits, and to the nodes that pay where `beside` others are verified. Sequences share
-        their budgets, as one may be surer of its next tokens than another; random draws have been cut in draw order,
-        each sequence's by itself."""
-        if self._budgets is not None:
-            prune = prune_tree if self._random else native.prune_tree
-            tree = prune(tree, limits.nodes, limits.depths, limits.scores)
-            return prune(tree, self._budgets.share(tree, beside))
-        if self._random:
+        """The trees cut by `cut_trees`, to the nodes that pay where `beside` others are verified. Random draws that are
+        weighed have been cut in draw order, each sequence's by itself."""
+        if self._random and self._budgets is None:
             return prune_tree(tree, limits.nodes, limits.depths)
-        nodes = limits.nodes
-        if len(nodes) > 1:
-            # First what no tree may have whatever it is given, so that such nodes take no share.
-            tree = native.prune_tree(tree, [self._room] * len(nodes), limits.depths, limits.scores)
-            nodes = native.shared_budgets(tree, sum(nodes))
-        return native.prune_tree(tree, nodes, limits.depths, limits.scores)
+        return self._taken(*native.cut_trees(tree, limits, self._terms(beside)), beside)
+
+    def _terms(self, beside: int = 0) -> Terms | None:
+        return None if self._budgets is None else self._budgets.terms(beside)
+
+    def _taken(self, tree: TokenTree, choice: Choice | None, beside: int = 0) -> TokenTree:
+        """The tree itself, after its nodes were counted as what is verified."""
+        if self._budgets is not None and choice is not None:
+            self._budgets.take(choice, beside)
+        return tree

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from redraft.batch import DraftCandidates, DraftSampling
+from redraft.budgets.choice import Choice, Terms
 from redraft.bundle.method import MethodConfig
-from redraft.decoding import native
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.draws import gumbel_noise
 from redraft.decoding.growth import grow_trees
@@ -23,31 +22,13 @@ from redraft.decoding.retrieval import RetrievalText, retrieved_trees
 from redraft.decoding.scores import Scores
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import VERIFIERS
+from redraft.drafting import native
+from redraft.drafting.cutting import TreeLimits
 from redraft.drafting.groups import note, split_trees
 from redraft.drafting.inputs import draft_batch, next_noise, roots_of, sampling_filters, scores_of
 from redraft.engines.api import DraftEngine, DrawingEngine
 from redraft.grammar.state import GrammarState
 from redraft.request_state import RequestState
-
-
-@dataclass(frozen=True)
-class TreeLimits:
-    """How far the trees of a batch may go, by sequence: drafted nodes, depth, and a node's least log-probability.
-    `largest` is how many nodes any tree of the batch may have before trees are cut."""
-
-    nodes: list[int]
-    depths: list[int]
-    scores: list[float]
-    largest: int
-
-    def of(self, group: list[int]) -> TreeLimits:
-        """The limits of the sequences at these indices."""
-        return TreeLimits(
-            nodes=[self.nodes[index] for index in group],
-            depths=[self.depths[index] for index in group],
-            scores=[self.scores[index] for index in group],
-            largest=self.largest,
-        )
 
 
 class Proposer(Protocol):
@@ -97,29 +78,48 @@ class SearchedTrees:
         if drafter is None:
             raise ValueError(f"{config.construction!r} needs a drafter, and this engine has none for it")
         self._drafter, self._fitted = drafter, config.scores
-        self._build = native.best_first if config.grows else CONSTRUCTIONS[config.construction or ""].build
+        self._build = CONSTRUCTIONS[config.construction or ""].build
         self._grows = config.grows
         self._joint = config.ngram_scores.joint(drafter.reads_context)
-        self._chances = native.rows_of(config.ngram_scores.chances)
+        self._growth = native.Growth(self._joint, config.ngram_scores.chances)
         self._joins_ngrams = config.joins_ngrams
         self.candidates: DraftCandidates | None = None
         """The last draft, valid until the next."""
 
+    def draft(
+        self, sequences: list[RequestState], limits: TreeLimits, terms: Terms | None
+    ) -> tuple[TokenTree, Choice | None]:
+        """Draft trees of sequences without grammars, cut by `cut_trees`."""
+        drafts, roots, odds = self._search(sequences)
+        ngrams = self._ngrams(ngrams_of(sequences), odds) if self._joins_ngrams else None
+        return native.draft_trees(drafts, roots, limits.largest, ngrams, limits, terms)
+
     def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
         """Draft in one call of the network. Trees are grown only where there is something to grow them by: without
         n-grams and grammars the construction gives the same nodes for less."""
-        roots, scores = roots_of(sequences), scores_of(self._fitted, sequences)
-        self.candidates = self._drafter.draft(draft_batch(sequences, roots), next_noise(sequences, scores))
+        drafts, roots, odds = self._search(sequences)
         grammars = [sequence.sampler.grammar for sequence in sequences]
-        guided = self._grows and any(grammars)
-        if not (self._joins_ngrams or guided):
-            return note("drafter", sequences, self._build(self.candidates, roots, limits.largest))
-        indices, odds = ngrams_of(sequences), [score.ngram_odds for score in scores]
-        tree = self._grow(self.candidates, roots, limits.largest, indices, odds, grammars)
+        if not (self._joins_ngrams or (self._grows and any(grammars))):
+            if self._grows:
+                tree, _ = native.draft_trees(drafts, roots, limits.largest)
+            else:
+                tree = self._build(drafts, roots, limits.largest)
+            return note("drafter", sequences, tree)
+        indices = ngrams_of(sequences)
+        tree = self._grow(drafts, roots, limits.largest, indices, odds, grammars)
         if any(grammars):
             note("grammar", sequences, tree)
-        self._note_origins(sequences, tree, indices, roots)
+        self._note_origins(sequences, tree, indices, drafts, roots)
         return tree
+
+    def _search(self, sequences: list[RequestState]) -> tuple[DraftCandidates, np.ndarray, list[float]]:
+        """Candidates, roots, and what the odds of n-grams are multiplied by."""
+        roots, scores = roots_of(sequences), scores_of(self._fitted, sequences)
+        self.candidates = self._drafter.draft(draft_batch(sequences, roots), next_noise(sequences, scores))
+        return self.candidates, roots, [score.ngram_odds for score in scores]
+
+    def _ngrams(self, indices: list[NgramIndex], odds: list[float]) -> native.Ngrams:
+        return native.Ngrams([index for index in indices if isinstance(index, NativeNgrams)], odds, self._growth)
 
     def _grow(
         self,
@@ -133,9 +133,9 @@ class SearchedTrees:
         """Grow trees in compiled code, and in Python those of sequences with a grammar."""
 
         def grow(group: list[int]) -> TokenTree:
-            own = [index for b in group if isinstance(index := indices[b], NativeNgrams)]
-            factors = [odds[b] for b in group]
-            return native.grow_trees(drafts.of(group), roots[group], budget, own, factors, self._joint, self._chances)
+            ngrams = self._ngrams([indices[b] for b in group], [odds[b] for b in group])
+            tree, _ = native.draft_trees(drafts.of(group), roots[group], budget, ngrams)
+            return tree
 
         def grow_others(group: list[int]) -> TokenTree:
             factors, guides = [odds[b] for b in group], [grammars[b] for b in group]
@@ -149,13 +149,19 @@ class SearchedTrees:
         return split_trees(compiled, grow, grow_others)
 
     def _note_origins(
-        self, sequences: list[RequestState], tree: TokenTree, indices: list[NgramIndex], roots: np.ndarray
+        self,
+        sequences: list[RequestState],
+        tree: TokenTree,
+        indices: list[NgramIndex],
+        drafts: DraftCandidates,
+        roots: np.ndarray,
     ) -> None:
         """Note what the drafter and what n-grams proposed of grown trees, where any request wants to see its tree: the
         growth itself does not tell them apart."""
-        if self.candidates is None or all(sequence.proposals is None for sequence in sequences):
+        if all(sequence.proposals is None for sequence in sequences):
             return
-        note("drafter", sequences, native.best_first(self.candidates, roots, self.candidates.candidates[0].size))
+        drafted, _ = native.draft_trees(drafts, roots, drafts.candidates[0].size)
+        note("drafter", sequences, drafted)
         for sequence, nodes, index in zip(sequences, tree.nodes, indices, strict=True):
             if sequence.proposals is not None:
                 sequence.proposals.add_guesses(nodes, index)

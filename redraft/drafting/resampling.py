@@ -18,10 +18,11 @@ from redraft.bundle.method import MethodConfig
 from redraft.decoding.construction import best_first
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.token_tree import Node, TokenTree, follow, merge_trees, prune_tree
+from redraft.drafting.cutting import TreeLimits
 from redraft.drafting.groups import note, roots_only, split_trees
 from redraft.drafting.inputs import next_noise, roots_of, scores_of
 from redraft.drafting.method import Method
-from redraft.drafting.proposers import NgramChains, SearchedTrees, TreeLimits
+from redraft.drafting.proposers import NgramChains, SearchedTrees
 from redraft.engines.api import DraftEngine, ResamplingEngine
 from redraft.request import SequenceStats
 from redraft.request_state import RequestState

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from redraft.budgets.choice import choose_nodes
 from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, StepShape, TimeTable
 from redraft.decoding.token_tree import TokenTree
@@ -23,15 +24,21 @@ def controller():
     return controller
 
 
+def share(controller: BudgetController, tree: TokenTree, beside: int = 0) -> list[int]:
+    choice = choose_nodes(tree, controller.terms("chosen", beside))
+    controller.take("chosen", choice, beside)
+    return choice.counts
+
+
 def test_a_cliff_is_kept_to_where_another_method_has_a_fixed_budget(controller):
     controller.include("fixed", [0.0], TREE)
     assert controller.pays("chosen", [0])
-    assert controller.share("chosen", TREE) == [CLIFF - 2 - 12]
+    assert share(controller, TREE) == [CLIFF - 2 - 12]
 
 
 def test_a_cliff_is_kept_to_where_other_nodes_are_verified_beside(controller):
     assert controller.pays("chosen", [0])
-    assert controller.share("chosen", TREE, beside=5) == [CLIFF - 2 - 5]
+    assert share(controller, TREE, beside=5) == [CLIFF - 2 - 5]
     assert controller.step.rows == CLIFF
 
 
@@ -46,7 +53,7 @@ def test_what_a_fixed_budget_loses_is_no_loss_of_what_was_chosen(controller):
     controller.include("fixed", [0.0], TREE)
     assert controller.pays("chosen", [0])
     both = TokenTree.from_nodes([TREE.nodes[0], TREE.nodes[0][:2]])
-    controller.share("chosen", both.of([1]))
+    share(controller, both.of([1]))
     controller.end(["fixed", "chosen"], [0.0, 0.0], both, [0, 0], 0.02, 0.01)
     assert controller.balance_s == pytest.approx(before, abs=0.01)
 

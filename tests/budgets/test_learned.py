@@ -8,6 +8,7 @@ import os
 import pytest
 
 from redraft.budgets import learned
+from redraft.budgets.choice import choose_nodes
 from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, StepShape
 from redraft.budgets.gain import Calibration
@@ -36,8 +37,9 @@ def test_what_was_learned_comes_back(bundle):
     controller.begin(StepShape(1))
     assert controller.pays("m", [0])
     tree = TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.1), (3, 1, -0.7)]])
-    counts = controller.share("m", tree)
-    controller.end(["m"], [0.0], tree, [sum(counts)], 0.01, 0.008)
+    choice = choose_nodes(tree, controller.terms("m"))
+    controller.take("m", choice)
+    controller.end(["m"], [0.0], tree, [sum(choice.counts)], 0.01, 0.008)
     LearnedFile.of(bundle).save(controller.estimates)
     assert LearnedFile.of(bundle).load() == controller.estimates != estimates()
     assert not list(bundle.glob(".*")), "no partial file stays"
@@ -50,7 +52,7 @@ def test_what_drafts_gain_is_kept_by_temperature():
         controller.balance_s = 1.0
         controller.begin(StepShape(2))
         assert controller.pays("m", bands)
-        controller.share("m", tree)
+        controller.take("m", choose_nodes(tree, controller.terms("m")))
     assert {key[:4] for key in controller.estimates.histories} == {"m:1:"}
     assert {key[4:] for key in controller.estimates.histories} == {"0", "3"}
 

@@ -1,7 +1,4 @@
-"""The compiled trees against the Python functions that they repeat: the same nodes, the same bits.
-
-It would catch a compiled step that ranks, breaks ties, rounds or cuts in another way than the algorithm that is read.
-"""
+"""Compiled n-grams, and compiled packing and walking of trees, against the Python functions that they repeat."""
 
 from __future__ import annotations
 
@@ -13,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redraft.batch import DraftCandidates
-from redraft.decoding import construction, growth, native, token_tree
-from redraft.decoding.defaults import JOINT_ODDS, NGRAM_CHANCES
+from redraft.decoding import native
 from redraft.decoding.native import NativeNgrams
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.sampling import Sampler
@@ -24,65 +19,6 @@ from redraft.decoding.verification import walk, walk_chosen
 from redraft.plugins.trees.native import call, pointer
 from redraft.request import SamplingConfig
 from tests.compiled_trees import EXAMPLES, TOKENS, forests, in_arrays, in_process, run_mutant, run_sanitized
-
-FITTED = {length: tuple(0.9 * chance for chance in chances) for length, chances in NGRAM_CHANCES.items()}
-HISTORIES = st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=60)
-
-
-@st.composite
-def searches(draw: st.DrawFn, batch: int = 3) -> DraftCandidates:
-    """Candidates of odd sizes, with ties, absent ones, nodes that are expanded twice or not at all, and tokens that
-    stand twice."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    levels, width, per_node = (draw(st.integers(1, most)) for most in (4, 3, 5))
-    shape = batch, levels, width, per_node
-    steps = rng.choice(draw(st.sampled_from([[0.0, 0.5, 1.0], [0.01, 0.3, 2.0, 9.0]])), shape)
-    parents = rng.integers(0, width * per_node, shape[:3]).astype(np.int32)
-    log_probs = np.zeros(shape)
-    log_probs[:, 0, 1:] = -np.inf
-    for level in range(levels):
-        if level:
-            above = np.take_along_axis(log_probs[:, level - 1].reshape(batch, -1), parents[:, level], axis=1)
-            log_probs[:, level] = above[..., None]
-        log_probs[:, level] -= steps[:, level]
-    log_probs[rng.random(shape) < draw(st.sampled_from([0.0, 0.3]))] = -np.inf
-    return DraftCandidates(rng.integers(0, TOKENS, shape).astype(np.int32), log_probs.astype(np.float32), parents)
-
-
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(
-    searches(),
-    st.integers(0, 40),
-    st.lists(HISTORIES, min_size=3, max_size=3),
-    st.sampled_from([*JOINT_ODDS.values(), (0.7, 0.0)]),
-    st.sampled_from([NGRAM_CHANCES, FITTED]),
-    st.data(),
-)
-def test_trees_are_grown_alike(drafts, budget, histories, joint, chances, data):
-    odds = data.draw(st.lists(st.sampled_from([1.0, 0.4, 3.0]), min_size=3, max_size=3))
-    roots = np.array([history[-1] for history in histories], np.int32)
-    compiled = [NativeNgrams(history, None, chances) for history in histories]
-    plain = [NgramIndex(history, None, chances) for history in histories]
-    for _ in range(2):
-        grown = native.grow_trees(drafts, roots, budget, compiled, odds, joint, native.rows_of(chances))
-        assert grown.nodes == growth.grow_trees(drafts, roots, budget, plain, odds, joint).nodes
-        for index, other, more in zip(compiled, plain, histories, strict=True):
-            index.extend(more[:3])
-            other.extend(more[:3])
-
-
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(searches(), st.integers(0, 70))
-def test_the_best_candidates_are_chosen_alike(drafts, budget):
-    drafts.parents[:, 1:] %= drafts.candidates.shape[3]  # children of a node that may itself be absent
-    roots = np.arange(3, dtype=np.int32)
-    try:
-        expected = construction.best_first(drafts, roots, budget)
-    except KeyError:  # a candidate without its parent, which no search gives
-        with pytest.raises(ValueError, match="parent"):
-            native.best_first(drafts, roots, budget)
-        return
-    assert native.best_first(drafts, roots, budget).nodes == expected.nodes
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -111,22 +47,6 @@ def test_a_long_text_of_many_tokens_is_indexed_alike():
     compiled, plain = NativeNgrams(text), NgramIndex(text)
     for end in range(1, 4000):
         assert compiled.match(tuple(text[max(end - 6, 0) : end])) == plain.match(tuple(text[max(end - 6, 0) : end]))
-
-
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(forests(), st.data())
-def test_trees_are_cut_alike(tree, data):
-    count = len(tree)
-    budgets = data.draw(st.lists(st.integers(0, 45), min_size=count, max_size=count))
-    depths = data.draw(st.none() | st.lists(st.integers(0, 9), min_size=count, max_size=count))
-    least = data.draw(st.none() | st.lists(st.sampled_from([-np.inf, -0.5, -3.0]), min_size=count, max_size=count))
-    cut = native.prune_tree(in_arrays(tree), budgets, depths, least)
-    assert cut.nodes == token_tree.prune_tree(tree, budgets, depths, least).nodes
-
-
-@given(forests(), st.integers(0, 120))
-def test_budgets_are_shared_alike(tree, total):
-    assert native.shared_budgets(in_arrays(tree), total) == token_tree.shared_budgets(tree, total)
 
 
 @given(forests(), st.integers(2, 3), st.data())
@@ -188,9 +108,7 @@ def test_no_tree_leads_outside_the_arrays(tmp_path):
 
 MUTANTS = {
     "a parent's mask": ("shape.h", "masks + (first + parent) * words", "masks + first * words", "packed"),
-    "ties by the later node": ("shape.h", "score[a] > score[c] : a < c", "score[a] > score[c] : a > c", "cut"),
     "times that are never counted anew": ("ngrams.h", "token ? slot.times : 0", "token ? slot.times : 1", "ngrams"),
-    "a candidate's chance with its parent's": ("growth.h", "logs[k]) - above.above)", "logs[k]))", "grown"),
 }
 
 
@@ -224,41 +142,16 @@ begun.wait()
 
 def test_columns_of_another_length_are_refused():
     tree = in_arrays(TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.5)]] * 3))
-    drafts = DraftCandidates(
-        np.zeros((2, 1, 1, 4), np.int32), np.zeros((2, 1, 1, 4), np.float32), np.zeros((2, 1, 1), np.int32)
-    )
-    roots = np.zeros(3, np.int32)
     for wrong in (
-        lambda: native.prune_tree(tree, [1]),
-        lambda: native.prune_tree(tree, [1] * 3, [1]),
         lambda: native.pack_trees(tree, np.zeros(2, np.int32), 1),
         lambda: native.walk_trees(tree, np.zeros(4, np.int32), [frozenset()] * 3),
         lambda: native.walk_trees(tree, np.zeros(6, np.int32), [frozenset()] * 2),
-        lambda: native.best_first(drafts, roots, 3),
-        lambda: native.grow_trees(
-            drafts, roots[:2], 3, [NativeNgrams()], [1.0], (1.0, 1.0), native.rows_of(NGRAM_CHANCES)
-        ),
     ):
         with pytest.raises(ValueError, match="expected"):
             wrong()
-
-
-def test_candidates_of_another_type_are_converted():
-    ids, log_probs = np.arange(8).reshape(1, 1, 1, 8)[..., ::-1], np.log(np.linspace(0.3, 0.1, 8)).reshape(1, 1, 1, 8)
-    drafts = DraftCandidates(ids, log_probs, np.zeros((1, 1, 1), np.int64))
-    expected = DraftCandidates(ids.astype(np.int32), log_probs.astype(np.float32), drafts.parents)
-    roots = np.zeros(1, np.int32)
-    assert native.best_first(drafts, roots, 3).nodes == construction.best_first(expected, roots, 3).nodes
 
 
 def test_errors_of_the_library_are_raised():
     arrays = [pointer(np.array(values, np.int32), np.int32) for values in ([0, 1], [-1], [0])]
     with pytest.raises(ValueError, match="1 tree nodes do not fit 0 mask words"):
         call("trees_pack", 1, *arrays, 0, None, None)
-
-
-def test_arrays_that_may_only_be_read_are_passed():
-    tree = in_arrays(TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.5), (3, 0, -1.0)]]))
-    for column in (tree.offsets, tree.tokens, tree.parents, tree.scores):
-        column.flags.writeable = False
-    assert native.prune_tree(tree, [1]).nodes == [[(1, -1, 0.0), (2, 0, -0.5)]]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from redraft.budgets.controller import BudgetController, Estimates
+from redraft.budgets.cost import TimesByNodes, TimeTable
 from redraft.budgets.learned import LearnedFile
 from redraft.budgets.warm_up import time_steps
 from redraft.bundle.budget_table import BudgetTable
@@ -29,11 +30,17 @@ class Wavering(BudgetController):
         self.balance_s = 1.0 if self.rng.random() < 0.7 else -1.0
         return super().pays(method, bands)
 
-    def share(self, method, tree, beside=0):
-        super().share(method, tree, beside)
-        counts = [int(self.rng.integers(0, size)) for size in tree.sizes]
-        self.shared += counts
-        return counts
+    def terms(self, method, beside=0):
+        """Nodes of other trees each time, as many as a cliff in the times leaves."""
+        terms = super().terms(method, beside)
+        rows = terms.times.rows + int(self.rng.integers(0, 20))
+        cliff = TimeTable(sequences=1, rows=[rows, rows + 1], seconds=[1e-3, 1e3], padded=True)
+        ratios = self.rng.random(len(terms.ratios)).tolist()
+        return terms._replace(ratios=ratios, times=TimesByNodes(cliff, terms.times.rows, 1.0, 0.0))
+
+    def take(self, method, choice, beside=0):
+        super().take(method, choice, beside)
+        self.shared += choice.counts
 
 
 def controller(kind=BudgetController):
