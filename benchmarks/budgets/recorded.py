@@ -10,15 +10,19 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.budgets.simulation import Drawn
-from redraft.budgets.controller import BudgetController, ChosenDrafts
+from redraft.bundle.budget_table import Budget
 from redraft.decoding.token_tree import TokenTree
+from redraft.drafting.groups import Group, roots_only
+from redraft.drafting.method import Method
 from redraft.request import GenerateRequest
 from redraft.runtime import Runtime
+from redraft.scheduling import scheduler
 
 NODES = 15
 """Nodes of a tree that are kept."""
@@ -75,39 +79,29 @@ def _node(letter: str) -> Node:
     return Node(-LETTERS.index(letter.lower()) / PER_NAT, letter.isupper())
 
 
-class Recorder(BudgetController):
-    """Lets a method draft at each step, keeps the trees, and verifies nothing of them."""
+class RecordingMethod(Method):
+    """Drafts at each step as much as its configuration says, keeps the trees, and verifies nothing of them."""
 
-    trees: list[TokenTree]
+    trees: ClassVar[list[TokenTree]] = []
 
-    def pays(self, method: str, bands: Sequence[int]) -> bool:
-        """Always."""
-        self.step.drafts[method] = ChosenDrafts(bands=bands, probes=True)
-        return True
-
-    def share(self, method: str, tree: TokenTree, beside: int = 0) -> list[int]:
-        """No nodes."""
-        self.trees.append(tree)
-        return [0] * len(tree)
-
-    def end(self, *_: Any) -> None:
-        """Learn nothing."""
+    def _trees(self, sequences: Group, budgets: list[Budget]) -> TokenTree:
+        self.trees.append(super()._trees(sequences, budgets))
+        return roots_only(sequences)
 
 
 def record(runtime: Runtime, requests: Iterable[GenerateRequest]) -> list[Text]:
     """Answer requests one by one, and record what their method would have drafted."""
-    assert runtime.budgets is not None
-    budgets, recorder = runtime.budgets, Recorder(runtime.budgets.estimates)
-    runtime.budgets = recorder
-    runtime.with_methods(runtime.methods)
+    budgets, runtime.budgets = runtime.budgets, None
     texts = []
+    with patch.object(scheduler, "start_method", RecordingMethod):
+        runtime.with_methods(runtime.methods)
     for key, request in enumerate(requests):
-        recorder.trees, tokens = [], list[int]()
+        RecordingMethod.trees, tokens = [], list[int]()
         runtime.scheduler.submit(runtime.sequence(key, request))
         while not runtime.scheduler.idle:
             for output in runtime.scheduler.step():
                 tokens += output.token_ids
-        texts.append(text_of(request.sampling.temperature or 0.0, tokens, recorder.trees))
+        texts.append(text_of(request.sampling.temperature or 0.0, tokens, RecordingMethod.trees))
     runtime.budgets = budgets
     runtime.with_methods(runtime.methods)
     return texts

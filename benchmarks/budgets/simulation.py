@@ -168,7 +168,8 @@ def simulate(
     while (drawn := source.draw(now, rng)) is not None:
         streams, prompt_rows = len(drawn.scores), drawn.prompt_rows
         controller.begin(StepShape(streams, int(prompt_rows > 0), prompt_rows))
-        drafts = controller.pays(METHOD, bands_of(drawn.temperatures))
+        bands = bands_of(drawn.temperatures)
+        drafts = controller.pays(METHOD, bands)
         counts = [0] * streams
         if drafts:
             choice = choose_nodes(tree_of(drawn.scores, np.isfinite(drawn.scores)), controller.terms(METHOD))
@@ -176,7 +177,7 @@ def simulate(
             counts = choice.counts
         tree, accepted = cut(drawn, counts)
         step = taken(machine, drawn, int(tree.sizes.sum()), accepted, drafts, rng, delayed)
-        controller.end([METHOD] * streams, drawn.temperatures, tree, accepted.tolist(), step.seconds, step.target_s)
+        controller.end([METHOD] * streams, bands, tree, accepted.tolist(), step.seconds, step.target_s)
         source.accept(accepted)
         steps.append((step.seconds, step.plain_s))
         now += step.seconds

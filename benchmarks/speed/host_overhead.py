@@ -146,14 +146,14 @@ class NullBudgets(BudgetController):
     def end(
         self,
         methods: Sequence[str],
-        temperatures: Sequence[float],
+        bands: Sequence[int],
         tree: TokenTree,
         accepted: Sequence[int],
         step_s: float,
         target_s: float,
     ) -> None:
         """See `BudgetController.end`."""
-        super().end(methods, temperatures, tree, accepted, TARGET_S, TARGET_S)
+        super().end(methods, bands, tree, accepted, TARGET_S, TARGET_S)
 
 
 def _usual(tokens: np.ndarray) -> np.ndarray:

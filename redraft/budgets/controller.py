@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from redraft.budgets.choice import Choice, Terms
 from redraft.budgets.cost import MOST_APART, RATE, STRICT, ShapeCosts, StepCosts, StepShape
-from redraft.budgets.gain import Calibration, bands_of
+from redraft.budgets.gain import Calibration
 from redraft.decoding.token_tree import TokenTree
 
 ALLOWED_LOSS = 0.01
@@ -85,30 +85,21 @@ class Step:
     costs: ShapeCosts
     plain: bool
     """Whether nothing may be drafted, to see what that costs."""
+    plain_rows: int
+    """Rows that pass whatever is chosen: a root of each sequence, the prompts', and nodes of fixed budgets."""
+    rows: int
+    """Rows known so far."""
+    tokens: float
+    """Expected tokens so far."""
     fixed: dict[str, Drafts] = field(default_factory=dict)
     """By method that drafts whatever pays."""
     drafts: dict[str, ChosenDrafts] = field(default_factory=dict)
     """By method that asked, and drafts."""
 
     @property
-    def plain_rows(self) -> int:
-        """Rows that pass whatever is chosen: a root of each sequence, the prompts', and nodes of fixed budgets."""
-        return self.shape.running + self.shape.prompt_rows + sum(drafts.nodes for drafts in self.fixed.values())
-
-    @property
-    def rows(self) -> int:
-        """Rows known so far."""
-        return self.plain_rows + sum(drafts.nodes for drafts in self.drafts.values())
-
-    @property
     def expected(self) -> dict[str, float]:
         """Nodes that should be accepted, by method that drafts."""
         return {method: drafts.expected for method, drafts in (self.fixed | self.drafts).items()}
-
-    @property
-    def tokens(self) -> float:
-        """Expected tokens so far."""
-        return self.shape.running + sum(self.expected.values())
 
     def drafting(self, *others: str) -> str:
         """The methods that draft, and others, as a key of the step's costs."""
@@ -150,14 +141,18 @@ class BudgetController:
     def begin(self, shape: StepShape) -> None:
         """Begin a step."""
         costs = self.costs.of(shape)
-        self.step = Step(shape, costs, plain=self._since_plain.get(costs.load, 0) >= PLAIN_EVERY)
+        plain, rows = self._since_plain.get(costs.load, 0) >= PLAIN_EVERY, shape.running + shape.prompt_rows
+        self.step = Step(shape, costs, plain, rows, rows, shape.running)
 
-    def include(self, method: str, temperatures: Sequence[float], tree: TokenTree) -> None:
-        """Count the trees of a method with a fixed budget, for sequences of these temperatures."""
+    def include(self, method: str, bands: Sequence[int], tree: TokenTree) -> None:
+        """Count the trees of a method with a fixed budget, for sequences of these bands."""
         if nodes := len(tree.tokens) - len(tree):
-            ratios = self._calibration(method).ratios(bands_of(temperatures))
+            step, ratios = self.step, self._calibration(method).ratios(bands)
             expected = sum(ratio * count for ratio, count in zip(ratios, tree.promises, strict=True))
-            self.step.fixed[method] = Drafts(nodes, expected)
+            step.fixed[method] = Drafts(nodes, expected)
+            step.plain_rows += nodes
+            step.rows += nodes
+            step.tokens += expected
 
     def pays(self, method: str, bands: Sequence[int]) -> bool:
         """Whether the method should draft for its sequences, of these bands: whether its last drafts at this load made
@@ -194,24 +189,25 @@ class BudgetController:
         self._remember(self._key(method, drafts.bands), choice.promised / step.tokens, choice.seconds / before_s)
         drafts.nodes, drafts.expected = sum(choice.counts) + beside, choice.expected
         step.drafts[method] = drafts
+        step.rows += drafts.nodes
+        step.tokens += drafts.expected
 
     def end(
         self,
         methods: Sequence[str],
-        temperatures: Sequence[float],
+        bands: Sequence[int],
         tree: TokenTree,
         accepted: Sequence[int],
         step_s: float,
         target_s: float,
     ) -> None:
-        """Learn from the step: the method and the temperature of each sequence that decoded, the tree that was
-        verified, how many of its nodes were accepted, and the seconds that the step took, of which `target_s` in the
-        target."""
+        """Learn from the step: the method and the band of each sequence that decoded, the tree that was verified, how
+        many of its nodes were accepted, and the seconds that the step took, of which `target_s` in the target."""
         step, shape, costs = self.step, self.step.shape, self.step.costs
         plain_s, prompt_s = step.plain_s, costs.prompts_s  # as they were expected, before the step corrects them
         expected_s = costs.observe(len(tree.tokens) + shape.prompt_rows, step.drafting(), step_s, target_s)
         if step.drafts or step.fixed:
-            self._calibrate(methods, temperatures, tree, accepted)
+            self._calibrate(methods, bands, tree, accepted)
         self.balance_s += ALLOWED_LOSS * step_s
         if step.drafts:
             # What delays single steps is no loss of their drafts: plain steps are delayed as often, which the model
@@ -225,16 +221,15 @@ class BudgetController:
         self._since_plain[costs.load] = self._since_plain.get(costs.load, 0) + 1 if step.drafts else 0
 
     def _calibrate(
-        self, methods: Sequence[str], temperatures: Sequence[float], tree: TokenTree, accepted: Sequence[int]
+        self, methods: Sequence[str], bands: Sequence[int], tree: TokenTree, accepted: Sequence[int]
     ) -> None:
-        promised = tree.promises
-        kinds = list(zip(methods, bands_of(temperatures), strict=True))
-        for kind in set(kinds):
-            chosen = [other == kind and nodes > 0 for other, nodes in zip(kinds, promised, strict=True)]
-            if drafts := sum(chosen):
-                method, band = kind
-                sums = sum(compress(accepted, chosen)), sum(compress(promised, chosen))
-                self._calibration(method).observe(band, *sums, drafts)
+        sums: dict[tuple[str, int], tuple[int, float, int]] = {}
+        for kind, promised, count in zip(zip(methods, bands, strict=True), tree.promises, accepted, strict=True):
+            if promised > 0:
+                all_accepted, all_promised, drafts = sums.get(kind, (0, 0.0, 0))
+                sums[kind] = all_accepted + count, all_promised + promised, drafts + 1
+        for (method, band), observed in sums.items():
+            self._calibration(method).observe(band, *observed)
 
     def _calibration(self, method: str) -> Calibration:
         calibrations = self.estimates.calibrations
@@ -260,9 +255,9 @@ class MethodBudgets:
     controller: BudgetController
     method: str
 
-    def pay(self, temperatures: Sequence[float]) -> bool:
-        """See `BudgetController.pays`, for sequences of these temperatures."""
-        return self.controller.pays(self.method, bands_of(temperatures))
+    def pay(self, bands: Sequence[int]) -> bool:
+        """See `BudgetController.pays`."""
+        return self.controller.pays(self.method, bands)
 
     def terms(self, beside: int = 0) -> Terms:
         """See `BudgetController.terms`."""

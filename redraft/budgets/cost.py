@@ -7,7 +7,7 @@ from dataclasses import dataclass as plain_dataclass
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 RATE = 0.05
@@ -124,12 +124,11 @@ class TimesByNodes(NamedTuple):
         return self.table.at(self.rows + nodes) * self.factor + self.more_s
 
 
-class StepCosts(BaseModel):
+@dataclass(config=STRICT, kw_only=True)
+class StepCosts:
     """A step's time in two parts. The target's comes from tables by rows, times a factor of the step's load, which
     holds what cached rows and a busy machine add. The drafters' and the host's is a mean by load and by what
     drafts."""
-
-    model_config = STRICT
 
     tables: list[TimeTable] = Field(min_length=1)
     """By ascending number of sequences."""
@@ -158,13 +157,10 @@ class ShapeCosts:
         sequences = shape.running + shape.prompts
         self._table = next((table for table in costs.tables if table.sequences >= sequences), costs.tables[-1])
         self._factor = _nearest(costs.factors, "", self.load, 1.0)
+        self.roots_s = self.target(shape.running)
+        """Seconds of the target with a row of each sequence that decodes."""
         self.prompts_s = self.target(shape.running + shape.prompt_rows) - self.roots_s if shape.prompt_rows else 0.0
         """Seconds of the prompts' rows: they pass whatever is drafted, and no draft makes them fewer."""
-
-    @property
-    def roots_s(self) -> float:
-        """Seconds of the target with a row of each sequence that decodes."""
-        return self.target(self._shape.running)
 
     def target(self, rows: int) -> float:
         """Seconds of the target with `rows` rows, those of prompts included."""

@@ -1,12 +1,59 @@
-"""Trees for part of a batch: some sequences draft in one way, the others in another."""
+"""Parts of a batch: some sequences draft in one way, the others in another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
+from redraft.budgets.gain import bands_of
 from redraft.decoding.origins import Source
+from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees
 from redraft.request_state import RequestState
+
+
+class Group(list[RequestState]):
+    """Sequences that decode together. What stays the same of them while they do is found out once."""
+
+    @cached_property
+    def temperatures(self) -> list[float]:
+        """See `RequestState`."""
+        return [sequence.temperature for sequence in self]
+
+    @cached_property
+    def bands(self) -> list[int]:
+        """See `bands_of`."""
+        return bands_of(self.temperatures)
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """The names of their methods."""
+        return [sequence.method for sequence in self]
+
+    @cached_property
+    def samplers(self) -> list[Sampler]:
+        """Their samplers."""
+        return [sequence.sampler for sequence in self]
+
+    @cached_property
+    def greedy(self) -> bool:
+        """Whether all are."""
+        return all(sampler.greedy for sampler in self.samplers)
+
+    @cached_property
+    def guided(self) -> bool:
+        """Whether any has a grammar."""
+        return any(sampler.grammar is not None for sampler in self.samplers)
+
+    @cached_property
+    def shown(self) -> bool:
+        """Whether any request wants to see its trees."""
+        return any(sequence.proposals is not None for sequence in self)
+
+    def of(self, indices: list[int]) -> Group:
+        """The sequences at these indices."""
+        return Group(self[index] for index in indices)
+
 
 MakeTrees = Callable[[list[int]], TokenTree]
 """Makes the trees of the sequences at these indices of a batch."""

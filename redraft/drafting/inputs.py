@@ -6,6 +6,7 @@ import numpy as np
 
 from redraft.batch import DraftBatch, SharedNoise
 from redraft.decoding.scores import Scores, scores_at
+from redraft.drafting.groups import Group
 from redraft.engines.features import join
 from redraft.request import SamplingConfig
 from redraft.request_state import RequestState
@@ -33,11 +34,10 @@ def draft_batch(sequences: list[RequestState], roots: np.ndarray) -> DraftBatch:
     )
 
 
-def scores_of(fitted: tuple[Scores, ...], sequences: list[RequestState]) -> list[Scores]:
+def scores_of(fitted: tuple[Scores, ...], sequences: Group) -> list[Scores]:
     """How each sequence's nodes are scored: a batch's greedy and sampled trees compete by their scores."""
-    temperatures = [sequence.temperature for sequence in sequences]
-    scores = {temperature: scores_at(fitted, temperature) for temperature in set(temperatures)}
-    return [scores[temperature] for temperature in temperatures]
+    scores = {temperature: scores_at(fitted, temperature) for temperature in set(sequences.temperatures)}
+    return [scores[temperature] for temperature in sequences.temperatures]
 
 
 def sampling_filters(samplings: list[SamplingConfig]) -> dict[str, np.ndarray]:
@@ -56,15 +56,15 @@ def _filter(config: SamplingConfig) -> tuple[float, int, float]:
     return config.divisor, config.top_k or 0, config.top_p or 1.0
 
 
-def next_noise(sequences: list[RequestState], scores: list[Scores]) -> SharedNoise | None:
+def next_noise(sequences: Group, scores: list[Scores]) -> SharedNoise | None:
     """The noise that the target will choose each sequence's next tokens by; None where all are greedy.
 
     It is added to log-probabilities at the drafter's temperature, which is the request's own over a fitted slope. The
     slope is 1 where top-p cuts tokens, since another one would move the cut.
     """
-    samplers = [sequence.sampler for sequence in sequences]
-    if all(sampler.greedy for sampler in samplers):
+    if sequences.greedy:
         return None
+    samplers = sequences.samplers
     filters = sampling_filters([sequence.request.sampling for sequence in sequences])
     top_p, temperatures = filters["top_p"].tolist(), filters["temperature"].tolist()
     slopes = [1.0 if share < 1 else score.slope for score, share in zip(scores, top_p, strict=True)]

@@ -20,7 +20,7 @@ from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree, with
 from redraft.decoding.verification import VERIFIERS, walk
 from redraft.drafting import native
 from redraft.drafting.cutting import TreeLimits
-from redraft.drafting.groups import note, roots_only, split_trees
+from redraft.drafting.groups import Group, note, roots_only, split_trees
 from redraft.drafting.proposers import SearchedTrees, proposers_of
 from redraft.engines.api import DraftEngine
 from redraft.grammar.guided import guided_trees
@@ -59,7 +59,7 @@ class AutoRegressive:
         scored = request.return_log_probs or (request.prompt_log_probs and not sequence.prefilled)
         return sampler if walks and sampler.plain and not scored else None
 
-    def draft(self, sequences: list[RequestState], running: int) -> TokenTree:
+    def draft(self, sequences: Group, running: int) -> TokenTree:
         """Roots only."""
         return roots_only(sequences)
 
@@ -118,7 +118,7 @@ class Method(AutoRegressive):
         # Draws decide the answer where they are weighed: then no pair may be missing, or the seed gives another text.
         return Pairs(self._drafter.reads_text, whole=not self._verifier.merges)
 
-    def draft(self, sequences: list[RequestState], running: int) -> TokenTree:
+    def draft(self, sequences: Group, running: int) -> TokenTree:
         """Draft trees of the sequences, in their order, while `running` decode.
 
         A tree is only its root where the budget is 0 or one token remains.
@@ -130,42 +130,41 @@ class Method(AutoRegressive):
         else:
             tree = split_trees(
                 drafting,
-                lambda group: self._trees([sequences[index] for index in group], [budgets[index] for index in group]),
-                lambda group: roots_only([sequences[index] for index in group]),
+                lambda group: self._trees(sequences.of(group), [budgets[index] for index in group]),
+                lambda group: roots_only(sequences.of(group)),
             )
         # Of draws that are verified by rejection none may be left out: the others would be of another law.
         drops = self._unknown_tokens and self._verifier.merges
         return without_tokens(tree, self._unknown_tokens) if drops else tree
 
-    def _most_nodes(self, sequences: list[RequestState], running: int) -> list[Budget]:
+    def _most_nodes(self, sequences: Group, running: int) -> list[Budget]:
         """The most that may be drafted for each sequence. With an estimate of what pays, nothing where drafting does
         not, so that the drafter is not called."""
-        temperatures = [sequence.temperature for sequence in sequences]
+        drafting = [sequence.remaining > 1 for sequence in sequences]
         if self._budgets is not None:
-            drafting = [sequence.remaining > 1 for sequence in sequences]
-            pays = any(drafting) and self._budgets.pay(list(compress(temperatures, drafting)))
-            most = Budget(self._config.tree_budget)
-            return [most if pays and drafts else NO_BUDGET for drafts in drafting]
+            bands = [*compress(sequences.bands, drafting)]
+            most = Budget(self._config.tree_budget) if bands and self._budgets.pay(bands) else NO_BUDGET
+            return [most if drafts else NO_BUDGET for drafts in drafting]
+        temperatures = sequences.temperatures
         budgets = {temperature: self._table.lookup(running, temperature) for temperature in set(temperatures)}
         return [
-            budgets[temperature] if sequence.remaining > 1 else NO_BUDGET
-            for sequence, temperature in zip(sequences, temperatures, strict=True)
+            budgets[temperature] if drafts else NO_BUDGET
+            for drafts, temperature in zip(drafting, temperatures, strict=True)
         ]
 
-    def _trees(self, sequences: list[RequestState], budgets: list[Budget]) -> TokenTree:
+    def _trees(self, sequences: Group, budgets: list[Budget]) -> TokenTree:
         """Trees of sequences that each have a budget."""
         limits = self._limits(sequences, budgets)
-        plain = all(sequence.sampler.grammar is None and sequence.proposals is None for sequence in sequences)
-        if plain and self._searched is not None:
+        if self._searched is not None and not (sequences.guided or sequences.shown):
             return self._taken(*self._searched.draft(sequences, limits, self._terms()))
         tree = self._propose(sequences, limits)
         if not self._config.grows:  # a tree that is grown keeps to the grammars as it grows
             tree = self._guide(sequences, tree, limits.largest)
         return self._cut(tree, limits)
 
-    def _limits(self, sequences: list[RequestState], budgets: list[Budget]) -> TreeLimits:
+    def _limits(self, sequences: Group, budgets: list[Budget]) -> TreeLimits:
         nodes = [min(budget.nodes, self._room) for budget in budgets]
-        guided = not self._config.grows and any(sequence.sampler.grammar for sequence in sequences)
+        guided = sequences.guided and not self._config.grows
         # Of a fixed budget one tree may take all; of one that is chosen each has its own at most.
         shared = sum(nodes) if self._budgets is None else max(nodes)
         return TreeLimits(
@@ -176,10 +175,10 @@ class Method(AutoRegressive):
             most=self._room,
         )
 
-    def _propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
+    def _propose(self, sequences: Group, limits: TreeLimits) -> TokenTree:
         return merge_trees([proposer.propose(sequences, limits) for proposer in self._proposers])
 
-    def _guide(self, sequences: list[RequestState], tree: TokenTree, most: int) -> TokenTree:
+    def _guide(self, sequences: Group, tree: TokenTree, most: int) -> TokenTree:
         """The tree by the grammars of sequences that are verified by a walk; see `guided_nodes`. Draws that are weighed
         stay as they were drawn: leaving out those that a grammar forbids would change the law of the others."""
         walked = self._verifier.merges

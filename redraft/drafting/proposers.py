@@ -24,7 +24,7 @@ from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import VERIFIERS
 from redraft.drafting import native
 from redraft.drafting.cutting import TreeLimits
-from redraft.drafting.groups import note, split_trees
+from redraft.drafting.groups import Group, note, split_trees
 from redraft.drafting.inputs import draft_batch, next_noise, roots_of, sampling_filters, scores_of
 from redraft.engines.api import DraftEngine, DrawingEngine
 from redraft.grammar.state import GrammarState
@@ -34,7 +34,7 @@ from redraft.request_state import RequestState
 class Proposer(Protocol):
     """A way to draft."""
 
-    def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
+    def propose(self, sequences: Group, limits: TreeLimits) -> TokenTree:
         """Draft a tree for each sequence."""
         ...
 
@@ -51,7 +51,7 @@ class RandomTrees:
         self._drafter, self._shape, self._support = drafter, shape, config.support
         self._walked = VERIFIERS[config.verification].merges
 
-    def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
+    def propose(self, sequences: Group, limits: TreeLimits) -> TokenTree:
         """Draw for all sequences, and keep each one's first draws.
 
         Where draws are weighed against p, a cut by score would change their law: they are cut here, in draw order. A
@@ -86,33 +86,30 @@ class SearchedTrees:
         self.candidates: DraftCandidates | None = None
         """The last draft, valid until the next."""
 
-    def draft(
-        self, sequences: list[RequestState], limits: TreeLimits, terms: Terms | None
-    ) -> tuple[TokenTree, Choice | None]:
+    def draft(self, sequences: Group, limits: TreeLimits, terms: Terms | None) -> tuple[TokenTree, Choice | None]:
         """Draft trees of sequences without grammars, cut by `cut_trees`."""
         drafts, roots, odds = self._search(sequences)
         ngrams = self._ngrams(ngrams_of(sequences), odds) if self._joins_ngrams else None
         return native.draft_trees(drafts, roots, limits.largest, ngrams, limits, terms)
 
-    def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
+    def propose(self, sequences: Group, limits: TreeLimits) -> TokenTree:
         """Draft in one call of the network. Trees are grown only where there is something to grow them by: without
         n-grams and grammars the construction gives the same nodes for less."""
         drafts, roots, odds = self._search(sequences)
-        grammars = [sequence.sampler.grammar for sequence in sequences]
-        if not (self._joins_ngrams or (self._grows and any(grammars))):
+        if not (self._joins_ngrams or (self._grows and sequences.guided)):
             if self._grows:
                 tree, _ = native.draft_trees(drafts, roots, limits.largest)
             else:
                 tree = self._build(drafts, roots, limits.largest)
             return note("drafter", sequences, tree)
-        indices = ngrams_of(sequences)
+        indices, grammars = ngrams_of(sequences), [sampler.grammar for sampler in sequences.samplers]
         tree = self._grow(drafts, roots, limits.largest, indices, odds, grammars)
-        if any(grammars):
+        if sequences.guided:
             note("grammar", sequences, tree)
         self._note_origins(sequences, tree, indices, drafts, roots)
         return tree
 
-    def _search(self, sequences: list[RequestState]) -> tuple[DraftCandidates, np.ndarray, list[float]]:
+    def _search(self, sequences: Group) -> tuple[DraftCandidates, np.ndarray, list[float]]:
         """Candidates, roots, and what the odds of n-grams are multiplied by."""
         roots, scores = roots_of(sequences), scores_of(self._fitted, sequences)
         self.candidates = self._drafter.draft(draft_batch(sequences, roots), next_noise(sequences, scores))
@@ -150,7 +147,7 @@ class SearchedTrees:
 
     def _note_origins(
         self,
-        sequences: list[RequestState],
+        sequences: Group,
         tree: TokenTree,
         indices: list[NgramIndex],
         drafts: DraftCandidates,
@@ -158,7 +155,7 @@ class SearchedTrees:
     ) -> None:
         """Note what the drafter and what n-grams proposed of grown trees, where any request wants to see its tree: the
         growth itself does not tell them apart."""
-        if all(sequence.proposals is None for sequence in sequences):
+        if not sequences.shown:
             return
         drafted, _ = native.draft_trees(drafts, roots, drafts.candidates[0].size)
         note("drafter", sequences, drafted)
@@ -173,7 +170,7 @@ class RetrievedTrees:
     def __init__(self, fitted: tuple[Scores, ...]):
         self._fitted = fitted
 
-    def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
+    def propose(self, sequences: Group, limits: TreeLimits) -> TokenTree:
         """Retrieve within the limits."""
         texts = [sequence.memory for sequence in sequences if isinstance(sequence.memory, RetrievalText)]
         odds = [score.ngram_odds for score in scores_of(self._fitted, sequences)]
@@ -186,7 +183,7 @@ class NgramChains:
     def __init__(self, fitted: tuple[Scores, ...]):
         self._fitted = fitted
 
-    def propose(self, sequences: list[RequestState], limits: TreeLimits) -> TokenTree:
+    def propose(self, sequences: Group, limits: TreeLimits) -> TokenTree:
         """Guess up to NGRAM_LENGTH tokens: `Method` cuts them."""
         odds = [score.ngram_odds for score in scores_of(self._fitted, sequences)]
         return note("ngrams", sequences, ngram_chains(roots_of(sequences), ngrams_of(sequences), odds, NGRAM_LENGTH))

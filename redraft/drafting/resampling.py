@@ -19,7 +19,7 @@ from redraft.decoding.construction import best_first
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.token_tree import Node, TokenTree, follow, merge_trees, prune_tree
 from redraft.drafting.cutting import TreeLimits
-from redraft.drafting.groups import note, roots_only, split_trees
+from redraft.drafting.groups import Group, note, roots_only, split_trees
 from redraft.drafting.inputs import next_noise, roots_of, scores_of
 from redraft.drafting.method import Method
 from redraft.drafting.proposers import NgramChains, SearchedTrees
@@ -78,7 +78,7 @@ class ResamplingMethod(Method):
         bigrams = self._bigrams if self._config.ngram else None
         return ChainMemory(sequence.stats, prompt, bigrams, self._config.ngram_scores.chances)
 
-    def _trees(self, sequences: list[RequestState], budgets: list[Budget]) -> TokenTree:
+    def _trees(self, sequences: Group, budgets: list[Budget]) -> TokenTree:
         limits = self._limits(sequences, budgets)
         memories = [memory_of(sequence) for sequence in sequences]
         skips = [memory.left(self._config.skip_above) for memory in memories]
@@ -100,12 +100,12 @@ class ResamplingMethod(Method):
         return merge_trees([tree, resampled])
 
     def _draft_anew(
-        self, sequences: list[RequestState], memories: list[ChainMemory], skips: list[bool], limits: TreeLimits
+        self, sequences: Group, memories: list[ChainMemory], skips: list[bool], limits: TreeLimits
     ) -> TokenTree:
         """New drafts, whose chains are kept, except for the sequences that skip theirs: these have n-grams at most."""
 
         def draft(group: list[int]) -> TokenTree:
-            tree = self._propose([sequences[index] for index in group], limits.of(group))
+            tree = self._propose(sequences.of(group), limits.of(group))
             for proposer in self._proposers:
                 candidates = proposer.candidates if isinstance(proposer, SearchedTrees) else None
                 if candidates is not None and candidates.raw_logits is not None:
@@ -114,23 +114,23 @@ class ResamplingMethod(Method):
             return tree
 
         def skip(group: list[int]) -> TokenTree:
-            skipping = [sequences[index] for index in group]
+            skipping = sequences.of(group)
             return self._chains.propose(skipping, limits.of(group)) if self._config.ngram else roots_only(skipping)
 
         return split_trees([not skipped for skipped in skips], draft, skip)
 
-    def _resample(self, sequences: list[RequestState], memories: list[ChainMemory], nodes: int) -> TokenTree:
+    def _resample(self, sequences: Group, memories: list[ChainMemory], nodes: int) -> TokenTree:
         """Trees from what earlier drafts left (Lyanna, algorithm 2); only the root where too little is left."""
 
         def resample(group: list[int]) -> TokenTree:
             assert isinstance(self._resampler, ResamplingEngine)
-            chosen = [sequences[index] for index in group]
+            chosen = sequences.of(group)
             chains = [chain for index in group if (chain := memories[index].chain) is not None]
             roots, noise = roots_of(chosen), next_noise(chosen, scores_of(self._config.scores, chosen))
             return note("resampled", chosen, best_first(self._resampler.resample(chains, roots, noise), roots, nodes))
 
         left = [memory.left(self._config.resample_above) for memory in memories]
-        return split_trees(left, resample, lambda group: roots_only([sequences[index] for index in group]))
+        return split_trees(left, resample, lambda group: roots_only(sequences.of(group)))
 
 
 def memory_of(sequence: RequestState) -> ChainMemory:

@@ -25,6 +25,7 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width
 from redraft.decoding.verification import Verdict, walk_chosen
 from redraft.drafting import start_method
+from redraft.drafting.groups import Group
 from redraft.drafting.method import AutoRegressive
 from redraft.engines.api import Engine, LogitRows
 from redraft.engines.features import Features, take_rows
@@ -114,6 +115,10 @@ class Scheduler:
         self._due = math.inf
         """No deadline is before."""
         self._running: list[RequestState] = []
+        self._decoding = Group()
+        """Those that decode."""
+        self._parts: list[tuple[AutoRegressive, list[int], Group]] = []
+        """The same by what drafts for them, each part with its indices."""
         reuse = prefix_reuse and self._engine.reuse_refusal is None
         self._slots = Slots(limits, self._engine.copy if reuse else None)
         self._words = mask_width(limits.max_tree)
@@ -173,6 +178,7 @@ class Scheduler:
         """Forget every sequence, without outputs: after a step that raised, their states are not to be trusted."""
         self._waiting.clear()
         self._running.clear()
+        self._decoding, self._parts = Group(), []
         self._slots.forget()
         self.metrics.forget()
 
@@ -187,7 +193,7 @@ class Scheduler:
         started, target_s, draft_s = time.perf_counter(), self.clock.target_s, self.clock.draft_s
         self._end_late(started)
         outputs = self._sweep() if self._left else []
-        decoding = [sequence for sequence in self._running if sequence.prefilled]
+        decoding = self._decode()
         chunks = self._prefill_chunks(len(decoding))
         if not self._running:
             return outputs
@@ -207,10 +213,8 @@ class Scheduler:
         step_s = time.perf_counter() - started
         self.metrics.note_step(step_s, target_s + draft_s, draft_s, gaps_s)
         if self._budgets and decoding:
-            methods = [sequence.method for sequence in decoding]
             accepted = [len(verdict.path) - 1 for verdict in verdicts]
-            temperatures = [sequence.temperature for sequence in decoding]
-            self._budgets.end(methods, temperatures, tree, accepted, step_s, target_s)
+            self._budgets.end(decoding.methods, decoding.bands, tree, accepted, step_s, target_s)
             self.metrics.note_expected(self._budgets.step.expected)
         return outputs
 
@@ -239,6 +243,8 @@ class Scheduler:
                 if sequence.has_slot:
                     self._slots.release(sequence)
         self._running = [sequence for sequence in self._running if not sequence.finish_reason]
+        if not self._running:  # nothing may be kept of requests that are gone
+            self._decoding, self._parts = Group(), []
         return outputs + [output for sequence in dropped if (output := sequence.take_output()) is not None]
 
     def _prefill_chunks(self, decoding: int) -> list[Chunk]:
@@ -269,22 +275,28 @@ class Scheduler:
     def _leader(self, sequence: RequestState) -> RequestState | None:
         return self._slots.leader(sequence)
 
-    def _draft(self, sequences: list[RequestState]) -> TokenTree:
+    def _decode(self) -> Group:
+        """The sequences that decode now."""
+        decoding = Group(sequence for sequence in self._running if sequence.prefilled)
+        if decoding != self._decoding:
+            parts: dict[AutoRegressive, list[int]] = {}
+            for index, sequence in enumerate(decoding):
+                parts.setdefault(self._source(sequence), []).append(index)
+            # Fixed budgets first: their rows pass whatever is chosen for the others.
+            ordered = sorted(parts.items(), key=lambda part: not part[0].fixed_budget)
+            self._parts = [(source, indices, decoding.of(indices)) for source, indices in ordered]
+            self._decoding = decoding
+        return self._decoding
+
+    def _draft(self, decoding: Group) -> TokenTree:
         """Draft trees of the sequences, in their order; each method drafts for all of its own at once."""
-        groups: dict[AutoRegressive, list[int]] = {}
-        for index, sequence in enumerate(sequences):
-            groups.setdefault(self._source(sequence), []).append(index)
-        if not groups:
-            return TokenTree.root_only([])
-        parts = []
-        # Fixed budgets first: their rows pass whatever is chosen for the others.
-        for source, indices in sorted(groups.items(), key=lambda group: not group[0].fixed_budget):
-            group = [sequences[index] for index in indices]
-            tree = source.draft(group, len(sequences))
+        drafted = []
+        for source, indices, part in self._parts:
+            tree = source.draft(part, len(decoding))
             if self._budgets and source.fixed_budget:
-                self._budgets.include(group[0].method, [sequence.temperature for sequence in group], tree)
-            parts.append((indices, tree))
-        return join_trees(parts)
+                self._budgets.include(part.methods[0], part.bands, tree)
+            drafted.append((indices, tree))
+        return join_trees(drafted) if drafted else TokenTree.root_only([])
 
     def _batch(self, decoding: list[RequestState], tree: TokenTree, chunks: list[Chunk]) -> TargetBatch:
         sequences = [*decoding, *(sequence for sequence, _ in chunks)]
@@ -303,12 +315,10 @@ class Scheduler:
         )
         return _with_prompts(batch, chunks) if chunks else batch
 
-    def _verify(self, sequences: list[RequestState], tree: TokenTree, logits: LogitRows) -> list[Verdict]:
-        samplers = [sequence.sampler for sequence in sequences]
+    def _verify(self, sequences: Group, tree: TokenTree, logits: LogitRows) -> list[Verdict]:
         # Where the engine chose the tokens only the paths are left to find, but for grammars, which follow each token.
-        free = all(sampler.grammar is None for sampler in samplers)
-        if free and isinstance(logits, np.ndarray) and logits.ndim == 1:
-            verdicts = walk_chosen(tree, logits[: len(tree.tokens)], samplers)
+        if not sequences.guided and isinstance(logits, np.ndarray) and logits.ndim == 1:
+            verdicts = walk_chosen(tree, logits[: len(tree.tokens)], sequences.samplers)
         else:
             verdicts = self._verify_mixed(sequences, tree, logits)
         if self._observe:

@@ -31,7 +31,7 @@ def share(controller: BudgetController, tree: TokenTree, beside: int = 0) -> lis
 
 
 def test_a_cliff_is_kept_to_where_another_method_has_a_fixed_budget(controller):
-    controller.include("fixed", [0.0], TREE)
+    controller.include("fixed", [0], TREE)
     assert controller.pays("chosen", [0])
     assert share(controller, TREE) == [CLIFF - 2 - 12]
 
@@ -46,21 +46,21 @@ def test_what_a_fixed_budget_loses_is_no_loss_of_what_was_chosen(controller):
     """The step takes as long as expected of the fixed budget."""
     for _ in range(20):
         controller.begin(StepShape(1))
-        controller.include("fixed", [0.0], TREE)
-        controller.end(["fixed"], [0.0], TREE, [1], 0.02, 0.01)
+        controller.include("fixed", [0], TREE)
+        controller.end(["fixed"], [0], TREE, [1], 0.02, 0.01)
     before = controller.balance_s
     controller.begin(StepShape(2))
-    controller.include("fixed", [0.0], TREE)
+    controller.include("fixed", [0], TREE)
     assert controller.pays("chosen", [0])
     both = TokenTree.from_nodes([TREE.nodes[0], TREE.nodes[0][:2]])
     share(controller, both.of([1]))
-    controller.end(["fixed", "chosen"], [0.0, 0.0], both, [0, 0], 0.02, 0.01)
+    controller.end(["fixed", "chosen"], [0, 0], both, [0, 0], 0.02, 0.01)
     assert controller.balance_s == pytest.approx(before, abs=0.01)
 
 
 def test_methods_with_a_fixed_budget_are_calibrated(controller):
     for _ in range(400):
         controller.begin(StepShape(1))
-        controller.include("fixed", [0.0], TREE)
-        controller.end(["fixed"], [0.0], TREE, [3], 0.02, 0.01)
+        controller.include("fixed", [0], TREE)
+        controller.end(["fixed"], [0], TREE, [3], 0.02, 0.01)
     assert controller.step.fixed["fixed"].expected == pytest.approx(3, rel=0.1)

@@ -39,7 +39,7 @@ def test_what_was_learned_comes_back(bundle):
     tree = TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.1), (3, 1, -0.7)]])
     choice = choose_nodes(tree, controller.terms("m"))
     controller.take("m", choice)
-    controller.end(["m"], [0.0], tree, [sum(choice.counts)], 0.01, 0.008)
+    controller.end(["m"], [0], tree, [sum(choice.counts)], 0.01, 0.008)
     LearnedFile.of(bundle).save(controller.estimates)
     assert LearnedFile.of(bundle).load() == controller.estimates != estimates()
     assert not list(bundle.glob(".*")), "no partial file stays"

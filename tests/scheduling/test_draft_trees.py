@@ -15,6 +15,7 @@ from redraft.decoding.origins import Proposals
 from redraft.decoding.scores import Scores
 from redraft.decoding.verification import Verdict
 from redraft.drafting import start_method
+from redraft.drafting.groups import Group
 from redraft.drafting.method import Method
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, joined
 from redraft.request_state import RequestState
@@ -165,7 +166,7 @@ def test_no_tree_outgrows_its_limit(budget, skip_above, rows):
         one.memory = method.remember(one)
         one.memory.chain = None if skip_above is not None and not key else np.zeros((3, 111), np.float32)
         sequences.append(one)
-    assert tuple(map(len, method.draft(sequences, 2).nodes)) == rows
+    assert tuple(map(len, method.draft(Group(sequences), 2).nodes)) == rows
 
 
 @pytest.mark.parametrize(("odds", "rows"), [(1.0, (5, 5)), (0.02, (9, 1))])
@@ -183,7 +184,7 @@ def test_greedy_and_sampled_sequences_share_rows_by_their_fitted_scores(odds, ro
         one.prefill(len(prompt), None)
         one.begin(Verdict([0], [2]))
         sequences.append(one)
-    assert tuple(map(len, method.draft(sequences, 2).nodes)) == rows
+    assert tuple(map(len, method.draft(Group(sequences), 2).nodes)) == rows
 
 
 def test_a_path_ends_with_the_text():
