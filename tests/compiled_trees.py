@@ -80,7 +80,7 @@ def run_sanitized(folder: Path, file: str, tests: str) -> subprocess.CompletedPr
 
 def run_mutant(folder: Path, name: str, old: str, new: str, file: str, tests: str) -> subprocess.CompletedProcess[str]:
     """Run them where a piece of the source file `name` is another."""
-    for copied in ("trees", "cpu"):
+    for copied in ("trees", "cpu", "operators"):
         shutil.copytree(PLUGINS / copied, folder / copied)
     source, library = folder / "trees" / name, folder / "trees.so"
     assert source.read_text().count(old) == 1

@@ -31,11 +31,13 @@ import numpy as np
 
 from redraft.decoding import draws, native, noise, random_trees, rejection, sampling, token_tree, verification
 from redraft.decoding.token_tree import NodeDraws, TokenTree, mask_words
+from redraft.decoding.verification import Verdict
 from redraft.drafting import cutting
 from redraft.drafting import native as drafting_native
 from redraft.plugins.operators.sampling.cpu import TokenDraws
 from redraft.plugins.operators.sampling.reference import winner
 from redraft.request_state import RequestState
+from redraft.scheduling import scheduler
 from tests.joint_law import CASES, THRESHOLD, Answers, check, generate, law_of
 from tests.toy_drafter import reference_draws
 
@@ -71,6 +73,12 @@ def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndar
     depths = np.array([path.bit_count() - 1 for path in paths], np.int32)
     masks = np.array(mask_words(paths, words), np.uint32).view(np.int32).reshape(-1, words)
     return np.repeat(starts, tree.sizes) + depths, masks
+
+
+def walk_each(tree: TokenTree, logits: np.ndarray, walkers: native.Walkers) -> list[Verdict]:
+    """`verification.walk_all` by `verification.walk`."""
+    rows = np.split(logits, tree.offsets[1:-1])
+    return [verification.walk(tree, index, rows[index], sampler) for index, sampler in enumerate(walkers.samplers)]
 
 
 def by_probability(kept: np.ndarray, log_probs: list[list[float]], parents: np.ndarray) -> np.ndarray:
@@ -122,12 +130,12 @@ ORDER = "np.argsort(np.concatenate([indices for indices, _ in parts]))"
 MERGED, BEAMS = "RSD-S merged with n-grams", "beams merged with n-grams and re-sampled trees"
 ANCESTORS = TokenTree.__dict__["ancestors"].func
 Q = "q = sampler.distribution(node_logits)"
-WITHOUT_TOP_P = f"sampler.top_p = 1.0; vars(sampler).pop('_draws', None); {Q}"
+WITHOUT_TOP_P = f"sampler.top_p = 1.0; vars(sampler).pop('draws', None); {Q}"
 UNFILTERED = "append(filter_log_probs(logits, sampling.temperature, 0 * sampling.top_k, 1 + 0 * sampling.top_p))"
 RULE = "draw, left = rule(q.at(drawn.ids), drawn, _coin(sampler))"
 WITHOUT_FORBIDDEN = "drawn = without_forbidden(q.at(drawn.ids), drawn); " + RULE
 LEAF = "token = sampler.choose(node_logits)"
-UNMASKED_LEAF = "token = sampler._draws.choose(node_logits, sampler.position)"
+UNMASKED_LEAF = "token = sampler.draws.choose(node_logits, sampler.position)"
 ACCEPTED = "if draw >= 0:"
 ACCEPTED_INSIDE = "if draw >= 0 and int(drawn.ids[drawn.entries[draw]]) not in sampler.end_ids:"
 OUTSIDE = "outside = max(1.0 - float(q.sum()), 0.0)"
@@ -286,6 +294,7 @@ def planted(mutant: Mutant) -> Iterator[None]:
             patch.object(sampling, "TokenDraws", reference),
             patch.object(native, "pack_trees", pack_trees),
             patch.object(drafting_native, "cut_trees", cutting.cut_trees),
+            patch.object(scheduler, "walk_all", walk_each),
         ):
             yield
     finally:

@@ -2,6 +2,7 @@
 // function returns a message, it is valid until the thread's next call; null: it did not fail.
 #include "../cpu/guarded.h"
 #include "draft.h"
+#include "walk.h"
 
 using namespace redraft;
 
@@ -79,13 +80,22 @@ const char* redraft_trees_pack(int64_t count, const int32_t* offsets, const int3
                                int64_t words, int32_t* positions, uint32_t* masks) {
     return guarded([&] { pack_trees({count, offsets, nullptr, parents, nullptr}, starts, words, positions, masks); });
 }
+// Over the tokens `chosen`, else over logits. Paths are at most as long as the trees are large: the first row of `walked`
+// has them, the second the tokens.
 const char* redraft_trees_walk(int64_t count, const int32_t* offsets, const int32_t* tokens, const int32_t* parents,
-                               const int32_t* chosen, const int32_t* ends, const int32_t* end_offsets,
+                               const int32_t* chosen, const float* logits, int64_t vocabulary, const void* draws,
+                               const int64_t* positions, void* choose, const int32_t* ends, const int32_t* end_offsets,
                                int32_t* path_offsets, int32_t* walked) {
     return guarded([&] {
-        // Paths are at most as long as the trees are large: the first row of `walked` has them, the second the tokens.
-        walk_trees({count, offsets, tokens, parents, nullptr}, chosen, ends, end_offsets, path_offsets, walked,
-                   walked + offsets[count]);
+        const Trees trees{count, offsets, tokens, parents, nullptr};
+        const auto walk = [&](const auto& chooser) {
+            walk_trees(trees, chooser, ends, end_offsets, path_offsets, walked, walked + offsets[count]);
+        };
+        if (chosen)
+            walk([&](int64_t, int64_t row, int64_t) { return chosen[row]; });
+        else
+            walk(LogitChooser{logits, vocabulary, static_cast<const ChooseArgs* const*>(draws), positions,
+                              reinterpret_cast<const char* (*)(const ChooseArgs*)>(choose)});
     });
 }
 }

@@ -1,5 +1,4 @@
-// Cutting, sharing, packing and walking trees: `prune_tree`, `shared_budgets`, `mask_words` of
-// `redraft.decoding.token_tree`, and `redraft.decoding.verification.walk` over tokens that are chosen already.
+// Cutting, sharing and packing trees: `prune_tree`, `shared_budgets`, `mask_words` of `redraft.decoding.token_tree`.
 #pragma once
 
 #include <algorithm>
@@ -95,34 +94,6 @@ inline void pack_trees(const Trees& trees, const int32_t* starts, int64_t words,
             mask[node / 32] |= 1u << node % 32;
         }
     }
-}
-
-// Follow, in each tree, the tokens chosen at its nodes: the accepted path's nodes, root first, and the tokens, back to
-// back from `path_offsets` on. A path ends after one of the sequence's end tokens. Where siblings repeat a token it
-// follows all of them, and stands at the first.
-inline void walk_trees(const Trees& trees, const int32_t* chosen, const int32_t* ends, const int32_t* end_offsets,
-                       int32_t* path_offsets, int32_t* path, int32_t* tokens) {
-    std::vector<uint8_t> here, next;
-    int32_t length = 0;
-    for (int64_t b = 0; b < trees.count; ++b) {
-        const int64_t first = trees.offsets[b], size = trees.offsets[b + 1] - first;
-        const int32_t *end_ids = ends + end_offsets[b], *last_id = ends + end_offsets[b + 1];
-        path_offsets[b] = length;
-        here.assign(size, 0);
-        here[0] = 1;
-        for (int64_t node = 0; node >= 0;) {
-            const int32_t token = chosen[first + node];
-            path[length] = static_cast<int32_t>(node);
-            tokens[length++] = token;
-            node = -1;
-            if (std::find(end_ids, last_id, token) != last_id) break;
-            next.assign(size, 0);
-            for (int64_t below = size - 1; below > 0; --below)
-                if (here[trees.parents[first + below]] && trees.tokens[first + below] == token) next[node = below] = 1;
-            here.swap(next);
-        }
-    }
-    path_offsets[trees.count] = length;
 }
 
 }  // namespace redraft

@@ -6,16 +6,21 @@ and the oracle of the tests.
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
+from typing import Any
 from weakref import finalize
 
 import numpy as np
 
 from redraft.decoding.defaults import NGRAM_CHANCES
 from redraft.decoding.ngram import LONGEST, MOST_TIMES, NgramIndex
+from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree
+from redraft.plugins.kernels import library
 from redraft.plugins.trees.native import address, call, function, pointer, zeros
 
 LENGTHS = np.array(sorted(NGRAM_CHANCES), np.int64)
@@ -94,25 +99,40 @@ def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndar
     return positions, masks
 
 
-def walk_trees(
-    tree: TokenTree, chosen: np.ndarray, end_ids: Sequence[frozenset[int]]
-) -> list[tuple[list[int], list[int]]]:
-    """Return path and tokens of each verdict of `redraft.decoding.verification.walk`, where `chosen` int32 [T] are what
-    plain samplers with these end tokens choose at the nodes."""
-    expect(len(tree), end_ids)
-    expect(len(tree.tokens), chosen)
-    if len(chosen) == len(tree):  # nothing is drafted
-        return [([0], [token]) for token in chosen.tolist()]
-    ends = array("i", chain.from_iterable(end_ids))
-    end_offsets = array("i", [0, *accumulate(map(len, end_ids))])
+class Walkers:
+    """Plain samplers of a batch, without grammars, as compiled code takes them."""
+
+    def __init__(self, samplers: Sequence[Sampler]):
+        self.samplers = samplers
+        ids = [sampler.end_ids for sampler in samplers]
+        self.ends = address(array("i", chain.from_iterable(ids)))
+        self.end_offsets = address(array("i", [0, *accumulate(map(len, ids))]))
+
+    @cached_property
+    def draws(self) -> ctypes.Array:
+        """What chooses their tokens; null: the largest logit does."""
+        return address(array("q", [0 if sampler.greedy else sampler.draws.address for sampler in self.samplers]))
+
+
+def walk_trees(tree: TokenTree, logits: np.ndarray, walkers: Walkers) -> list[tuple[list[int], list[int]]]:
+    """Return path and tokens of each verdict of `redraft.decoding.verification.walk`, where `logits` are float32
+    [T, V], or int32 [T] what the samplers choose at the nodes."""
+    count, rows = len(tree), len(tree.tokens)
+    expect(count, walkers.samplers)
+    expect(rows, logits)
+    if logits.ndim == 1:
+        if rows == count:  # nothing is drafted
+            return [([0], [token]) for token in logits.tolist()]
+        chooser: tuple[Any, ...] = pointer(logits, np.int32), None, 0, None, None, None
+    else:
+        positions = array("q", [sampler.position for sampler in walkers.samplers])
+        rules = walkers.draws, address(positions), library().redraft_choose
+        chooser = None, pointer(logits, np.float32), logits.shape[1], *rules
+    offsets, walked = zeros("i", count + 1), zeros("i", 2 * rows)
+    ends = walkers.ends, walkers.end_offsets
+    call("trees_walk", count, *tree.addresses[:3], *chooser, *ends, address(offsets), address(walked))
     # Paths are at most as long as the trees are large. The tokens stand behind them.
-    offsets, walked = zeros("i", len(end_offsets)), zeros("i", 2 * len(chosen))
-    call(
-        "trees_walk",
-        *(len(end_ids), *tree.addresses[:3], pointer(chosen, np.int32)),
-        *(address(ends), address(end_offsets), address(offsets), address(walked)),
-    )
-    paths, tokens = walked[: len(chosen)].tolist(), walked[len(chosen) :].tolist()
+    paths, tokens = walked[:rows].tolist(), walked[rows:].tolist()
     return [(paths[start:end], tokens[start:end]) for start, end in pairwise(offsets)]
 
 

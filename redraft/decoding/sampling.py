@@ -120,6 +120,11 @@ class Sampler:
         positions."""
         return self.position >= self._plain_from
 
+    @property
+    def filters(self) -> bool:
+        """Whether `draws` need other logits than the target's: those of min-p."""
+        return not self.greedy and bool(self.margin > -math.inf)
+
     def accept(self, token: int) -> None:
         """Append a token to the history and move on to the next output position."""
         self.position += 1
@@ -136,7 +141,8 @@ class Sampler:
         self.position += count
 
     @cached_property
-    def _draws(self) -> TokenDraws:
+    def draws(self) -> TokenDraws:
+        """What draws its tokens from likely logits."""
         return TokenDraws(self.seed, float(self.inverse_temperature), self.top_k, self.top_p)
 
     def choose(self, logits: np.ndarray) -> int:
@@ -144,12 +150,12 @@ class Sampler:
         logits = self.process(logits)
         if self.greedy:
             return int(logits.argmax())
-        return self._draws.choose(self._likely(logits), self.position)
+        return self.draws.choose(self._likely(logits), self.position)
 
     def draw(self, distribution: Distribution) -> int:
         """A token by the noise that `choose` takes at this position."""
         ids = None if distribution.ids is None else np.ascontiguousarray(distribution.ids, np.int32)
-        return self._draws.race(ids, np.ascontiguousarray(distribution.weights, np.float32), self.position)
+        return self.draws.race(ids, np.ascontiguousarray(distribution.weights, np.float32), self.position)
 
     def flip(self, chance: float, number: int) -> bool:
         """Whether what has this chance happens, by a coin of this position, which shares nothing with its noise;
@@ -161,7 +167,7 @@ class Sampler:
         logits = self.process(logits)
         if self.greedy:
             return Distribution(np.array([logits.argmax()], np.int32), np.ones(1, np.float32), 1.0)
-        return Distribution(*self._draws.distribution(self._likely(logits)))
+        return Distribution(*self.draws.distribution(self._likely(logits)))
 
     def _likely(self, logits: np.ndarray) -> np.ndarray:
         """Processed logits float32 [V] after min-p."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from redraft.decoding import native
 from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.log_probs import LogProbs
+from redraft.decoding.native import Walkers
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.sampling import Sampler
@@ -101,14 +102,10 @@ def walk(tree: TokenTree, sequence: int, logits: np.ndarray, sampler: Sampler) -
     return verdict
 
 
-def walk_chosen(tree: TokenTree, chosen: np.ndarray, samplers: Sequence[Sampler]) -> list[Verdict]:
-    """`walk` of each tree of a batch, over what plain samplers without grammars choose at every node: int32 [T]."""
-    if len(tree.tokens) == len(tree):
-        verdicts = [Verdict([0], [token]) for token in chosen.tolist()]
-    else:
-        walked = native.walk_trees(tree, chosen, [sampler.end_ids for sampler in samplers])
-        verdicts = [Verdict(path, tokens) for path, tokens in walked]
-    for sampler, verdict in zip(samplers, verdicts, strict=True):
+def walk_all(tree: TokenTree, logits: np.ndarray, walkers: Walkers) -> list[Verdict]:
+    """`walk` of each tree of a batch: `logits` of all their nodes, as there."""
+    verdicts = [Verdict(path, tokens) for path, tokens in native.walk_trees(tree, logits, walkers)]
+    for sampler, verdict in zip(walkers.samplers, verdicts, strict=True):
         sampler.skip(len(verdict.tokens))
     return verdicts
 

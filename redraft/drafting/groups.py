@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 from redraft.budgets.gain import bands_of
+from redraft.decoding.native import Walkers
 from redraft.decoding.origins import Source
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees
@@ -44,6 +45,16 @@ class Group(list[RequestState]):
     def guided(self) -> bool:
         """Whether any has a grammar."""
         return any(sampler.grammar is not None for sampler in self.samplers)
+
+    @cached_property
+    def filtered(self) -> bool:
+        """Whether any changes the logits that its tokens are drawn from: see `Sampler.filters`."""
+        return any(sampler.filters for sampler in self.samplers)
+
+    @cached_property
+    def walkers(self) -> Walkers:
+        """Their samplers, none of which has a grammar."""
+        return Walkers(self.samplers)
 
     @cached_property
     def shown(self) -> bool:

@@ -23,7 +23,7 @@ from redraft.decoding import native
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width
-from redraft.decoding.verification import Verdict, walk_chosen
+from redraft.decoding.verification import Verdict, walk_all
 from redraft.drafting import start_method
 from redraft.drafting.groups import Group
 from redraft.drafting.method import AutoRegressive
@@ -204,7 +204,7 @@ class Scheduler:
         prefilling = (sequence for sequence, _ in chunks)
         samplers = [sequence.chooser or self._chooser(sequence) for sequence in (*decoding, *prefilling)]
         logits, features = self._engine.execute(batch, samplers)
-        verdicts = self._verify(decoding, tree, logits)
+        verdicts = self._verify(decoding, tree, logits, samplers)
         kept = self._kept(decoding, tree, verdicts, chunks, features)
         gaps_s = self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
         self._take_chunks(chunks, len(tree.tokens), logits, kept[len(decoding) :])
@@ -315,10 +315,14 @@ class Scheduler:
         )
         return _with_prompts(batch, chunks) if chunks else batch
 
-    def _verify(self, sequences: Group, tree: TokenTree, logits: LogitRows) -> list[Verdict]:
-        # Where the engine chose the tokens only the paths are left to find, but for grammars, which follow each token.
-        if not sequences.guided and isinstance(logits, np.ndarray) and logits.ndim == 1:
-            verdicts = walk_chosen(tree, logits[: len(tree.tokens)], sequences.samplers)
+    def _verify(
+        self, sequences: Group, tree: TokenTree, logits: LogitRows, choosers: list[Sampler | None]
+    ) -> list[Verdict]:
+        # Where the engine has chosen, or nothing but logits says what is chosen, all trees are walked at once. Grammars
+        # follow each token.
+        plain = not (sequences.filtered or None in choosers)
+        if not sequences.guided and isinstance(logits, np.ndarray) and (logits.ndim == 1 or plain):
+            verdicts = walk_all(tree, logits[: len(tree.tokens)], sequences.walkers)
         else:
             verdicts = self._verify_mixed(sequences, tree, logits)
         if self._observe:
@@ -326,7 +330,7 @@ class Scheduler:
                 self._observe(tree, index, verdict)
         return verdicts
 
-    def _verify_mixed(self, sequences: list[RequestState], tree: TokenTree, logits: LogitRows) -> list[Verdict]:
+    def _verify_mixed(self, sequences: Group, tree: TokenTree, logits: LogitRows) -> list[Verdict]:
         rows = [logits[start:end] for start, end in pairwise(tree.offsets.tolist())]
         walked = [
             index
@@ -335,8 +339,8 @@ class Scheduler:
         ]
         verdicts: dict[int, Verdict] = {}
         if walked:
-            chosen, samplers = np.concatenate([rows[b] for b in walked]), [sequences[b].sampler for b in walked]
-            verdicts = dict(zip(walked, walk_chosen(tree.of(walked), chosen, samplers), strict=True))
+            chosen, walkers = np.concatenate([rows[b] for b in walked]), sequences.of(walked).walkers
+            verdicts = dict(zip(walked, walk_all(tree.of(walked), chosen, walkers), strict=True))
         return [
             verdicts[index] if index in verdicts else self._verdict(sequence, tree, index, rows[index])
             for index, sequence in enumerate(sequences)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redraft.decoding import native
-from redraft.decoding.native import NativeNgrams
+from redraft.decoding.native import NativeNgrams, Walkers
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import MASK_BITS, TokenTree, mask_words
-from redraft.decoding.verification import walk, walk_chosen
+from redraft.decoding.verification import walk, walk_all
 from redraft.plugins.trees.native import call, pointer
 from redraft.request import SamplingConfig
 from tests.compiled_trees import EXAMPLES, TOKENS, forests, in_arrays, in_process, run_mutant, run_sanitized
@@ -72,11 +72,52 @@ def test_chosen_tokens_are_walked_alike(tree, data):
     chosen = rng.integers(0, TOKENS, len(tree.tokens)).astype(np.int32)
     ends = [data.draw(st.frozensets(st.integers(0, TOKENS - 1), max_size=2)) for _ in range(len(tree))]
     samplers, others = ([Sampler(SamplingConfig(), [0], ids) for ids in ends] for _ in range(2))
-    verdicts = walk_chosen(in_arrays(tree), chosen, samplers)
+    verdicts = walk_all(in_arrays(tree), chosen, Walkers(samplers))
     for index, (verdict, sampler, other) in enumerate(zip(verdicts, samplers, others, strict=True)):
         rows = chosen[tree.offsets[index] : tree.offsets[index + 1]]
         assert verdict == walk(tree, index, rows, other)
         assert sampler.position == other.position
+
+
+SAMPLINGS = ({}, {"temperature": 0.7}, {"temperature": 1.3, "top_k": 3}, {"temperature": 1.0, "top_p": 0.6})
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(forests(), st.sampled_from([1, 5, 17, 111, 5000]), st.data())
+def test_tokens_are_chosen_and_walked_alike(tree, vocabulary, data):
+    """From logits with ties, greedy and sampled beside each other, at any output position."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 9999)))
+    logits = rng.normal(0, 3, (len(tree.tokens), vocabulary)).astype(np.float32)
+    logits[:, :TOKENS] += 6  # most tokens that are chosen may have been drafted
+    if data.draw(st.booleans()):
+        logits = logits.round()
+    configs = [
+        SamplingConfig(seed=data.draw(st.integers(0, 99)), **data.draw(st.sampled_from(SAMPLINGS)))
+        for _ in range(len(tree))
+    ]
+    ends = [data.draw(st.frozensets(st.integers(0, TOKENS - 1), max_size=2)) for _ in range(len(tree))]
+    samplers, others = (
+        [Sampler(config, [0], ids) for config, ids in zip(configs, ends, strict=True)] for _ in range(2)
+    )
+    for sampler in (*samplers, *others):
+        sampler.skip(7)
+    verdicts = walk_all(in_arrays(tree), logits, Walkers(samplers))
+    rows = np.split(logits, tree.offsets[1:-1])
+    for index, (verdict, sampler, other) in enumerate(zip(verdicts, samplers, others, strict=True)):
+        assert verdict == walk(tree, index, rows[index], other)
+        assert sampler.position == other.position
+
+
+def test_the_first_of_the_largest_logits_is_chosen_wherever_it_is():
+    """In whole blocks and beside them; without a number at all the first token."""
+    root, walkers = TokenTree.root_only([0]), Walkers([Sampler(SamplingConfig(), [0])])
+    for vocabulary in (1, 15, 16, 4095, 4096, 4097, 9001):
+        for place in {0, vocabulary // 2, vocabulary - 1}:
+            logits = np.full((1, vocabulary), -np.inf, np.float32)
+            logits[0, place] = -5.0
+            logits[0, place + 1 :: 7] = -5.0
+            assert native.walk_trees(root, logits, walkers) == [([0], [place])]
+        assert native.walk_trees(root, np.full((1, vocabulary), np.nan, np.float32), walkers) == [([0], [0])]
 
 
 def test_arrays_of_another_type_or_order_are_refused():
@@ -107,8 +148,15 @@ def test_no_tree_leads_outside_the_arrays(tmp_path):
 
 
 MUTANTS = {
-    "a parent's mask": ("shape.h", "masks + (first + parent) * words", "masks + first * words", "packed"),
-    "times that are never counted anew": ("ngrams.h", "token ? slot.times : 0", "token ? slot.times : 1", "ngrams"),
+    "a parent's mask": ("shape.h", "masks + (first + parent) * words", "masks + first * words", "alike and packed"),
+    "a later one of equal logits": ("walk.h", "most_here > best)", "most_here >= best)", "wherever"),
+    "the position of the root": ("walk.h", "positions[tree] + depth", "positions[tree]", "alike and walked"),
+    "times that are never counted anew": (
+        "ngrams.h",
+        "token ? slot.times : 0",
+        "token ? slot.times : 1",
+        "alike and ngrams",
+    ),
 }
 
 
@@ -116,14 +164,14 @@ MUTANTS = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_of_the_compiled_code_is_found(mutant, tmp_path):
     *edit, tests = MUTANTS[mutant]
-    assert run_mutant(tmp_path, *edit, __file__, f"alike and {tests}").returncode == 1
+    assert run_mutant(tmp_path, *edit, __file__, tests).returncode == 1
 
 
 def test_a_process_ends_while_another_thread_drafts():
     """It would catch n-grams that are freed at exit, under a thread that reads them."""
     code = """
 import threading
-from redraft.decoding.native import NativeNgrams
+from redraft.decoding.native import NativeNgrams, Walkers
 
 index, begun = NativeNgrams(range(2000)), threading.Event()
 
@@ -142,10 +190,12 @@ begun.wait()
 
 def test_columns_of_another_length_are_refused():
     tree = in_arrays(TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.5)]] * 3))
+    sampler = Sampler(SamplingConfig(), [0])
     for wrong in (
         lambda: native.pack_trees(tree, np.zeros(2, np.int32), 1),
-        lambda: native.walk_trees(tree, np.zeros(4, np.int32), [frozenset()] * 3),
-        lambda: native.walk_trees(tree, np.zeros(6, np.int32), [frozenset()] * 2),
+        lambda: native.walk_trees(tree, np.zeros(4, np.int32), Walkers([sampler] * 3)),
+        lambda: native.walk_trees(tree, np.zeros((4, 111), np.float32), Walkers([sampler] * 3)),
+        lambda: native.walk_trees(tree, np.zeros(6, np.int32), Walkers([sampler] * 2)),
     ):
         with pytest.raises(ValueError, match="expected"):
             wrong()

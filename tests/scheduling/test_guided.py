@@ -226,7 +226,7 @@ def test_draft_trees_say_what_the_guide_forced():
     assert gained == [token for output in outputs for token in output.token_ids][-len(gained) :]
 
 
-UNMASKED = "sampler._draws.choose(logits[node], sampler.position)"
+UNMASKED = "sampler.draws.choose(logits[node], sampler.position)"
 MASKED = "sampler.choose(logits[node])"
 MUTANTS = {
     "the bonus row unmasked": (

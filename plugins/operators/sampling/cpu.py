@@ -36,6 +36,11 @@ class TokenDraws:
         )
         self._ids, self._weights = np.empty(0, np.int32), np.empty(0, np.float32)
 
+    @property
+    def address(self) -> int:
+        """Where the arguments of `choose` are."""
+        return ctypes.addressof(self._choose)
+
     def choose(self, logits: np.ndarray, position: int) -> int:
         """The token drawn from what the filters leave of the logits."""
         arguments = self._choose
