@@ -66,18 +66,18 @@ class NativeNgrams(NgramIndex):
 
 def read(indices: Sequence[NativeNgrams]) -> None:
     """Let n-grams read what they were told."""
-    handles, tokens, ends = unread_of(indices)
+    handles, (tokens, ends) = array("q", [index.handle for index in indices]), take_unread(indices)
     call("ngrams_read", address(handles), len(handles), address(tokens), address(ends))
 
 
-def unread_of(indices: Sequence[NativeNgrams]) -> tuple[array, array, array]:
-    """Take from n-grams what they were told and have not read. Returns their handles [B], the tokens back to back, and
-    the end of each one's [B]."""
-    handles, unread = array("q", [index.handle for index in indices]), [index.unread for index in indices]
-    tokens, ends = array("i", chain.from_iterable(unread)), array("q", accumulate(map(len, unread)))
-    for part in unread:
-        part.clear()
-    return handles, tokens, ends
+def take_unread(indices: Sequence[NativeNgrams]) -> tuple[array, array]:
+    """Take from n-grams what they were told and have not read: tokens back to back, and the end of each one's [B]."""
+    tokens, ends = array("i"), array("q")
+    for index in indices:
+        tokens.extend(index.unread)
+        index.unread.clear()
+        ends.append(len(tokens))
+    return tokens, ends
 
 
 def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray]:
@@ -138,5 +138,6 @@ def walk_trees(tree: TokenTree, logits: np.ndarray, walkers: Walkers) -> list[tu
 
 def expect(count: int, *columns: Sized) -> None:
     """Raise ValueError unless each column has `count` entries: compiled code would read past its end."""
-    if {*map(len, columns)} != {count}:
-        raise ValueError(f"expected {count} entries each, got {', '.join(str(len(column)) for column in columns)}")
+    for column in columns:
+        if len(column) != count:
+            raise ValueError(f"expected {count} entries each, got {', '.join(str(len(column)) for column in columns)}")

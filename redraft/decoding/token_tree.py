@@ -104,8 +104,8 @@ class TokenTree:
     @cached_property
     def addresses(self) -> tuple[Any, ...]:
         """The arrays `offsets`, `tokens`, `parents` and `scores`, as compiled functions take them."""
-        columns = self.offsets, self.tokens, self.parents
-        return *(pointer(column, np.int32) for column in columns), pointer(self.scores, np.float64)
+        offsets, tokens = pointer(self.offsets, np.int32), pointer(self.tokens, np.int32)
+        return offsets, tokens, pointer(self.parents, np.int32), pointer(self.scores, np.float64)
 
     @property
     def sizes(self) -> np.ndarray:

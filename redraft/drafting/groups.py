@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any, TypeVar, cast
 
 from redraft.budgets.gain import bands_of
 from redraft.decoding.native import Walkers
@@ -11,6 +12,8 @@ from redraft.decoding.origins import Source
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees
 from redraft.request_state import RequestState
+
+Made = TypeVar("Made")
 
 
 class Group(list[RequestState]):
@@ -57,9 +60,24 @@ class Group(list[RequestState]):
         return Walkers(self.samplers)
 
     @cached_property
+    def reads_features(self) -> bool:
+        """Whether any one's drafter reads features."""
+        return any(sequence.reads_features for sequence in self)
+
+    @cached_property
     def shown(self) -> bool:
         """Whether any request wants to see its trees."""
         return any(sequence.proposals is not None for sequence in self)
+
+    @cached_property
+    def _made(self) -> dict[object, Any]:
+        return {}
+
+    def once(self, maker: object, make: Callable[[Group], Made]) -> Made:
+        """What `make` gives of the group, which it is asked for once by each `maker`."""
+        if maker not in self._made:
+            self._made[maker] = make(self)
+        return cast(Made, self._made[maker])
 
     def of(self, indices: list[int]) -> Group:
         """The sequences at these indices."""

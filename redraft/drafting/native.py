@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from redraft.batch import DraftCandidates
 from redraft.budgets.choice import Choice, Terms
 from redraft.decoding.growth import LEAST, MOST
-from redraft.decoding.native import LENGTHS, NativeNgrams, expect, unread_of
+from redraft.decoding.native import LENGTHS, NativeNgrams, expect, take_unread
 from redraft.decoding.ngram import MOST_TIMES
 from redraft.decoding.token_tree import TokenTree
 from redraft.drafting.cutting import TreeLimits
@@ -37,13 +36,19 @@ class Growth:
         self.arguments = pointer(table, np.float64), MOST_TIMES, LEAST, MOST, *joint
 
 
-@dataclass(frozen=True)
 class Ngrams:
     """The n-grams of a batch's sequences, what the odds of their guesses are multiplied by, and how they join."""
 
-    indices: Sequence[NativeNgrams]
-    odds: Sequence[float]
-    growth: Growth
+    def __init__(self, indices: Sequence[NativeNgrams], odds: Sequence[float], growth: Growth):
+        expect(len(indices), odds)
+        self.indices = indices
+        self.handles = address(array("q", [index.handle for index in indices]))
+        self.rules = address(array("d", odds)), *growth.arguments
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What compiled code takes, with the tokens that they were told and have not read: these count as read."""
+        tokens, ends = take_unread(self.indices)
+        return self.handles, address(tokens), address(ends), *self.rules
 
 
 def draft_trees(
@@ -61,14 +66,11 @@ def draft_trees(
     """
     count, grown = len(roots), NO_NGRAMS
     if ngrams:
-        expect(count, ngrams.indices, ngrams.odds)
-        handles, tokens, ends = unread_of(ngrams.indices)
-        factors = array("d", ngrams.odds)
-        grown = (*map(address, (handles, tokens, ends, factors)), *ngrams.growth.arguments)
+        expect(count, ngrams.indices)
+        grown = ngrams.arguments()
     largest = budget if ngrams else min(budget, drafts.candidates[0].size)
-    return _written(
-        "trees_draft", count, count * (largest + 1), limits, terms, *_candidates(drafts, roots), budget, *grown
-    )
+    arguments = *_candidates(drafts, roots), budget, *grown
+    return _written("trees_draft", count, count * (largest + 1), limits, terms, *arguments)
 
 
 def cut_trees(tree: TokenTree, limits: TreeLimits, terms: Terms | None) -> tuple[TokenTree, Choice | None]:
@@ -92,13 +94,6 @@ def _written(
     return tree, Choice(counts.tolist(), *chosen) if terms else None
 
 
-def _ngrams(count: int, ngrams: Ngrams) -> tuple[Any, ...]:
-    expect(count, ngrams.indices, ngrams.odds)
-    handles, tokens, ends = unread_of(ngrams.indices)
-    told = address(handles), address(tokens), address(ends)
-    return *told, address(array("d", ngrams.odds)), *ngrams.growth.arguments
-
-
 def _cut(count: int, limits: TreeLimits, terms: Terms | None, *results: Any) -> tuple[Any, ...]:
     nodes = limits.nodes if terms else [limits.most] * count
     expect(count, nodes, limits.depths, limits.scores, terms.ratios if terms else nodes)
@@ -115,14 +110,12 @@ def _terms(terms: Terms) -> tuple[Any, ...]:
 
 def _candidates(drafts: DraftCandidates, roots: np.ndarray) -> tuple[Any, ...]:
     shape = drafts.candidates.shape
-    if (len(roots), *drafts.log_probs.shape, *drafts.parents.shape) != (shape[0], *shape, *shape[:3]):
+    if drafts.log_probs.shape != shape or drafts.parents.shape != shape[:3] or len(roots) != shape[0]:
         raise ValueError(
             f"candidates {shape} with log-probabilities {drafts.log_probs.shape}, parents "
             f"{drafts.parents.shape} and {len(roots)} roots: expected arrays of one search"
         )
-    tokens, parents, roots = (
-        np.ascontiguousarray(array, np.int32) for array in (drafts.candidates, drafts.parents, roots)
-    )
-    log_probs = np.ascontiguousarray(drafts.log_probs, np.float32)
-    arrays = pointer(tokens, np.int32), pointer(log_probs, np.float32), pointer(parents, np.int32)
-    return *arrays, *shape[1:], pointer(roots, np.int32), len(roots)
+    tokens = pointer(np.ascontiguousarray(drafts.candidates, np.int32), np.int32)
+    log_probs = pointer(np.ascontiguousarray(drafts.log_probs, np.float32), np.float32)
+    parents = pointer(np.ascontiguousarray(drafts.parents, np.int32), np.int32)
+    return tokens, log_probs, parents, *shape[1:], pointer(roots, np.int32), len(roots)

@@ -27,7 +27,6 @@ from redraft.drafting.cutting import TreeLimits
 from redraft.drafting.groups import Group, note, split_trees
 from redraft.drafting.inputs import draft_batch, next_noise, roots_of, sampling_filters, scores_of
 from redraft.engines.api import DraftEngine, DrawingEngine
-from redraft.grammar.state import GrammarState
 from redraft.request_state import RequestState
 
 
@@ -88,60 +87,57 @@ class SearchedTrees:
 
     def draft(self, sequences: Group, limits: TreeLimits, terms: Terms | None) -> tuple[TokenTree, Choice | None]:
         """Draft trees of sequences without grammars, cut by `cut_trees`."""
-        drafts, roots, odds = self._search(sequences)
-        ngrams = self._ngrams(ngrams_of(sequences), odds) if self._joins_ngrams else None
+        drafts, roots = self._search(sequences)
+        ngrams = sequences.once(self, self._ngrams) if self._joins_ngrams else None
         return native.draft_trees(drafts, roots, limits.largest, ngrams, limits, terms)
 
     def propose(self, sequences: Group, limits: TreeLimits) -> TokenTree:
         """Draft in one call of the network. Trees are grown only where there is something to grow them by: without
         n-grams and grammars the construction gives the same nodes for less."""
-        drafts, roots, odds = self._search(sequences)
+        drafts, roots = self._search(sequences)
         if not (self._joins_ngrams or (self._grows and sequences.guided)):
             if self._grows:
                 tree, _ = native.draft_trees(drafts, roots, limits.largest)
             else:
                 tree = self._build(drafts, roots, limits.largest)
             return note("drafter", sequences, tree)
-        indices, grammars = ngrams_of(sequences), [sampler.grammar for sampler in sequences.samplers]
-        tree = self._grow(drafts, roots, limits.largest, indices, odds, grammars)
+        tree = self._grow(drafts, roots, limits.largest, sequences)
         if sequences.guided:
             note("grammar", sequences, tree)
-        self._note_origins(sequences, tree, indices, drafts, roots)
+        self._note_origins(sequences, tree, drafts, roots)
         return tree
 
-    def _search(self, sequences: Group) -> tuple[DraftCandidates, np.ndarray, list[float]]:
-        """Candidates, roots, and what the odds of n-grams are multiplied by."""
-        roots, scores = roots_of(sequences), scores_of(self._fitted, sequences)
-        self.candidates = self._drafter.draft(draft_batch(sequences, roots), next_noise(sequences, scores))
-        return self.candidates, roots, [score.ngram_odds for score in scores]
+    def _search(self, sequences: Group) -> tuple[DraftCandidates, np.ndarray]:
+        """Candidates, and the roots that they stand below."""
+        roots = roots_of(sequences)
+        noise = None if sequences.greedy else next_noise(sequences, scores_of(self._fitted, sequences))
+        self.candidates = self._drafter.draft(draft_batch(sequences, roots), noise)
+        return self.candidates, roots
 
-    def _ngrams(self, indices: list[NgramIndex], odds: list[float]) -> native.Ngrams:
-        return native.Ngrams([index for index in indices if isinstance(index, NativeNgrams)], odds, self._growth)
+    def _odds(self, sequences: Group) -> list[float]:
+        """What the odds of n-grams are multiplied by."""
+        return [score.ngram_odds for score in scores_of(self._fitted, sequences)]
 
-    def _grow(
-        self,
-        drafts: DraftCandidates,
-        roots: np.ndarray,
-        budget: int,
-        indices: list[NgramIndex],
-        odds: list[float],
-        grammars: list[GrammarState | None],
-    ) -> TokenTree:
+    def _ngrams(self, sequences: Group) -> native.Ngrams:
+        indices = [sequence.memory for sequence in sequences if isinstance(sequence.memory, NativeNgrams)]
+        return native.Ngrams(indices, self._odds(sequences), self._growth)
+
+    def _grow(self, drafts: DraftCandidates, roots: np.ndarray, budget: int, sequences: Group) -> TokenTree:
         """Grow trees in compiled code, and in Python those of sequences with a grammar."""
 
-        def grow(group: list[int]) -> TokenTree:
-            ngrams = self._ngrams([indices[b] for b in group], [odds[b] for b in group])
-            tree, _ = native.draft_trees(drafts.of(group), roots[group], budget, ngrams)
+        def grow(indices: list[int]) -> TokenTree:
+            ngrams = self._ngrams(sequences.of(indices))
+            tree, _ = native.draft_trees(drafts.of(indices), roots[indices], budget, ngrams)
             return tree
 
-        def grow_others(group: list[int]) -> TokenTree:
-            factors, guides = [odds[b] for b in group], [grammars[b] for b in group]
-            own = [indices[b] for b in group]
-            return grow_trees(drafts.of(group), roots[group], budget, own, factors, self._joint, guides)
+        def grow_others(indices: list[int]) -> TokenTree:
+            group = sequences.of(indices)
+            guides = [sampler.grammar for sampler in group.samplers]
+            rules = ngrams_of(group), self._odds(group), self._joint, guides
+            return grow_trees(drafts.of(indices), roots[indices], budget, *rules)
 
         compiled = [
-            grammar is None and isinstance(index, NativeNgrams)
-            for grammar, index in zip(grammars, indices, strict=True)
+            sequence.sampler.grammar is None and isinstance(sequence.memory, NativeNgrams) for sequence in sequences
         ]
         return split_trees(compiled, grow, grow_others)
 
@@ -149,7 +145,6 @@ class SearchedTrees:
         self,
         sequences: Group,
         tree: TokenTree,
-        indices: list[NgramIndex],
         drafts: DraftCandidates,
         roots: np.ndarray,
     ) -> None:
@@ -159,7 +154,7 @@ class SearchedTrees:
             return
         drafted, _ = native.draft_trees(drafts, roots, drafts.candidates[0].size)
         note("drafter", sequences, drafted)
-        for sequence, nodes, index in zip(sequences, tree.nodes, indices, strict=True):
+        for sequence, nodes, index in zip(sequences, tree.nodes, ngrams_of(sequences), strict=True):
             if sequence.proposals is not None:
                 sequence.proposals.add_guesses(nodes, index)
 

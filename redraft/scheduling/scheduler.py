@@ -348,15 +348,15 @@ class Scheduler:
 
     def _kept(
         self,
-        sequences: list[RequestState],
+        sequences: Group,
         tree: TokenTree,
         verdicts: list[Verdict],
         chunks: list[Chunk],
         features: Features | None,
     ) -> list[Features | None]:
         """The features that each sequence keeps, first of trees, then of chunks: slices of one copy."""
-        prompts = (sequence for sequence, _ in chunks)
-        if features is None or not any(sequence.reads_features for sequence in (*sequences, *prompts)):
+        reads = sequences.reads_features or any(sequence.reads_features for sequence, _ in chunks)
+        if features is None or not reads:
             return [None] * (len(sequences) + len(chunks))
         rows, ends = list[int](), [0]
         for sequence, start, verdict in zip(sequences, tree.offsets.tolist(), verdicts, strict=False):
