@@ -146,6 +146,17 @@ def test_nodes_are_chosen_and_shared_alike_where_nothing_else_is_cut(tree, data)
         assert same(native.cut_trees(in_arrays(tree), limit, by), cutting.cut_trees(tree, limit, by))
 
 
+def test_of_equal_nodes_the_first_is_chosen_alike():
+    """Where one more than the roots costs nothing, and two cost much."""
+    tree = TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.5)]] * 3)
+    table = TimeTable(sequences=3, rows=[4, 9], seconds=[0.01, 1.0], padded=True)
+    bounds = TreeLimits([9] * 3, [9] * 3, [-math.inf] * 3, 9, 9)
+    by = Terms([1.0] * 3, 3.0, TimesByNodes(table, 3, 1.0, 0.0), False)
+    cut, choice = native.cut_trees(in_arrays(tree), bounds, by)
+    assert same((cut, choice), cutting.cut_trees(tree, bounds, by))
+    assert choice.counts == [1, 0, 0]
+
+
 def test_columns_of_another_length_are_refused():
     tree = in_arrays(TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.5)]] * 3))
     drafts = DraftCandidates(
