@@ -135,16 +135,20 @@ class BlockWeight:
 
     @classmethod
     def quantized(cls, weight: np.ndarray) -> BlockWeight:
-        """Float [N, K], rounded to the nearest of q4_0: -8 to 7 times a scale, by which each group's number of the
-        largest magnitude becomes -8."""
+        """Float [N, K], rounded to the nearest of q4_1: each group's least number and 15 equal steps to its largest.
+
+        A mere scale, q4_0, takes a tenth less memory, and its errors are an eighth larger (root mean square; SmolLM2's
+        embeddings).
+        """
         rows, features = weight.shape
-        groups = np.pad(np.asarray(weight, np.float32), ((0, 0), (0, -features % GROUP))).reshape(rows, -1, GROUP)
-        largest = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)[..., 0]
-        scale = (largest / np.float32(-8)).astype(np.float16)
+        padded = np.pad(np.asarray(weight, np.float32), ((0, 0), (0, -features % GROUP)), mode="edge")
+        groups = padded.reshape(rows, -1, GROUP)
+        minimum = groups.min(-1).astype(np.float16)
+        scale = ((groups.max(-1) - minimum) / np.float32(15)).astype(np.float16)
         wide = scale.astype(np.float32)[..., None]
-        steps = np.divide(groups, wide, out=np.zeros_like(groups), where=wide != 0)
-        codes = (np.rint(steps).clip(-8, 7) + 8).astype(np.uint8).reshape(rows, -1)
-        return cls(FORMS["q4_0"], np.ascontiguousarray(codes[:, :features]), {"scale": scale})
+        steps = np.divide(groups - minimum[..., None], wide, out=np.zeros_like(groups), where=wide != 0)
+        codes = np.rint(steps).clip(0, 15).astype(np.uint8).reshape(rows, -1)[:, :features]
+        return cls(FORMS["q4_1"], np.ascontiguousarray(codes), {"scale": scale, "minimum": minimum})
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,10 +1,10 @@
-// Kernels for weights in blocks, compiled for AVX-512 over this folder's immintrin.h, behind a C ABI.
+// The kernels of weights in blocks behind a C ABI; with this folder before the compiler's, over its immintrin.h.
 #include <immintrin.h>
 
-#include "../../../redraft/plugins/operators/embedding/kernel.h"
-#include "../../../redraft/plugins/operators/linear/kernel.h"
+#include "operators/embedding/kernel.h"
+#include "operators/linear/kernel.h"
 
 extern "C" {
-void emulated_linear(const redraft::LinearArgs* args) { redraft::emulated_isa::linear(*args); }
-void emulated_embedding(const redraft::EmbeddingArgs* args) { redraft::emulated_isa::embedding(*args); }
+void linear(const redraft::LinearArgs* args) { redraft::REDRAFT_ISA_NAMESPACE::linear(*args); }
+void embedding(const redraft::EmbeddingArgs* args) { redraft::REDRAFT_ISA_NAMESPACE::embedding(*args); }
 }
