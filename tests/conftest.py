@@ -172,9 +172,10 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_bundle(smollm2: Path) -> Path:
-    """The default target with its shipped drafter, bf16, as `redraft build` builds it."""
-    folder = OF_TESTS / "engines" / f"{DEFAULT}-redrafter-bf16"  # the name that README has
-    options = ["--model", smollm2, "--drafter", ROOT / "drafters" / DEFAULT, "--output", folder, "--replace"]
+    """The default target with its shipped drafter in bf16."""
+    folder = OF_TESTS / "engines" / f"{DEFAULT}-redrafter-bf16"
+    options = ["--model", smollm2, "--drafter", ROOT / "drafters" / DEFAULT, "--precision", "bf16"]
+    options += ["--output", folder, "--replace"]
     with one_process():
         run_script("build/build_engines.py", *options)
     return folder

@@ -19,9 +19,8 @@ def target_fingerprint(target: Target) -> str:
     """16 hexadecimal digits of a target's shape and of some of its weights, as bf16: the same in every precision."""
     digest = hashlib.sha256(json.dumps(described(target.config), sort_keys=True).encode())
     down = "experts.down" if target.config.experts else "down.weight"
-    last = target.get_parameter(f"layers.{target.config.num_layers - 1}.{down}")
-    for weight in (target.norm.weight, target.embedding.weight, last):
-        sample = weight[:SAMPLED_ROWS].detach().to(torch.bfloat16).cpu().contiguous()
+    for name in ("norm.weight", "embedding.weight", f"layers.{target.config.num_layers - 1}.{down}"):
+        sample = target.first_rows(name, SAMPLED_ROWS).detach().to(torch.bfloat16).cpu().contiguous()
         digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
 

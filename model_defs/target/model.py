@@ -23,10 +23,13 @@ from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.errors import UnsupportedModelError
 from redraft.model_defs.target.families.base import Weights
 from redraft.model_defs.target.families.registry import FAMILIES
-from redraft.model_defs.weights.folder import GGUF
+from redraft.model_defs.weights.blocks import BlockSource, StoredBlocks
+from redraft.model_defs.weights.folder import GGUF, METHOD
 
 HEAD = "lm_head.weight"
 """What Hugging Face calls the LM head, in every family"""
+ENDS = ("embedding.weight", "lm_head.weight")
+"""The parameters that drafters share"""
 Attend = Callable[[int, Tensor, HeadNorms | None], Tensor]
 """attend(layer, qkv, norms) -> out: `qkv` [..., (heads + 2 kv_heads) * head_size], the fused projections of
 the rows before norms and RoPE; `out` [..., heads * head_size]. It applies both, keeps the cache, and attends."""
@@ -186,6 +189,8 @@ class Target(nn.Module):
     norm: Norm
     feature_readers: nn.ModuleList
     """The parts of the features, side by side; none: they are the hidden states"""
+    blocks: StoredBlocks | None = None
+    """The weights that stay in their source's blocks: parameters without storage stand for them"""
 
     def __init__(self, config: TargetConfig):
         super().__init__()
@@ -205,6 +210,12 @@ class Target(nn.Module):
         """F, the width of the features."""
         readers = cast(Iterable[FeatureReader], self.feature_readers)
         return sum(reader.size for reader in readers) or self.config.hidden_size
+
+    def first_rows(self, name: str, count: int) -> Tensor:
+        """The first rows of a parameter, also of one that stays in blocks."""
+        if self.blocks is not None and name in self.blocks:
+            return self.blocks.first_rows(name, count)
+        return self.get_parameter(name)[:count]
 
     def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """The first layer's input [..., H] for int [...] token ids at int [...] positions; without positions, the last
@@ -252,10 +263,13 @@ class Target(nn.Module):
         return target
 
     @classmethod
-    def from_folder(cls, folder: Path, dtype: torch.dtype | None = torch.float32) -> Target:
+    def from_folder(
+        cls, folder: Path, dtype: torch.dtype | None = torch.float32, in_blocks: bool = False, float_ends: bool = True
+    ) -> Target:
         """Load a model folder's weights, converted to `dtype`, or as they are stored where it is None, except for norms
         that are computed from what is stored, which are in float32 then. Matrices that a GGUF file quantizes are
-        bfloat16 then.
+        bfloat16 then. With `in_blocks` weights that are stored in blocks are not loaded, and `blocks` reads them;
+        embedding and LM head are floats too then, with `float_ends`.
 
         The files are mapped, and one weight at a time is concatenated and converted: memory beyond the target's own is
         that of the largest. Raises UnsupportedModelError, FileNotFoundError or ValueError (a missing weight, one of
@@ -263,7 +277,7 @@ class Target(nn.Module):
         """
         config = TargetConfig.load(folder)
         method = (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method")
-        if method is not None:
+        if method not in (None, METHOD):
             raise UnsupportedModelError(
                 f"pre-quantized weights ({method}), expected float weights: redraft fetch dequantizes them"
             )
@@ -273,7 +287,14 @@ class Target(nn.Module):
             if has_own_head(config, shapes, lambda a, b: torch.equal(stored.read(a), stored.read(b))):
                 config = replace(config, tie_embeddings=False)
             target = cls.check_weights(shapes, config)
+            if in_blocks:
+                target.blocks = StoredBlocks(weights_of(config), stored_blocks(stored, folder), config.tie_embeddings)
+            ends = ENDS if float_ends else ()
             for name, weight in weights_of(config).items():
+                if target.blocks and name in target.blocks and name not in ends:
+                    # The exporter takes equal constants for one.
+                    weights[name] = torch.tensor(float(len(weights))).expand(target.get_parameter(name).shape)
+                    continue
                 parts = [stored.read(source) for source in weight.sources]
                 for source, part in zip(weight.sources, parts, strict=True):
                     require_finite(part, source, folder)
@@ -298,6 +319,16 @@ class StoredWeights(Protocol):
     def read(self, name: str) -> Tensor:
         """One tensor."""
         ...
+
+
+def stored_blocks(stored: StoredWeights, folder: Path) -> BlockSource:
+    """A folder's weights as a source of blocks. Raises ValueError for a folder of floats."""
+    if not isinstance(stored, BlockSource):
+        raise ValueError(
+            f"{folder} holds plain floats, and no blocks to serve as they are: fetch the model again from a quantized "
+            "file, with --replace, or choose another --precision"
+        )
+    return stored
 
 
 @contextmanager

@@ -25,6 +25,10 @@ ROPE_TENSORS = (LLAMA3_DIVISORS, LONG, SHORT)
 """Tensors that belong to the configuration"""
 
 
+FLOATS = ("F32", "F16", "BF16")
+"""Types of tensors that are not quantized"""
+
+
 class Stored(NamedTuple):
     """Where a file has one of Hugging Face's weights."""
 
@@ -77,6 +81,25 @@ class GgufWeights:
             result[begin : begin + len(block)] = block
             begin += len(block)
         return result
+
+    def form(self, name: str) -> str | None:
+        """The form of a matrix that is stored in blocks; None for floats, and for blocks that no operator reads."""
+        tensor = self.tensors[self._names[name].tensor]
+        kind = tensor.type.name.lower()
+        return kind if kind in FORMS and len(tensor.shape) == 2 else None
+
+    def quantization(self, name: str) -> str | None:
+        """The type of a tensor that is no float's."""
+        kind = self.tensors[self._names[name].tensor].type.name
+        return None if kind in FLOATS else kind
+
+    def in_blocks(self, name: str, rows: np.ndarray) -> BlockWeight:
+        """These rows of a matrix that has a form. Raises ValueError for scales that are not finite."""
+        tensor, raw = self._raw(name)
+        weight = BlockWeight.from_gguf(tensor.type.name, raw[self._row_order(name, len(raw))[rows]])
+        if not all(np.isfinite(part).all() for part in weight.parts.values()):
+            raise ValueError(f"{self.path}: {name} holds NaN or infinity: the file is damaged")
+        return weight
 
     def _raw(self, name: str) -> tuple[GgufTensor, np.ndarray]:
         """Where a weight is, and its bytes uint8 [rows, bytes of a row], or those of its only row."""

@@ -15,6 +15,8 @@ class Precision(StrEnum):
     bf16 = "bf16"
     int8 = "int8"
     int4 = "int4"
+    source = "source"
+    """As the source has them: quantized weights in their own blocks"""
     fp16 = "fp16"
     fp8 = "fp8"
 
@@ -24,6 +26,10 @@ class Form(StrEnum):
 
     plugin = "plugin"
     native = "native"
+
+
+SOURCE_COPIES = 1.3
+"""Copies of a quantized source that a build with `source` holds in memory at most, its largest tensor included"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +74,10 @@ class Backend:
     disk_copies: float = 1.3
     """Copies of the stored weights that a build holds on disk at most."""
 
+    def copies_to_build(self, precision: Precision) -> float:
+        """`build_copies`, or those of the source's files where a build reads them as they are."""
+        return SOURCE_COPIES if precision == Precision.source else self.build_copies
+
     @property
     def needs_gpu(self) -> bool:
         return self.devices == ("cuda",)
@@ -83,7 +93,7 @@ OPENVINO = Backend(
     writer="redraft.compiler.writers.openvino:write",
     devices=("cpu",),
     cpu_features=("avx2", "fma", "f16c"),
-    precisions=(Precision.fp32, Precision.bf16, Precision.int8, Precision.int4),
+    precisions=(Precision.fp32, Precision.bf16, Precision.int8, Precision.int4, Precision.source),
     token_info=("int8", "bf16", "low_rank"),
     head_step=32,
     prefill_chunk=128,

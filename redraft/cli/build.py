@@ -150,7 +150,9 @@ def main(
     precision: Annotated[
         Precision | None,
         typer.Option(
-            help=f"Stored weights; default: {by_backend(lambda backend: backend.usual_precision)}.", show_default=False
+            help="Stored weights; default: source (openvino) where the model is quantized, else "
+            f"{by_backend(lambda backend: backend.usual_precision)}.",
+            show_default=False,
         ),
     ] = None,
     form: Annotated[
@@ -232,10 +234,10 @@ def main(
         target_config = TargetConfig.load(model)
         check_head_size("the target", target_config.head_size, backend)
         check_experts(target_config, precision)
-        require_memory(model, backend, say)
+        require_memory(model, backend, precision, say)
         inputs = built_from(options)
         with step("load the target"):
-            target = load_target(model, backend, any(settings.drafter for settings in chosen.values()))
+            target = load_target(model, backend, precision, any(settings.drafter for settings in chosen.values()))
         layers = parse_layers(target_layers, target.config.num_layers) if target_layers else ()
         length = max_len or min(USUAL_MAX_LEN, target.config.max_position)
         config = BundleConfig(
@@ -266,7 +268,8 @@ def main(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        needs = what_builds(weight_bytes(model), backend)
+        built = precision or backend.usual_precision
+        needs = what_builds(weight_bytes(model, built), backend, built)
         err.print(f"[red]redraft build:[/red] out of memory ({escape(first_line(error))}): {needs}")
         raise typer.Exit(1) from None
 

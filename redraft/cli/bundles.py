@@ -8,11 +8,13 @@ and each `redraft build` can ask.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from redraft.bundle.backends import BACKENDS, OPENVINO
+from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Precision
 from redraft.bundle.folder import is_bundle
 from redraft.bundle.manifest import Manifest
 from redraft.bundle.writer import require_replaceable
@@ -34,7 +36,7 @@ def complete(options: dict[str, str]) -> dict[str, str]:
     from what was served, a calibration that fp8 needs, and a folder under REDRAFT_HOME named after them."""
     model = model_folder(options.get("--model", DEFAULT_MODEL))
     backend = BACKENDS.get(options.get("--backend", ""), OPENVINO)
-    precision = options.get("--precision", backend.usual_precision)
+    precision = options.get("--precision") or usual_precision(model, backend)
     result = {**options, "--model": str(model), "--backend": backend.name, "--precision": precision}
     if result.get("--construction") == NGRAM_TRIE:
         result.setdefault("--no-drafter", "")
@@ -50,6 +52,16 @@ def complete(options: dict[str, str]) -> dict[str, str]:
     folder = HOME / "engines" / f"{model.name}-{_drafting(result, model.name)}-{precision}{split}"
     result.setdefault("--output", str(folder))
     return result
+
+
+def usual_precision(model: Path, backend: Backend, otherwise: Precision | None = None) -> Precision:
+    """`source` for a model folder whose weights are quantized, where the backend takes it; else the one given, or the
+    backend's."""
+    if Precision.source in backend.precisions:
+        with suppress(OSError, ValueError, AttributeError):  # what is wrong with it, the build says
+            if (json.loads((model / "config.json").read_bytes()).get("quantization_config") or {}).get("quant_method"):
+                return Precision.source
+    return otherwise or backend.usual_precision
 
 
 def _drafting(options: dict[str, str], model: str) -> str:

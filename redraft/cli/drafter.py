@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from redraft.bundle.backends import OPENVINO, TORCH, Backend, Precision, check_precision
+from redraft.cli.bundles import usual_precision
 from redraft.cli.distill import teacher_engine
 from redraft.cli.options import BACKEND_NAMES, ColumnOption, ModelOption, PromptsOption, backend_named, check_folder
 from redraft.cli.steps import Steps
@@ -48,7 +49,13 @@ def main(
     backend: Annotated[
         Backend, typer.Option(parser=backend_named, metavar=BACKEND_NAMES, help="What executes the bundles.")
     ] = OPENVINO,
-    precision: Annotated[Precision, typer.Option(help="Stored weights of the bundles.")] = Precision.bf16,
+    precision: Annotated[
+        Precision | None,
+        typer.Option(
+            help="Stored weights of the bundles; default: source on CPUs where the model is quantized, else bf16.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Make a drafter for a model within a time, and say what it gains.
 
@@ -60,6 +67,7 @@ def main(
     if kind not in KINDS:
         raise typer.BadParameter(f"--kind {kind}: expected one of {', '.join(KINDS)}")
     try:
+        precision = precision or usual_precision(model, backend, Precision.bf16)
         check_precision(backend, precision)
     except BundleError as error:  # before the hours, not after them
         raise typer.BadParameter(str(error)) from None

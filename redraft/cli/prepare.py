@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from redraft.bundle.backends import BACKENDS, Precision
+from redraft.cli.bundles import usual_precision
 from redraft.cli.steps import Steps
 from redraft.home import DEFAULT_MODEL, HOME
 from redraft.operator_build import build_apart
@@ -21,7 +23,8 @@ def prepared(settings: ServeSettings) -> Path:
         build_apart()  # the build leaves cores to it; what goes wrong in it, the start of the service says
     steps = Steps("redraft serve")
     model = fetched(settings.source, steps)
-    options = {"--model": str(model), "--precision": settings.precision, "--backend": settings.backend}
+    precision = settings.precision or usual_precision(model, BACKENDS[settings.backend], Precision.bf16)
+    options = {"--model": str(model), "--precision": precision, "--backend": settings.backend}
     options |= {"--drafter": str(settings.drafter)} if settings.drafter else {}
     options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
     return Path(steps.built_bundle(options)["--output"])

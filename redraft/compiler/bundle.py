@@ -38,7 +38,7 @@ from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import FeatureReader, Target, give_layers
 from redraft.model_defs.target.shards import plan_shards
-from redraft.model_defs.weights.folder import count_numbers
+from redraft.model_defs.weights.folder import count_numbers, files_of
 from redraft.runtime import BIGRAMS_FILE_NAME
 
 RING_SPARE, RING_STEP = 256, 64
@@ -46,26 +46,34 @@ RING_SPARE, RING_STEP = 256, 64
 `TreeAttention`."""
 CACHE_SHARE, CONTEXT_STEP = 0.25, 1024
 """The part of the memory that caches may take where --max-len is not given, and the step of contexts then"""
-BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1, "int4": 0.6}
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1, "int4": 0.6, "source": 1.1}
 
 
-def require_memory(model: Path, backend: Backend, say: Callable[[str], None]) -> None:
+def require_memory(model: Path, backend: Backend, precision: Precision, say: Callable[[str], None]) -> None:
     """Say what a build takes. Raises MemoryError where this machine has less memory, since Linux ends such a process
     without a word; where other programs hold too much of it, says so. Raises ValueError for a damaged file."""
-    weights = weight_bytes(model)
-    needed, most = needed_to_build(weights, backend), most_bytes()
+    weights = weight_bytes(model, precision)
+    needed, most = needed_to_build(weights, backend, precision), most_bytes()
     if needed > most:
         raise MemoryError(f"foreseen, with {most / 1e9:.2f} GB in all")
     time = f"about {duration(backend.build_seconds * weights)} of a core, " if backend.build_seconds else ""
     say(f"{time}{size(needed)} of memory and {size(1.1 * weights)} of disk at least")
     if needed > host_bytes():
-        say(f"if it is killed, memory ran out: {what_builds(weights, backend)}")
+        say(f"if it is killed, memory ran out: {what_builds(weights, backend, precision)}")
 
 
-def load_target(model: Path, backend: Backend, drafts: bool) -> Target:
-    """A model folder's target: in float32 where the backend needs it, else as it is stored, in half the memory.
-    Embedding and head are in float32 too where there is a drafter, since drafters share them and are in float32."""
-    if backend.loads_fp32:
+def load_target(model: Path, backend: Backend, precision: Precision, drafts: bool) -> Target:
+    """A model folder's target: in float32 where the backend or the precision needs it, else as it is stored, in half
+    the memory; for `source` without what is stored in blocks. Embedding and head are in float32 too where there is a
+    drafter, since drafters share them and are in float32."""
+    if precision == Precision.source:
+        target = Target.from_folder(model, in_blocks=True, float_ends=drafts)
+        if target.blocks and (widened := target.blocks.widened):
+            name, kind = next(iter(widened.items()))
+            more = f" and {len(widened) - 1} more" if len(widened) > 1 else ""
+            err.print(f"  {name}{more} of type {kind}, which no operator reads as it is: stored in bf16", markup=False)
+        return target
+    if backend.loads_fp32 or precision == Precision.fp32:
         return Target.from_folder(model)
     target = Target.from_folder(model, None)
     if drafts:
@@ -74,8 +82,11 @@ def load_target(model: Path, backend: Backend, drafts: bool) -> Target:
     return target
 
 
-def weight_bytes(model: Path) -> int:
-    """Size of a target's weights, at 16 bits a number. Raises ValueError for a damaged file."""
+def weight_bytes(model: Path, precision: Precision) -> int:
+    """Size of a target's weights: for `source` that of its files, else at 16 bits a number. Raises FileNotFoundError,
+    or ValueError for a damaged file."""
+    if precision == Precision.source:
+        return sum(file.stat().st_size for file in files_of(model))
     return 2 * count_numbers(model)
 
 
@@ -155,6 +166,10 @@ def check(config: BundleConfig, target: Target) -> None:
     if config.limits.max_len > target.config.max_position:
         raise BundleError(
             f"--max-len {config.limits.max_len}: the target's context has {target.config.max_position} positions"
+        )
+    if config.precision == Precision.source and config.tensor_parallel > 1:
+        raise BundleError(
+            f"--tp {config.tensor_parallel}: --precision source is not split over ranks; choose another precision"
         )
     for name, method in config.methods.items():
         with naming(name, config):

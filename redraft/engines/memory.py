@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from redraft.bundle.backends import TORCH, Backend
+from redraft.bundle.backends import TORCH, Backend, Precision
 from redraft.bundle.config import BundleConfig, TargetInfo, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.method import ContextInfo
@@ -18,7 +18,7 @@ from redraft.engines.cuda.sampling import AT_ONCE, DRAW_BYTES
 from redraft.errors import BundleError
 from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_SPLIT, SPLIT, partial_bytes
 
-WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2}
+WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 2, "int4": 2, "source": 2}
 """Bytes of a cached number."""
 WORKING = 18
 """Numbers that a torch program holds at once for a row of a layer, in units of the hidden size: 4 for each of an MLP
@@ -223,15 +223,15 @@ def is_out_of_memory(error: Exception) -> bool:
     )
 
 
-def needed_to_build(weight_bytes: int, backend: Backend) -> int:
+def needed_to_build(weight_bytes: int, backend: Backend, precision: Precision) -> int:
     """Bytes of the machine's memory that a build needs."""
-    return int(backend.build_copies * weight_bytes)
+    return int(backend.copies_to_build(precision) * weight_bytes)
 
 
-def what_builds(weight_bytes: int, backend: Backend) -> str:
+def what_builds(weight_bytes: int, backend: Backend, precision: Precision) -> str:
     """Say how much of this machine's memory a build needs, and which target would fit. Limits do not count: caches are
     allocated when a bundle is loaded."""
-    free, copies = host_bytes(), backend.build_copies
+    free, copies = host_bytes(), backend.copies_to_build(precision)
     return (
         f"about {_gb(copies * weight_bytes)} GB are needed ({copies} times the weights of {_gb(weight_bytes)} GB), "
         f"{_gb(free)} GB are free; a target with weights of {_gb(free // copies)} GB would fit: choose one, end other "

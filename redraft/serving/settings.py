@@ -127,7 +127,10 @@ class ServeSettings(BaseModel):
         description="What executes the networks of a model.",
         json_schema_extra={"metavar": f"[{'|'.join(BACKENDS)}]"},
     )
-    precision: Precision = Field(default=Precision.bf16, description="Stored weights of a model.")
+    precision: Precision | None = Field(
+        default=None,
+        description="Stored weights of a model; default: source on CPUs where the model is quantized, else bf16.",
+    )
     tp: int = Field(
         default=1,
         ge=1,

@@ -16,7 +16,7 @@ import torch
 import typer
 
 from redraft.batch import DraftBatch
-from redraft.bundle.backends import OPENVINO, TENSORRT, TORCH
+from redraft.bundle.backends import OPENVINO, TENSORRT, TORCH, Precision
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.manifest import Bundle
 from redraft.cli import build, inspect
@@ -195,8 +195,11 @@ def test_the_target_of_a_gpu_backend_is_loaded_as_it_is_stored(tmp_path):
     """What drafters share with it is in float32, as they are; the fingerprint is the same."""
     write_model(tiny_target().to(torch.bfloat16), tmp_path)
     whole, drafted, plain = (
-        load_target(tmp_path, *how) for how in ((OPENVINO, True), (TORCH, True), (TENSORRT, False))
+        load_target(tmp_path, backend, Precision.bf16, drafts)
+        for backend, drafts in ((OPENVINO, True), (TORCH, True), (TENSORRT, False))
     )
+    exact = load_target(tmp_path, TORCH, Precision.fp32, drafts=False)
+    assert {weight.dtype for weight in exact.parameters()} == {torch.float32}
     wide = {name for name, weight in drafted.named_parameters() if weight.dtype == torch.float32}
     assert wide == {"embedding.weight", "lm_head.weight"}
     assert {weight.dtype for weight in whole.parameters()} == {torch.float32}

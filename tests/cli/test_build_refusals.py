@@ -12,7 +12,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from redraft.bundle.backends import OPENVINO, Precision
 from redraft.bundle.config import BundleConfig
 from redraft.cli import build
 from redraft.compiler.bundle import weight_bytes
@@ -22,8 +25,10 @@ from redraft.console import resources
 from redraft.errors import BundleError
 from redraft.model_defs.drafters.registry import DRAFTERS
 from redraft.model_defs.files import read_tensors
+from redraft.model_defs.weights.folder import GGUF
 from tests.cli.commands import invoke
 from tests.engines.tiny import DRAFTING, LIMITS, tiny_drafter, tiny_drafter_of, tiny_target
+from tests.model_defs.weights.folders import write_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 run = partial(invoke, build.main)
@@ -65,7 +70,7 @@ def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
     ("options", "message"),
     [
         (["--drafter", "DRAFTER", "--no-drafter"], "give one of --drafter FOLDER, --methods FILE and --no-drafter"),
-        (["--no-drafter", "--precision", "fp16"], "--precision fp16: openvino takes fp32, bf16, int8, int4"),
+        (["--no-drafter", "--precision", "fp16"], "--precision fp16: openvino takes fp32, bf16, int8, int4, source"),
         ([*RTX, "--form", "plugin"], "--form plugin: tensorrt_rtx takes native"),
         ([*RTX, "--precision", "fp8"], "--precision fp8 needs --calibration, from redraft calibrate"),
         (["--no-drafter", "--max-len", "500"], "--max-len 500: the target's context has 128 positions"),
@@ -295,7 +300,31 @@ def test_a_containers_limit_counts(machine, groups, limits, most):
 
 def test_weights_count_by_their_number_not_their_width(model):
     """A checkpoint in float32, as this one, takes no more memory than one in bfloat16."""
-    assert weight_bytes(model) == 2 * sum(w.numel() for w in read_tensors(model / "model.safetensors").values())
+    assert weight_bytes(model, Precision.bf16) == 2 * sum(
+        w.numel() for w in read_tensors(model / "model.safetensors").values()
+    )
+
+
+def test_blocks_count_as_their_file_has_them(tmp_path):
+    folder = write_folder(tmp_path / "quantized")
+    assert weight_bytes(folder, Precision.source) == (folder / GGUF).stat().st_size
+    assert OPENVINO.copies_to_build(Precision.source) < OPENVINO.copies_to_build(Precision.int8) == 4
+
+
+def test_what_has_no_blocks_is_not_built_with_those_of_its_source(model, tmp_path):
+    done = run("--model", model, "--output", tmp_path / "b", "--no-drafter", "--precision", "source")
+    assert done.exit_code == 1
+    assert "holds plain floats, and no blocks to serve as they are: fetch the model again" in done.output
+    assert not (tmp_path / "b").exists()
+
+
+def test_blocks_are_not_split_over_ranks(tmp_path):
+    folder = write_folder(tmp_path / "quantized", num_key_value_heads=2)
+    (folder / "tokenizer.json").write_text(Tokenizer(WordLevel({"a": 0}, "a")).to_str())
+    done = run("--model", folder, "--output", tmp_path / "b", "--no-drafter", "--tp", 2, "--max-len", 64)
+    assert done.exit_code == 1
+    assert "--tp 2: --precision source is not split over ranks; choose another precision" in done.output
+    assert not (tmp_path / "b").exists()
 
 
 def test_another_error_is_no_lack_of_memory(model, tmp_path, monkeypatch):

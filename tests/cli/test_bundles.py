@@ -378,6 +378,13 @@ def test_what_is_left_out_follows_from_the_rest(tmp_path, monkeypatch):
     assert (usual["--model"], usual["--precision"]) == (str(model), "bf16")
     assert usual["--drafter"] == str(ROOT / "drafters" / model.name)
     assert folder() == f"{model.name}-redrafter-bf16"
+    (model / "config.json").write_text('{"quantization_config": {"quant_method": "gguf"}}')
+    assert folder() == f"{model.name}-redrafter-source"
+    assert folder(backend="torch") == f"{model.name}-redrafter-bf16-torch"
+    assert folder(precision="int8") == f"{model.name}-redrafter-int8"
+    for odd in ("{}", "[]", '{"quantization_config": null}', "{"):
+        (model / "config.json").write_text(odd)
+        assert folder() == f"{model.name}-redrafter-bf16"
     assert folder(drafter="my/eagle3", tp="2", backend="torch") == f"{model.name}-eagle3-bf16-torch-tp2"
     assert folder(no_drafter="", precision="fp32") == f"{model.name}-ar-fp32"
     assert folder(construction="ngram_trie") == f"{model.name}-ngrams-bf16"

@@ -75,6 +75,15 @@ def test_the_default_model_is_fetched_built_with_its_drafter(commands, tmp_path)
     assert built["--drafter"] == str(SHIPPED / "drafters" / "SmolLM2-135M-Instruct")
 
 
+@pytest.mark.parametrize(("backend", "precision"), [("openvino", "source"), ("tensorrt_rtx", "bf16")])
+def test_a_quantized_model_is_served_as_it_is_where_that_is_possible(commands, tmp_path, backend, precision):
+    folder = fetched(tmp_path, "Tiny-1B")
+    (folder / "config.json").write_text('{"quantization_config": {"quant_method": "gguf"}}')
+    prepared(ServeSettings(source="Tiny-1B", backend=backend))
+    (build,) = commands.ran
+    assert options(build)["--precision"] == precision
+
+
 def test_what_is_there_is_not_made_again(commands, tmp_path, monkeypatch):
     fetched(tmp_path, "SmolLM2-135M-Instruct")
     monkeypatch.setattr(steps, "needs_build", lambda _: False)

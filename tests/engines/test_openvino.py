@@ -15,6 +15,7 @@ from redraft.engines import load_engine
 from redraft.engines.openvino import OpenVINOEngine
 from redraft.errors import BundleError
 from redraft.model_defs.loops.beam_search import BeamSearch
+from redraft.model_defs.target.model import Target
 from tests.engines.scheduling import generate, scores
 from tests.engines.tiny import (
     METHOD,
@@ -28,6 +29,7 @@ from tests.engines.tiny import (
     tiny_bundle,
     tiny_drafter,
 )
+from tests.model_defs.weights.folders import write_folder
 
 
 @pytest.fixture(scope="module")
@@ -103,15 +105,32 @@ def test_a_tree_row_has_the_bits_of_the_token_decoded_alone(target, tmp_path, pr
         np.testing.assert_array_equal(alone[0], in_tree[row])
 
 
-def test_drafts_change_no_text_in_four_bits(target, tmp_path):
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory):
+    """The folder of a model with blocks of every type."""
+    return write_folder(tmp_path_factory.mktemp("quantized"))
+
+
+@pytest.mark.parametrize("precision", ["int4", "source"])
+def test_drafts_change_no_text_in_blocks(target, quantized, tmp_path, precision):
     """Greedy and seeded requests together, cancelled ones too."""
-    plain, _ = generate(load_engine(tiny_bundle(tmp_path / "plain", target, precision="int4", drafts=False)), None)
-    drafting = load_engine(tiny_bundle(tmp_path / "drafting", target, precision="int4"))
+    target = Target.from_folder(quantized, in_blocks=True) if precision == "source" else target
+    plain, _ = generate(load_engine(tiny_bundle(tmp_path / "plain", target, precision=precision, drafts=False)), None)
+    drafting = load_engine(tiny_bundle(tmp_path / "drafting", target, precision=precision))
     tokens, scheduler = generate(drafting, MethodConfig(construction="beam", ngram=True, tree_budget=12), (1, 2))
     assert scheduler.totals.drafted > scheduler.totals.accepted > 0
     assert len(tokens) >= 5
     for key, ids in tokens.items():
         assert ids == plain[key], key
+
+
+def test_an_engine_of_blocks_computes_their_numbers(quantized, tmp_path):
+    """As the module of the dequantized weights does, but for rows that are rounded to 8 bits."""
+    target = Target.from_folder(quantized, in_blocks=True, float_ends=False)
+    engine = load_engine(tiny_bundle(tmp_path, target, precision="source", drafts=False))
+    text = [chain(3, [], [5, 9, 2, 77, 31, 8, 44])]
+    (logits, _), (want, _) = engine.execute(make_batch(text)), expected(Target.from_folder(quantized), text)
+    assert np.abs(logits - want).max() < 0.1 * want.std()
 
 
 def test_the_drafter_agrees_with_its_module(engine, target):

@@ -47,7 +47,7 @@ PROCESS_BYTES = 900_000_000
 """Memory of the process itself, which peaks when it rebuilds a GGUF file's tokenizer of 150,000 tokens: measured."""
 BLOCK_BYTES = 24 * BLOCK
 """Memory of one block while it is dequantized and converted: measured."""
-DROPPED = ("quantization_config", "_model_name_or_path", "torch_dtype")
+DROPPED = ("_model_name_or_path", "torch_dtype")
 
 Say = Callable[[str], None]
 
@@ -185,7 +185,7 @@ def store(checkpoint: Checkpoint, out: Path, chat_template: Path | None, say: Sa
         with progress("fetch: weights", written, "bytes") as bar:
             write_weights(out, shapes, partial(finite_blocks, checkpoint), lambda count: bar.update(bar.done + count))
     checkpoint.copy_settings(out)
-    write_config(out, checkpoint.config | ({} if files else {"dtype": "bfloat16"}), checkpoint.title)
+    write_config(out, checkpoint.config, checkpoint.title, kept=bool(files))
 
 
 def keep(file: Path, name: Path) -> None:
@@ -235,9 +235,12 @@ def drop_end(tokenizer: Any, config: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def write_config(folder: Path, raw: dict[str, Any], title: str) -> None:
-    """Write `config.json` without the source's quantization and origin."""
+def write_config(folder: Path, raw: dict[str, Any], title: str, kept: bool) -> None:
+    """Write `config.json` without the source's origin and, unless its weights are kept, without its quantization."""
     clean = {key: value for key, value in raw.items() if key not in DROPPED} | {"_name_or_path": title}
+    if not kept:
+        clean.pop("quantization_config", None)
+        clean["dtype"] = "bfloat16"
     (folder / "config.json").write_text(json.dumps(clean, indent=2, sort_keys=True) + "\n")
 
 

@@ -22,7 +22,7 @@ from redraft.model_defs.target.errors import UnsupportedModelError
 from redraft.model_defs.target.families.registry import SUPPORTED
 from redraft.model_defs.target.model import weight_names
 from redraft.model_defs.weights import gguf_header
-from redraft.model_defs.weights.folder import GGUF
+from redraft.model_defs.weights.folder import GGUF, METHOD
 from redraft.model_defs.weights.gguf import ROPE_TENSORS, GgufWeights
 
 SAMPLING = {
@@ -63,6 +63,8 @@ class GgufCheckpoint:
         except ValueError as error:
             raise FetchError(f"{path}: {error}") from None
         self._weights = GgufWeights(path, target, weight_names(target))
+        if any(map(self._weights.form, self._weights.shapes())):
+            self.config["quantization_config"] = {"quant_method": METHOD}
         self.memory = max(tensor.nbytes for tensor in tensors.values())
 
     def shapes(self) -> dict[str, Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from io import BytesIO
+from typing import BinaryIO
 
 import numpy as np
 import onnx_ir as ir
@@ -14,10 +16,11 @@ CONSTANT_TYPES = {"uint8": "u8", "int8": "i8", "int32": "i32", "float32": "f32",
 
 
 class Constants:
-    """Arrays one after the other, each once: those of all programs of a network, or of several networks."""
+    """Arrays one after the other in a file, each once: those of all programs of a network, or of several networks."""
 
-    def __init__(self) -> None:
-        self._arrays: list[np.ndarray] = []
+    def __init__(self, file: BinaryIO | None = None):
+        """`file` is written as arrays come, so that none of them is kept in memory; without one, they are."""
+        self._file = file or BytesIO()
         self._lines: dict[tuple, str] = {}
         self.size = 0
 
@@ -28,17 +31,16 @@ class Constants:
         if key not in self._lines:
             dimensions = " ".join(map(str, array.shape))
             self._lines[key] = f"constant\t{CONSTANT_TYPES[array.dtype.name]}\t{self.size}\t{dimensions}"
-            self._arrays.append(array)
-            self.size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+            padding = -array.nbytes % ALIGNMENT
+            self._file.write(array.reshape(-1).view(np.uint8).data)
+            self._file.write(bytes(padding))
+            self.size += array.nbytes + padding
         return self._lines[key]
 
     def stored(self) -> np.ndarray:
         """All of them, uint8."""
-        stored, offset = np.zeros(self.size, np.uint8), 0
-        for array in self._arrays:
-            stored[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-            offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        return stored
+        self._file.seek(0)
+        return np.frombuffer(self._file.read(), np.uint8)
 
 
 def fuse(model: ir.Model, constants: Constants | None = None) -> ir.Model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -17,10 +18,11 @@ from redraft.console.progress import step
 from redraft.model_defs.export.drafter import export_drafter_plugin, export_resampler_plugin
 from redraft.model_defs.export.target import export_target_plugin
 from redraft.model_defs.target.model import Target
+from redraft.model_defs.weights.blocks import StoredBlocks
 from redraft.plugins.library import operators_digest
 from redraft.plugins.operators.linear.blocks import BlockWeight
 
-DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8", "int4": "w8a8"}
+DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8", "int4": "w8a8", "source": "w8a8"}
 """The drafters' precision for a target's precision: drafts decide speed, never output."""
 
 
@@ -39,10 +41,20 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, feat
                 ranks=config.tensor_parallel,
             )
         with step(f"compile {part.name} ({config.precision})"):
-            weights = Constants()
-            save(lower_target(network, config.precision), part.folder / "target.onnx", weights)
-            weights.stored().tofile(part.folder / "target.weights")
-    constants, precision = Constants(), DRAFTER_PRECISION[config.precision]
+            lowered = lower_target(network, config.precision, target.blocks)
+            with (part.folder / "target.weights").open("wb") as file:
+                save(lowered, part.folder / "target.onnx", Constants(file))
+    if loops:
+        with (folder / "drafters.weights").open("wb") as file:
+            write_drafters(config, loops, folder, Constants(file), cache_dtype)
+    return {"openvino": version("openvino"), "operators": operators_digest()}
+
+
+def write_drafters(
+    config: BundleConfig, loops: Loops, folder: Path, constants: Constants, cache_dtype: torch.dtype
+) -> None:
+    """Write the networks of drafters, whose weights go to `constants`."""
+    precision = DRAFTER_PRECISION[config.precision]
     for name, names, loop in distinct(loops, folder):
         with step(f"export and compile {names}"):
             drafter = lower(export_drafter_plugin(loop, cache_dtype), precision)
@@ -50,16 +62,25 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, feat
             if again := resampling_loop(config, name, loop):
                 resampler = lower(export_resampler_plugin(again), precision)
                 save(resampler, folder / f"resampler.{name}.onnx", constants)
-    if loops:
-        constants.stored().tofile(folder / "drafters.weights")
-    return {"openvino": version("openvino"), "operators": operators_digest()}
 
 
-def lower_target(network: ir.Model, precision: Precision) -> ir.Model:
-    """A target's network whose weights are stored as the precision says."""
-    if precision != Precision.int4:
+def lower_target(network: ir.Model, precision: Precision, blocks: StoredBlocks | None = None) -> ir.Model:
+    """A target's network whose weights are stored as the precision says; `blocks` are those of its source."""
+    if precision == Precision.int4:
+        return lower(network, Precision.bf16, lambda _, weight: [BlockWeight.quantized(weight)])
+    if blocks is None:
         return lower(network, precision)
-    return lower(network, Precision.bf16, lambda _, weight: [BlockWeight.quantized(weight)])
+
+    def parameter(constant: str) -> str:
+        return constant.removeprefix("target.")
+
+    def blocks_of(constant: str, _: np.ndarray) -> list[BlockWeight] | None:
+        return blocks.segments(parameter(constant)) if parameter(constant) in blocks else None
+
+    lowered = lower(network, Precision.bf16, blocks_of)
+    if left := [name for name in lowered.graph.initializers if parameter(name) in blocks]:
+        raise ValueError(f"no operator takes {left[0]} in blocks: choose another --precision")
+    return lowered
 
 
 def save(network: ir.Model, path: Path, constants: Constants) -> None:
