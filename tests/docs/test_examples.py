@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, slow_but
+from tests.conftest import DEFAULT, ROOT, slow_but
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# \S+\.py\b.*\n")
@@ -37,9 +37,9 @@ def test_readme_shows_the_front_door():
 
 @pytest.mark.parametrize("page", slow_but(["README.md"], PROGRAMS))
 def test_examples_run(page, smollm2_bundle, tmp_path):
-    """The folder has what a clone has after `make serve`."""
+    """The folder has what a clone has after `make serve`, but for the precision."""
     (tmp_path / "artifacts" / "engines").mkdir(parents=True)
-    (tmp_path / "artifacts" / "engines" / smollm2_bundle.name).symlink_to(smollm2_bundle)
+    (tmp_path / "artifacts" / "engines" / f"{DEFAULT}-redrafter-source").symlink_to(smollm2_bundle)
     done = subprocess.run([sys.executable, "-c", PROGRAMS[page]], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
