@@ -22,7 +22,6 @@ BUGS = [
      "store(sum, add(mul(set1(rows[r][kGroupScale]), value), load(sum)))"),
     (f"{LINEAR}/blocks.h", "first + i < features", "i < kBlockGroup"),
     (f"{LINEAR}/panels.h", "to[kHalfSums] + to[kHalfSums + 1]", "to[kHalfSums]"),
-    (f"{LINEAR}/panels.h", "i < p.in_features ? value(i) : zero()", "value(i)"),
     ("operators/embedding/kernel.h", "first += half_panels(segment->rows)", "first += 0"),
 ]  # fmt: skip
 
