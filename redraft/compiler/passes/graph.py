@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from redraft.plugins.operators.linear.blocks import BlockWeight
-from redraft.plugins.operators.linear.pack import PackedWeight, pack, pack_blocks
+from redraft.plugins.operators.linear.pack import pack, pack_blocks
 
 DOMAIN = "redraft.cpu"
 
@@ -48,7 +48,14 @@ class Editor:
             assert stored is not None
             matrices = stored if stored.ndim == 3 else stored[None]
             activation = "swiglu" if gated else "none"
-            packed = [self._pack(str(weight.name), m.T if transposed else m, activation) for m in matrices]
+            blocks_of = self.blocks_of if stored.ndim == 2 else None  # `Experts`, of a stack, takes no blocks
+            packed = []
+            for matrix in matrices:
+                rows = matrix.T if transposed else matrix
+                blocks = blocks_of(str(weight.name), rows) if blocks_of else None
+                packed.append(
+                    pack(rows, self.precision, activation) if blocks is None else pack_blocks(blocks, activation)
+                )
             dtype = packed[0].dtype
             name = f"{weight.name}.{dtype}{'.gated' if gated else ''}"
             inputs = {"weight": self.constant(name, _joined([each.data for each in packed]))}
@@ -57,10 +64,6 @@ class Editor:
                 inputs["scale"] = self.constant(f"{name}.scale", _joined(scales))
             self.packed[key] = Stored(inputs, dtype)
         return self.packed[key]
-
-    def _pack(self, name: str, matrix: np.ndarray, activation: str) -> PackedWeight:
-        blocks = self.blocks_of(name, matrix) if self.blocks_of else None
-        return pack(matrix, self.precision, activation) if blocks is None else pack_blocks(blocks, activation)
 
     def node(
         self,

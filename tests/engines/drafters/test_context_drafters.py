@@ -79,7 +79,7 @@ def test_a_drafter_without_context(target: Target, tmp_path, backend):
 
 @pytest.mark.parametrize(
     ("variant", "precision"),
-    [("hidden_state", "bf16"), ("eagle", "fp32"), ("draft_lm", "fp32"), slow("eagle3", "fp32")],
+    [("hidden_state", "bf16"), ("eagle", "fp32"), ("eagle", "int4"), ("draft_lm", "fp32"), slow("eagle3", "fp32")],
 )
 def test_a_draft_has_the_bits_of_the_one_alone(target, tmp_path, variant, precision):
     """Whatever was ingested with it, and however its pairs were divided into calls."""
