@@ -69,6 +69,14 @@ LlamaModels = Annotated[
 Report = Annotated[Path, typer.Option("--output", help="JSON file to write.")]
 
 
+def require_llama(python: Path | None, models: Sequence[Path]) -> None:
+    """Raises typer.BadParameter for one without the other, or for two files of one name."""
+    if bool(models) != bool(python):
+        raise typer.BadParameter("--llama-cpp and --llama-model: expected both, or none")
+    if len({model.stem for model in models}) < len(models):
+        raise typer.BadParameter("--llama-model: the files' names must differ")
+
+
 def app_of(main: Callable[..., Any]) -> typer.Typer:
     """An app with a function as its only command."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -37,7 +37,7 @@ PROMPTS, TOKENS, NODES = 8, 48, 15
 NARROW = {
     "fp32": "bf16, which reads half the bytes",
     "bf16": "int8, which reads half the bytes",
-    "int8": "int4, which reads half the bytes",
+    "int8": "int4, which reads fewer bytes",
 }
 BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
 TRAIN = "train a drafter on your prompts: redraft drafter --model MODEL --prompts PROMPTS"

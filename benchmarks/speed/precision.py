@@ -27,7 +27,7 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.command import LlamaModels, LlamaPython, ModelFolder, NumPrompts, Report, run
+from benchmarks.command import LlamaModels, LlamaPython, ModelFolder, NumPrompts, Report, require_llama, run
 from benchmarks.load.llama_cpp import LlamaCpp
 from benchmarks.speed.inprocess import load_llm, teacher_force
 from redraft.compiler.calibration import Calibration
@@ -196,6 +196,11 @@ def main(
     ] = 512,
     output: Report = Path("artifacts/reports/precision.json"),
 ) -> None:
+    require_llama(llama_cpp, llama_models)
+    if calibration and (bundles or llama_models):
+        raise typer.BadParameter("--calibration: expected without --bundle and --llama-model")
+    if len({bundle.name for bundle in bundles}) < len(bundles):
+        raise typer.BadParameter("--bundle: the folders' names must differ")
     try:
         target = Target.from_folder(model)
         ranges = None

@@ -39,6 +39,7 @@ from benchmarks.command import (
     Report,
     Threads,
     console,
+    require_llama,
     run,
 )
 from benchmarks.load.comparison import AR, WARM_UP, Decoder, LLMDecoder, compare, compare_concurrent, report_single
@@ -211,8 +212,6 @@ def open_peers(
     python: Path | None, models: list[Path], lookups: list[int], decoder: LLMDecoder, threads: int | None
 ) -> Iterator[dict[str, LlamaDecoder]]:
     """llama.cpp over each GGUF file, with each number of looked-up tokens, by name. Raises typer.BadParameter."""
-    if bool(models) != bool(python):
-        raise typer.BadParameter("--llama-cpp and --llama-model: expected both, or none")
     runtime = decoder.llm.runtime
     with ExitStack() as stack:
         peers: dict[str, LlamaDecoder] = {}
@@ -260,6 +259,7 @@ def main(
     ] = [0],
     output: Report = Path("artifacts/reports/single_stream.json"),
 ) -> None:
+    require_llama(llama_cpp, llama_models)
     decoders = load_decoders(bundles, methods, auto_regressive, threads)
     for decoder in decoders.values() if fixed else ():
         decoder.llm.runtime.fix_budget(methods=methods_of(decoder.llm, fixed or []))

@@ -323,7 +323,7 @@ class StoredWeights(Protocol):
 
 def stored_blocks(stored: StoredWeights, folder: Path) -> BlockSource:
     """A folder's weights as a source of blocks. Raises ValueError for a folder of floats."""
-    if not isinstance(stored, BlockSource):
+    if not isinstance(stored, BlockSource) or not any(map(stored.form, stored.shapes())):
         raise ValueError(
             f"{folder} holds plain floats, and no blocks to serve as they are: fetch the model again from a quantized "
             "file, with --replace, or choose another --precision"

@@ -10,7 +10,7 @@ from redraft.model_defs.files import StoredTensors, weight_files
 GGUF = "model.gguf"
 """The GGUF file of a folder that was fetched from one."""
 METHOD = "gguf"
-"""The `quant_method` in the `config.json` of such a folder, if operators read the file's blocks as they are."""
+"""The `quant_method` in the `config.json` of such a folder, if operators read all of the file's blocks as they are."""
 
 
 def files_of(folder: Path) -> list[Path]:

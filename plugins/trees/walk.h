@@ -11,29 +11,37 @@
 
 namespace redraft {
 
-// The index of the largest value, and of equal ones the first.
+// The index of the largest value, and of equal ones the first; of the first NaN where there is one, as numpy has it.
 inline int32_t largest(const float* values, int64_t count) {
     constexpr int64_t lanes = 16, block = 4096;
     float best = -INFINITY;
     int64_t best_block = 0;
+    bool numbers = true;
     for (int64_t start = 0; start < count; start += block) {
         const int64_t end = std::min(start + block, count);
         float most[lanes];
         std::fill(most, most + lanes, -INFINITY);
+        int32_t unordered[lanes] = {};
         int64_t index = start;
         for (; index + lanes <= end; index += lanes)
-            for (int64_t lane = 0; lane < lanes; ++lane)
+            for (int64_t lane = 0; lane < lanes; ++lane) {
                 most[lane] = values[index + lane] > most[lane] ? values[index + lane] : most[lane];
-        for (; index < end; ++index) most[0] = std::max(most[0], values[index]);
+                unordered[lane] |= values[index + lane] != values[index + lane];
+            }
+        for (; index < end; ++index) {
+            most[0] = std::max(most[0], values[index]);
+            unordered[0] |= values[index] != values[index];
+        }
+        for (int32_t lane : unordered) numbers &= !lane;
         const float most_here = *std::max_element(most, most + lanes);
         if (most_here > best) {
             best = most_here;
             best_block = start;
         }
     }
-    const float* end = values + std::min(best_block + block, count);
-    const float* found = std::find(values + best_block, end, best);
-    return static_cast<int32_t>(found == end ? 0 : found - values);  // not found: all are NaN
+    if (!numbers)
+        return static_cast<int32_t>(std::find_if(values, values + count, [](float v) { return v != v; }) - values);
+    return static_cast<int32_t>(std::find(values + best_block, values + count, best) - values);
 }
 
 // Chooses as each tree's sampler does, at the nodes that are visited.

@@ -36,7 +36,7 @@ def complete(options: dict[str, str]) -> dict[str, str]:
     from what was served, a calibration that fp8 needs, and a folder under REDRAFT_HOME named after them."""
     model = model_folder(options.get("--model", DEFAULT_MODEL))
     backend = BACKENDS.get(options.get("--backend", ""), OPENVINO)
-    precision = options.get("--precision") or usual_precision(model, backend)
+    precision = options.get("--precision") or usual_precision(model, backend, split=options.get("--tp", "1") != "1")
     result = {**options, "--model": str(model), "--backend": backend.name, "--precision": precision}
     if result.get("--construction") == NGRAM_TRIE:
         result.setdefault("--no-drafter", "")
@@ -54,10 +54,12 @@ def complete(options: dict[str, str]) -> dict[str, str]:
     return result
 
 
-def usual_precision(model: Path, backend: Backend, otherwise: Precision | None = None) -> Precision:
-    """`source` for a model folder whose weights are quantized, where the backend takes it; else the one given, or the
-    backend's."""
-    if Precision.source in backend.precisions:
+def usual_precision(
+    model: Path, backend: Backend, otherwise: Precision | None = None, split: bool = False
+) -> Precision:
+    """`source` for a model folder whose weights are quantized, where the backend takes it and ranks do not split it;
+    else the one given, or the backend's."""
+    if Precision.source in backend.precisions and not split:
         with suppress(OSError, ValueError, AttributeError):  # what is wrong with it, the build says
             if (json.loads((model / "config.json").read_bytes()).get("quantization_config") or {}).get("quant_method"):
                 return Precision.source

@@ -23,7 +23,8 @@ def prepared(settings: ServeSettings) -> Path:
         build_apart()  # the build leaves cores to it; what goes wrong in it, the start of the service says
     steps = Steps("redraft serve")
     model = fetched(settings.source, steps)
-    precision = settings.precision or usual_precision(model, BACKENDS[settings.backend], Precision.bf16)
+    usual = usual_precision(model, BACKENDS[settings.backend], Precision.bf16, split=settings.tp > 1)
+    precision = settings.precision or usual
     options = {"--model": str(model), "--precision": precision, "--backend": settings.backend}
     options |= {"--drafter": str(settings.drafter)} if settings.drafter else {}
     options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}

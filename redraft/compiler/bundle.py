@@ -33,6 +33,7 @@ from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.hub.readers import made_for
 from redraft.model_defs.drafters.token_info import TokenInfoFactors, TokenInfoTable
 from redraft.model_defs.export.drafter import Drafting
+from redraft.model_defs.files import read_json
 from redraft.model_defs.loops.context_cache import CacheTables
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.fingerprint import target_fingerprint
@@ -46,7 +47,7 @@ RING_SPARE, RING_STEP = 256, 64
 `TreeAttention`."""
 CACHE_SHARE, CONTEXT_STEP = 0.25, 1024
 """The part of the memory that caches may take where --max-len is not given, and the step of contexts then"""
-BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1, "int4": 0.6, "source": 1.1}
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1, "int4": 0.65, "source": 1.1}
 
 
 def require_memory(model: Path, backend: Backend, precision: Precision, say: Callable[[str], None]) -> None:
@@ -83,9 +84,9 @@ def load_target(model: Path, backend: Backend, precision: Precision, drafts: boo
 
 
 def weight_bytes(model: Path, precision: Precision) -> int:
-    """Size of a target's weights: for `source` that of its files, else at 16 bits a number. Raises FileNotFoundError,
-    or ValueError for a damaged file."""
-    if precision == Precision.source:
+    """Size of a target's weights: for `source` that of its files, unless they are not all in blocks; else at 16 bits a
+    number. Raises FileNotFoundError, or ValueError for a damaged file."""
+    if precision == Precision.source and "quantization_config" in read_json(model / "config.json"):
         return sum(file.stat().st_size for file in files_of(model))
     return 2 * count_numbers(model)
 
@@ -167,10 +168,6 @@ def check(config: BundleConfig, target: Target) -> None:
         raise BundleError(
             f"--max-len {config.limits.max_len}: the target's context has {target.config.max_position} positions"
         )
-    if config.precision == Precision.source and config.tensor_parallel > 1:
-        raise BundleError(
-            f"--tp {config.tensor_parallel}: --precision source is not split over ranks; choose another precision"
-        )
     for name, method in config.methods.items():
         with naming(name, config):
             check_method(name, method, config)
@@ -187,8 +184,10 @@ def naming(name: str, config: BundleConfig) -> Iterator[None]:
         raise BundleError(f"{name}: {error}") from None
 
 
-def check_experts(target: TargetConfig, precision: Precision) -> None:
-    """Refuse experts in a precision that they have no operator for. Raises BundleError."""
+def check_blocks(target: TargetConfig, precision: Precision, ranks: int) -> None:
+    """Refuse experts, or ranks, in a precision that has no operators for them. Raises BundleError."""
+    if precision == Precision.source and ranks > 1:
+        raise BundleError(f"--tp {ranks}: --precision source is not split over ranks; choose another precision")
     if target.experts and precision == Precision.int4:
         raise BundleError(
             f"--precision {precision}: experts are not stored in blocks of 4 bits; --precision int8 is smallest"

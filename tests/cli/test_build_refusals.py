@@ -321,7 +321,7 @@ def test_what_has_no_blocks_is_not_built_with_those_of_its_source(model, tmp_pat
 def test_blocks_are_not_split_over_ranks(tmp_path):
     folder = write_folder(tmp_path / "quantized", num_key_value_heads=2)
     (folder / "tokenizer.json").write_text(Tokenizer(WordLevel({"a": 0}, "a")).to_str())
-    done = run("--model", folder, "--output", tmp_path / "b", "--no-drafter", "--tp", 2, "--max-len", 64)
+    done = run("--model", folder, "--output", tmp_path / "b", "--no-drafter", "--tp", 2, "--precision", "source")
     assert done.exit_code == 1
     assert "--tp 2: --precision source is not split over ranks; choose another precision" in done.output
     assert not (tmp_path / "b").exists()

@@ -257,7 +257,8 @@ struct Prepared {
             const f32x16 x[2] = {half(i), half(i + 16)};
             const float top = maximum(max(max(absolute(x[0]), absolute(x[1])), set1(1e-30f)));
             const f32x16 inverse = set1(127.0f / top);
-            to[kGroupScale] = top / 127.0f;
+            // Not a number where one of them is none: rounding would make it one.
+            to[kGroupScale] = top / 127.0f + sum(fma(x[0], zero(), mul(x[1], zero())));
             for (int h = 0; h < 2; ++h) {
                 const i32x16 rounded = to_int(mul(x[h], inverse));
                 store_bytes(to + 4 * h, rounded);

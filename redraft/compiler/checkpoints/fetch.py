@@ -103,7 +103,9 @@ def fetch(request: Request, say: Say) -> Path:
 
     Raises ValueError (FetchError, UnsupportedModelError) or OSError, and then leaves nothing half written.
     """
-    template = request.chat_template
+    template, fetched = request.chat_template, Path(request.source)
+    if not template and (fetched / GGUF).is_file() and (fetched / TEMPLATE).is_file():
+        template = fetched / TEMPLATE
     if template:
         read_text(template, "--chat-template")  # before all that takes long
     if request.name is not None and (Path(request.name).name != request.name or request.name == ".."):
@@ -147,6 +149,8 @@ def _open(request: Request, unpacked: Path, say: Say) -> Checkpoint:
     path = Path(request.source)
     if request.source == "default":
         return GgufCheckpoint(shipped.unpack(request.cache, unpacked, say), shipped.NAME)
+    if (path / GGUF).is_file():  # a fetched model
+        return GgufCheckpoint(path / GGUF, path.resolve().name)
     if path.is_dir():
         return FolderCheckpoint(path, path.resolve().name)
     if path.suffix == ".gguf":

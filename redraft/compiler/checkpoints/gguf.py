@@ -63,7 +63,8 @@ class GgufCheckpoint:
         except ValueError as error:
             raise FetchError(f"{path}: {error}") from None
         self._weights = GgufWeights(path, target, weight_names(target))
-        if any(map(self._weights.form, self._weights.shapes())):
+        quantized = list(filter(self._weights.quantization, self._weights.shapes()))
+        if quantized and all(map(self._weights.form, quantized)):
             self.config["quantization_config"] = {"quant_method": METHOD}
         self.memory = max(tensor.nbytes for tensor in tensors.values())
 

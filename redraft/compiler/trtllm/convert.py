@@ -121,6 +121,7 @@ def write_rest(folder: Path, model: Path, drafter: Path, kept: dict[str, Tensor]
     (folder / TARGET).mkdir()
     copy_tokenizer(model, folder / TARGET)
     copy_files(model, folder / TARGET, CONFIG_FILES)
+    describe_floats(folder / TARGET)
     tokenizer = folder / TARGET / "tokenizer_config.json"
     if tokenizer.is_file():
         settings = read_json(tokenizer)
@@ -131,6 +132,14 @@ def write_rest(folder: Path, model: Path, drafter: Path, kept: dict[str, Tensor]
     copy_files(drafter, folder / DRAFTER, ("config.json",))
     if kept:
         save_tensors(kept, folder / DRAFTER / FACTORS)
+
+
+def describe_floats(folder: Path) -> None:
+    """Drop from a copied `config.json` how the model's own weights are quantized: those beside it are floats."""
+    card = folder / "config.json"
+    fields = read_json(card)
+    if fields.pop("quantization_config", None):
+        card.write_text(json.dumps(fields, indent=2) + "\n")
 
 
 def import_checkpoint(checkpoint: Path, model: Path, output: Path) -> None:
@@ -158,6 +167,7 @@ def import_checkpoint(checkpoint: Path, model: Path, output: Path) -> None:
     with new_bundle(output, needed + 20_000_000, is_import) as folder, step("write and load target and drafter"):
         (folder / TARGET).mkdir()
         copy_files(model, folder / TARGET, (*CONFIG_FILES, *TOKENIZER_FILES))
+        describe_floats(folder / TARGET)
         save_tensors(owned(target), folder / TARGET / "model.safetensors", metadata={"format": "pt"})
         (folder / TARGET / RECORD).write_text(json.dumps({"source": str(checkpoint.resolve())}, indent=2) + "\n")
         loaded = Target.from_folder(folder / TARGET, torch.bfloat16)

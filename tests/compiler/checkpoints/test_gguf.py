@@ -48,6 +48,15 @@ def test_the_file_is_kept_and_not_copied(gguf_file, tmp_path):
     assert torch.equal(target["layers.1.down.weight"], stored(gguf_file)["blk.1.ffn_down.weight"])
 
 
+def test_a_fetched_folder_is_fetched_by_another_name(gguf_file, reference, tmp_path):
+    first = fetch(gguf_file, tmp_path / "first")
+    (first / "chat_template.jinja").write_text("{{ messages[0].content }} of its own")
+    second = fetch(first, tmp_path / "second")
+    assert (second / GGUF).samefile(first / GGUF)
+    assert "of its own" in (second / "chat_template.jinja").read_text()
+    assert_same_model(second, reference)
+
+
 def test_another_file_system_gets_a_copy(gguf_file, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EXDEV, "Invalid cross-device link")

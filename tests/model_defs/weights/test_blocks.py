@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from redraft.compiler.draft_model import is_model
 from redraft.model_defs.target.families.base import Weight
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
 from redraft.model_defs.weights.blocks import row_orders
 from redraft.model_defs.weights.folder import GGUF
 from redraft.plugins.operators.linear.blocks import BlockWeight
+from redraft.training.shards import model_digest
 from tests.engines.tiny import tiny_lm, write_model
 from tests.model_defs.weights.folders import MIXED, write_folder
 
@@ -101,10 +103,18 @@ def test_types_that_no_operator_reads_are_floats_and_named(tmp_path):
     assert f"{layer}.self_attn.v_proj.weight" not in target.blocks.widened
 
 
-def test_a_folder_of_floats_has_no_blocks(tmp_path):
-    write_model(tiny_lm(), tmp_path)
+@pytest.mark.parametrize("write", [lambda path: write_model(tiny_lm(), path), lambda path: write_folder(path, {})])
+def test_a_folder_of_floats_has_no_blocks(tmp_path, write):
+    write(tmp_path)
     with pytest.raises(ValueError, match=r"holds plain floats, and no blocks .*: fetch the model again .* --replace"):
         Target.from_folder(tmp_path, in_blocks=True)
+
+
+def test_a_folder_with_a_gguf_file_is_a_model_and_teacher(tmp_path):
+    """For a draft LM, and for the records of teacher data."""
+    folder, other = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", {})
+    assert is_model(folder)
+    assert model_digest(folder) != model_digest(other)
 
 
 def test_damaged_scales_are_named(folder, tmp_path):

@@ -108,6 +108,16 @@ def test_a_row_does_not_depend_on_the_others(isa, rng, name):
             )
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_with_a_nan_gives_nothing_else(isa, rng, name):
+    x = rng.standard_normal((3, 111)).astype(np.float32)
+    x[1, 70] = np.nan
+    packed = pack_blocks([random_weight(rng, name, 111, 111)])
+    out = kernel_calls.linear(x, packed, 111, packed.dtype)
+    assert np.isnan(out).all(1).tolist() == [False, True, False]
+    assert np.isfinite(out[[0, 2]]).all()
+
+
 def test_threads_do_not_matter(isa, rng):
     x, packed = rng.standard_normal((5, 576)).astype(np.float32), pack_blocks([random_weight(rng, "q4_k", 3000, 576)])
     outs = []
