@@ -167,7 +167,7 @@ def test_the_default_model_is_served_without_torch(redraft, smollm2, smollm2_bun
         (tmp_path / "home" / kind).mkdir(parents=True)
         (tmp_path / "home" / kind / folder.name).symlink_to(folder)
     without = ("torch", "transformers")
-    said = redraft("serve", *ports(), without=without)
+    said = redraft("serve", "--precision", "bf16", *ports(), without=without)
     assert f"serving {smollm2_bundle.name}" in said
     assert "redraft build" not in said
     question = "Why is the sky blue?"
