@@ -61,10 +61,12 @@ FixedBudget = Annotated[
     ),
 ]
 LlamaPython = Annotated[
-    Path | None, typer.Option("--llama-cpp", metavar="PYTHON", help="Interpreter that has llama-cpp-python.")
+    Path | None,
+    typer.Option("--llama-cpp", metavar="PYTHON", help="Interpreter that has llama-cpp-python; default: none."),
 ]
 LlamaModels = Annotated[
-    list[Path], typer.Option("--llama-model", metavar="FILE", help="GGUF files of the target for llama.cpp.")
+    list[Path],
+    typer.Option("--llama-model", metavar="FILE", help="GGUF files of the target for llama.cpp; default: none."),
 ]
 Report = Annotated[Path, typer.Option("--output", help="JSON file to write.")]
 
