@@ -62,6 +62,33 @@ def single_stream(load: Load) -> Table:
     return table
 
 
+PEERS = {
+    "llama.cpp BF16": "llama.cpp, BF16",
+    "llama.cpp Q8_0": "llama.cpp, Q8_0",
+    "llama.cpp Q4_1": "llama.cpp, Q4_1",
+    "llama.cpp Q4_0": "llama.cpp, Q4_0",
+    "bf16": "redraft, bf16",
+    AR: "redraft, the file's Q4_1, without drafts",
+    "source": "redraft, the file's Q4_1 (default)",
+}
+"""Contenders of zen3/llama_cpp.json, as the table names them."""
+
+
+def llama_cpp(load: Load) -> Table:
+    """The default target, decoded here and by llama.cpp, and how much faster each of ours is than its fastest file."""
+    singles = load("zen3/llama_cpp")["single"]
+    table = Table("One stream", ["", *(f"{what}, T = {t}" for t in singles for what in ("tokens/s", "over llama.cpp"))])
+    for name, title in PEERS.items():
+        cells = []
+        for single in singles.values():
+            entry = single["contenders"][name]
+            low, high = entry.get("over_peer_interval", (0, 0))
+            over = f"{entry['over_peer']:.2f}x ({low:.2f} to {high:.2f})" if "over_peer" in entry else ""
+            cells += [f"{entry['tokens_per_s']:.0f}", over]
+        table.rows.append([title, *cells])
+    return table
+
+
 def load_test(load: Load) -> Table:
     """The default through Triton at fixed request rates."""
     return served(load("load_test"), {})
@@ -108,6 +135,7 @@ def lossless(load: Load) -> Table:
 
 TABLES: dict[str, Callable[[Load], Table]] = {
     "single_stream": single_stream,
+    "llama_cpp": llama_cpp,
     "load_test": load_test,
     "methods": methods,
     "redrafter_table2": redrafter_tables.table2,
