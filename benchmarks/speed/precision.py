@@ -106,7 +106,7 @@ class Network:
 LogProbs = Callable[[list[int]], Tensor]
 """Log-probabilities float32 [N, V] after every token of a text."""
 Contenders = dict[str, tuple[float, LogProbs]]
-"""By name, the megabytes of their weights and their log-probabilities."""
+"""The megabytes of each contender's weights and its log-probabilities, by name."""
 
 
 def compare(target: Target, texts: list[list[int]], contenders: Contenders) -> list[Difference]:

@@ -132,7 +132,7 @@ class Header(NamedTuple):
 
     fields: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    """By the file's own names"""
+    """Tensors by their names in the file"""
 
 
 def read_header(path: Path) -> Header:

@@ -17,7 +17,7 @@ class Terms(NamedTuple):
     """What a batch's nodes are chosen by."""
 
     ratios: list[float]
-    """By tree, what its nodes' scores are multiplied by to be chances."""
+    """The factor of each tree, which turns its nodes' scores into chances."""
     tokens: float
     """What the step yields without these nodes."""
     times: TimesByNodes

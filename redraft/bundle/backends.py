@@ -16,7 +16,7 @@ class Precision(StrEnum):
     int8 = "int8"
     int4 = "int4"
     source = "source"
-    """As the source has them: quantized weights in their own blocks"""
+    """Quantized weights in the blocks of their source"""
     fp16 = "fp16"
     fp8 = "fp8"
 

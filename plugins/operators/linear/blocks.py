@@ -33,7 +33,7 @@ class Form:
 
     name: str
     bits: int
-    """Of a code, which is unsigned: 4, 5, 6 or 8."""
+    """Bits of a code, which is unsigned: 4, 5, 6 or 8."""
     parts: tuple[Part, ...]
     """In the order in which the kernels read them, those of more features first."""
     zero: int | None = 0
@@ -104,7 +104,7 @@ class BlockWeight:
     codes: np.ndarray
     """uint8 [N, K]"""
     parts: Mapping[str, np.ndarray]
-    """By the name of each of the form's parts: [N, ⌈K / its features⌉] of its dtype."""
+    """The form's parts by name: [N, ⌈K / its features⌉] of its dtype."""
 
     def __post_init__(self) -> None:
         if self.codes.ndim != 2 or self.codes.dtype != np.uint8:
