@@ -71,7 +71,7 @@ def plain_step(controller: BudgetController, shape: StepShape, *asks: str, fixed
     controller.begin(shape)
     if fixed:
         controller.include(fixed, [0], TokenTree.root_only([0]))
-    assert not any([controller.pays(method, [0]) for method in asks])
+    assert not any(controller.pays(method, [0]) for method in asks)
     controller.end(["chosen"], [0], TokenTree.root_only([0]), [0], 0.01, 0.01)
 
 
