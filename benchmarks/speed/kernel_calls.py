@@ -12,7 +12,10 @@ from redraft.plugins import kernels
 from redraft.plugins.headers import PLUGINS, Arguments, kernel_arguments, structures
 from redraft.plugins.operators.draw_step import RULES
 from redraft.plugins.operators.linear.blocks import segments_of
-from redraft.plugins.operators.linear.pack import ACTIVATIONS, DTYPES, PackedWeight
+from redraft.plugins.operators.linear.pack import ACTIVATIONS, PackedWeight
+
+DTYPES = {"fp32": 0, "bf16": 1, "int8": 2, "blocks": 3}
+"""The kernels' numbers: `DType` of kernels.h."""
 
 
 class Recording:
@@ -65,7 +68,6 @@ def linear(
     x: np.ndarray,
     weight: PackedWeight,
     out_features: int,
-    dtype: str,
     *,
     bias: np.ndarray | None = None,
     norm: np.ndarray | None = None,
@@ -79,7 +81,7 @@ def linear(
 ) -> np.ndarray:
     """float32 [T, K] to float32 [T or len(rows), out_features]."""
     norms = {"norm": norm, "norm_bias": norm_bias, "norm_eps": norm_eps}
-    projection = _projection(x, weight, out_features, dtype, rows, bias=bias, **norms)
+    projection = _projection(x, weight, out_features, rows, bias=bias, **norms)
     out = np.empty((projection.rows, out_features), np.float32) if out is None else out
     call(
         "linear",
@@ -97,7 +99,6 @@ def linear_topk(
     x: np.ndarray,
     weight: PackedWeight,
     out_features: int,
-    dtype: str,
     k: int,
     *,
     ids: np.ndarray | None = None,
@@ -109,7 +110,7 @@ def linear_topk(
 ) -> tuple[np.ndarray, np.ndarray]:
     """float32 [T, K] to log-probabilities float32 [T, k] and indices int32 [T, k]."""
     norms = {"norm": norm, "norm_bias": norm_bias, "norm_eps": norm_eps}
-    projection = _projection(x, weight, out_features, dtype, rows, bias=bias, **norms)
+    projection = _projection(x, weight, out_features, rows, bias=bias, **norms)
     values = np.empty((projection.rows, k), np.float32)
     indices = np.empty((projection.rows, k), np.int32)
     call("linear_topk", p=projection, ids=ids, k=k, values=values, indices=indices)
@@ -147,7 +148,7 @@ def token_info_topk(
         row_of=row_of,
         vocabulary=0 if row_of is None else len(row_of),
         table=rows,
-        dtype=0 if rows is None else DTYPES.index(stored[rows.dtype.name]),
+        dtype=0 if rows is None else DTYPES[stored[rows.dtype.name]],
         entries=entries,
         kept=kept,
         scales=scales,
@@ -163,7 +164,6 @@ def embedding(
     weight: PackedWeight,
     in_features: int,
     out_features: int,
-    dtype: str,
     *,
     clamped: bool = False,
     factor: float = 1.0,
@@ -176,10 +176,9 @@ def embedding(
         ids=ids,
         rows=len(ids),
         weight=weight.data,
-        scale=weight.scale,
         in_features=in_features,
         out_features=out_features,
-        **_stored(dtype),
+        **_stored(weight.dtype),
         clamped=clamped,
         factor=factor,
         residual=residual,
@@ -331,7 +330,7 @@ def tree_attention(
 
 
 def _projection(
-    x: np.ndarray, weight: PackedWeight, out_features: int, dtype: str, rows: np.ndarray | None, **optional: Any
+    x: np.ndarray, weight: PackedWeight, out_features: int, rows: np.ndarray | None, **optional: Any
 ) -> Arguments:
     return _filled(
         structures(PLUGINS)["Projection"],
@@ -340,17 +339,16 @@ def _projection(
         row_ids=rows,
         rows=len(x) if rows is None else len(rows),
         weight=weight.data,
-        scale=weight.scale,
         in_features=x.shape[1],
         out_features=out_features,
-        **_stored(dtype),
+        **_stored(weight.dtype),
         **optional,
     )
 
 
 def _stored(dtype: str) -> dict[str, Any]:
     """The fields that say how a weight is stored."""
-    if dtype in DTYPES:
-        return {"dtype": DTYPES.index(dtype), "segments": None, "segment_count": 0}
+    if ":" not in dtype:
+        return {"dtype": DTYPES[dtype], "segments": None, "segment_count": 0}
     segments = segments_of(dtype)
-    return {"dtype": len(DTYPES), "segments": segments, "segment_count": len(segments)}
+    return {"dtype": DTYPES["blocks"], "segments": segments, "segment_count": len(segments)}

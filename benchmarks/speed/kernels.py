@@ -1,6 +1,6 @@
 """Times one forward of a SmolLM2-135M-shaped network as a chain of kernel calls, for several row counts.
 
-python -m benchmarks.speed.kernels --dtype bf16 --context 256 --rows 1 2 4 8 16 32
+python -m benchmarks.speed.kernels --precision bf16 --context 256 --rows 1 2 4 8 16 32
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import typer
 
 from benchmarks.command import Repeats, console, run
 from benchmarks.speed import kernel_calls
+from redraft.bundle.backends import Precision
 from redraft.plugins import kernels
-from redraft.plugins.operators.linear.blocks import BlockWeight
-from redraft.plugins.operators.linear.pack import DTYPES, PackedWeight, pack, pack_blocks
+from redraft.plugins.operators.linear.pack import PRECISIONS, PackedWeight, pack
 from redraft.plugins.operators.tree_attention.reference import rope_table
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, MLP, VOCABULARY = 30, 576, 9, 3, 64, 1536, 49152
@@ -26,21 +26,20 @@ SHAPES = {"qkv": (QKV, HIDDEN), "out": (HIDDEN, HIDDEN), "gate_up": (2 * MLP, HI
 class Network:
     """Random weights and `slots` caches of `cache_rows` rows; attributes are packed arrays."""
 
-    def __init__(self, dtype: str, cache_rows: int, slots: int, layers: int = LAYERS):
+    def __init__(self, precision: str, cache_rows: int, slots: int, layers: int = LAYERS):
         rng = np.random.default_rng(0)
-        self.dtype = dtype
         self.layers = [
             {
-                name: _packed(_normal(rng, n, k), dtype, "swiglu" if name == "gate_up" else "none")
+                name: pack(_normal(rng, n, k), precision, "swiglu" if name == "gate_up" else "none")
                 for name, (n, k) in SHAPES.items()
             }
             for _ in range(layers)
         ]
-        self.head = _packed(_normal(rng, VOCABULARY, HIDDEN), dtype)
+        self.head = pack(_normal(rng, VOCABULARY, HIDDEN), precision)
         self._lay_out()
         self.norm = np.ones(HIDDEN, np.float32)
         shape = (slots, KV_HEADS, cache_rows, HEAD_SIZE)
-        cache_type = np.float32 if dtype == "fp32" else np.uint16
+        cache_type = np.float32 if precision == "fp32" else np.uint16
         self.caches = [(np.zeros(shape, cache_type), np.zeros(shape, cache_type)) for _ in range(layers)]
         self.rope = rope_table(cache_rows, HEAD_SIZE).numpy()
 
@@ -60,7 +59,7 @@ class Network:
 
     def forward(self, ids: np.ndarray, batch: list[np.ndarray]) -> np.ndarray:
         """ids int32 [T]; batch: TreeAttention's inputs 1 to 7; returns logits float32 [T, vocabulary]."""
-        x = kernel_calls.embedding(ids, self.head, HIDDEN, VOCABULARY, self.head.dtype)
+        x = kernel_calls.embedding(ids, self.head, HIDDEN, VOCABULARY)
         for weights, caches in zip(self.layers, self.caches, strict=True):
             qkv = self._linear(x, weights["qkv"], QKV, norm=self.norm)
             arrays: Any = (qkv, *batch, self.rope, *caches)
@@ -71,7 +70,7 @@ class Network:
         return self._linear(x, self.head, VOCABULARY, norm=self.norm)
 
     def _linear(self, x: np.ndarray, weight: PackedWeight, n: int, **options: Any) -> np.ndarray:
-        return kernel_calls.linear(x, weight, n, weight.dtype, **options)
+        return kernel_calls.linear(x, weight, n, **options)
 
 
 PARTS = ["embedding", *["qkv", "attention", "out", "gate_up", "down"] * LAYERS, "head"]
@@ -102,27 +101,24 @@ def batch_inputs(rows: int, sequences: int, context: int) -> list[np.ndarray]:
     ]
 
 
-def _packed(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeight:
-    """int4, or a dtype of `pack`."""
-    if dtype == "int4":
-        return pack_blocks([BlockWeight.quantized(weight)], activation)
-    return pack(weight, dtype, activation)
-
-
 def _normal(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
     return rng.standard_normal((n, k), dtype=np.float32) * np.float32(k**-0.5)
 
 
 def main(
-    dtype: Annotated[str, typer.Option(help=f"Form of the weights: {', '.join(DTYPES)} or int4.")] = "bf16",
+    precision: Annotated[
+        Precision, typer.Option(help=f"Stored form of the weights: {', '.join(PRECISIONS)}.")
+    ] = Precision.bf16,
     context: Annotated[int, typer.Option(help="Tokens in the cache.")] = 256,
     rows: Annotated[list[int], typer.Option(help="Rows of each sequence.")] = [1, 2, 4, 8, 16, 32, 64],
     sequences: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
     repeats: Repeats = 40,
     parts: Annotated[bool, typer.Option("--parts", help="Print milliseconds per operator.")] = False,
 ) -> None:
-    network = Network(dtype, context + max(rows), sequences)
-    console.print(f"{dtype}, {kernels.isa()}, {kernels.threads()} threads, {sequences} x context {context}")
+    if precision not in PRECISIONS:
+        raise typer.BadParameter(f"--precision {precision}: expected one of {', '.join(PRECISIONS)}")
+    network = Network(precision, context + max(rows), sequences)
+    console.print(f"{precision}, {kernels.isa()}, {kernels.threads()} threads, {sequences} x context {context}")
     for count in rows:
         with kernel_calls.Recording() as recording:
             network.forward(np.zeros(count * sequences, np.int32), batch_inputs(count, sequences, context))

@@ -42,9 +42,6 @@ void check_segments(const BlockSegment* segments, int64_t count, int64_t rows, b
 void check(const Projection& p, bool gated = false) {
     expect(p.in_features > 0, "in_features", p.in_features, "at least 1");
     expect(p.out_features > 0, "out_features", p.out_features, "at least 1");
-    expect(!has_scale(p.dtype) || p.scale, "dtype", static_cast<int>(p.dtype), "a scale input with int8 weights");
-    expect(p.dtype != DType::w8a8 || p.in_features <= 65536, "in_features", p.in_features,
-           "at most 65536 with w8a8");
     if (p.dtype == DType::blocks)
         check_segments(p.segments, p.segment_count, gated ? 2 * p.out_features : p.out_features, gated);
     for (int64_t r = 0; p.row_ids && r < p.rows; ++r) expect_below("row id", p.row_ids[r], p.x_rows);
@@ -179,8 +176,7 @@ int64_t packed_bytes(int64_t in_features, int64_t out_features, DType dtype, Act
     const int64_t columns = is_gated(activation) ? kPanel / 2 : kPanel;
     const int64_t panels = (out_features + columns - 1) / columns;
     const int64_t group = feature_group(dtype), groups = (in_features + group - 1) / group;
-    const int64_t bytes = dtype == DType::fp32 ? 4 : dtype == DType::bf16 ? 2 : 1;
-    return panels * kPanel * groups * group * bytes;
+    return panels * groups * kStepBytes;
 }
 
 }  // namespace redraft

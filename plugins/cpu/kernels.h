@@ -9,19 +9,15 @@
 
 namespace redraft {
 
-enum class DType : int { fp32 = 0, bf16 = 1, int8 = 2, w8a8 = 3, blocks = 4 };
+enum class DType : int { fp32 = 0, bf16 = 1, int8 = 2, blocks = 3 };
 // Features of a weight row that lie together.
-constexpr int64_t feature_group(DType dtype) {
-    return dtype == DType::fp32 ? 1 : dtype == DType::w8a8 ? 4 : dtype == DType::blocks ? 32 : 2;
-}
-constexpr bool has_scale(DType dtype) { return dtype == DType::int8 || dtype == DType::w8a8; }
+constexpr int64_t feature_group(DType dtype) { return dtype == DType::fp32 ? 1 : dtype == DType::bf16 ? 2 : 32; }
 enum class Activation : int { none = 0, swiglu = 1, silu = 2, silu_last = 3, geglu = 4, relu = 5 };
 // Whether an output is an activated projection times a second one, whose weight rows follow the first's.
 constexpr bool is_gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
 constexpr int64_t kPanel = 32;  // weight rows that are stored and multiplied together
-// One step of a dot product reads so many bytes of a panel: 32 floats of one feature, 32 pairs of bf16 of two features,
-// or 32 times four bytes.
+// One step of a dot product reads so many bytes of a panel: 32 floats of one feature, or 32 pairs of bf16 of two features.
 constexpr int64_t kStepBytes = 128;
 constexpr int64_t kKeys = 32;  // cached keys that attention scores together
 
@@ -39,14 +35,13 @@ struct Projection {
     const int32_t* row_ids;  // [rows] or null: row r is x[row_ids[r]]
     int64_t rows;
     const void* weight;    // packed, see linear/README.md
-    const float* scale;    // [weight rows], int8 and w8a8 only
     const float* bias;     // [weight rows] or null
     const float* norm;     // [in_features] or null: the norm's weight
     const float* norm_bias;  // [in_features] or null: RMS norm, not LayerNorm
     float norm_eps;
     int64_t in_features;
     int64_t out_features;
-    DType dtype;
+    DType dtype;           // fp32, bf16 or blocks
     const BlockSegment* segments;  // [segment_count], of blocks only: all weight rows
     int64_t segment_count;
 };
@@ -94,10 +89,9 @@ struct EmbeddingArgs {
     const int32_t* ids;  // [rows]
     int64_t rows;
     const void* weight;
-    const float* scale;
     int64_t in_features;
     int64_t out_features;
-    DType dtype;
+    DType dtype;            // fp32, bf16 or blocks
     const BlockSegment* segments;  // [segment_count], of blocks only
     int64_t segment_count;
     float factor;           // of the rows

@@ -38,7 +38,7 @@ class Operator : public ov::op::Op {
     virtual int64_t rows_factor() const { return 1; }
 };
 
-enum Optional : std::size_t { kScale, kBias, kNorm, kNormBias, kResidual, kRows, kResidualRows, kIds, kOptionals };
+enum Optional : std::size_t { kBias, kNorm, kNormBias, kResidual, kRows, kResidualRows, kIds, kOptionals };
 
 // The tensors after the fixed inputs, named by the attribute `inputs`: "norm,residual" says that the next two are the
 // norm weight and the residual. Names come in the enumeration's order.
@@ -73,9 +73,8 @@ class OptionalInputs {
     }
 
   private:
-    static constexpr const char* kNames[] = {"scale",    "bias", "norm",          "norm_bias",
-                                             "residual", "rows", "residual_rows", "ids"};
-    std::array<int64_t, kOptionals> inputs_{-1, -1, -1, -1, -1, -1, -1, -1};
+    static constexpr const char* kNames[] = {"bias", "norm", "norm_bias", "residual", "rows", "residual_rows", "ids"};
+    std::array<int64_t, kOptionals> inputs_{-1, -1, -1, -1, -1, -1, -1};
     std::size_t end_ = 0;
 };
 
@@ -98,9 +97,8 @@ struct Stored {
 inline DType parse_dtype(const std::string& name) {
     if (name == "fp32") return DType::fp32;
     if (name == "bf16") return DType::bf16;
-    if (name == "int8") return DType::int8;
-    OPENVINO_ASSERT(name == "w8a8", "attribute dtype is '", name, "': expected fp32, bf16, int8 or w8a8");
-    return DType::w8a8;
+    OPENVINO_ASSERT(name == "bf16", "attribute dtype is '", name, "': expected fp32, bf16 or block forms");
+    return DType::bf16;
 }
 
 inline BlockSegment parse_segment(const std::string& text) {

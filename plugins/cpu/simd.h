@@ -80,24 +80,12 @@ static inline f32x16 load_uint8(const char* p) {
 static inline f32x16 load_half(const char* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-// 32 int8 numbers as bf16, exactly.
-static inline __m512i widen_int8(const int8_t* from) {
-    const __m128i* p = reinterpret_cast<const __m128i*>(from);
-    const __m512 lo = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
-    const __m512 hi = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p + 1)));
-    const __m512i upper_words = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33,  //
-                                                 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-    return _mm512_permutex2var_epi16(_mm512_castps_si512(lo), upper_words, _mm512_castps_si512(hi));
-}
-static inline void widen_int8(const int8_t* from, uint16_t* to) { _mm512_storeu_si512(to, widen_int8(from)); }
-
 // Not __m512i: GCC 12 would keep an array of those in memory where their lanes are multiplied as 32-bit numbers.
 struct i32x16 {
     __v16si v;
 };
 static inline i32x16 lanes32(__m512i x) { return {reinterpret_cast<__v16si>(x)}; }
 static inline __m512i bits(i32x16 x) { return reinterpret_cast<__m512i>(x.v); }
-static inline i32x16 set1_bits(float x) { return lanes32(_mm512_castps_si512(_mm512_set1_ps(x))); }
 static inline i32x16 to_int(f32x16 x) { return lanes32(_mm512_cvtps_epi32(x.v)); }
 static inline f32x16 to_float(i32x16 x) { return {_mm512_cvtepi32_ps(bits(x))}; }
 static inline f32x16 absolute(f32x16 x) { return {_mm512_abs_ps(x.v)}; }
@@ -139,19 +127,6 @@ static inline u64x8 exclusive_or(u64x8 a, u64x8 b) { return {_mm512_xor_si512(a.
 static inline i32x16 interleave(u64x8 a, u64x8 b) {
     return lanes32(_mm512_mask_blend_epi32(0xaaaa, a.v, _mm512_slli_epi64(b.v, 32)));
 }
-#if defined(__AVX512VNNI__)
-static inline i32x16 dot_bytes(i32x16 sum, const char* w, const float* x) {
-    return lanes32(_mm512_dpbusd_epi32(bits(sum), _mm512_loadu_si512(w), bits(set1_bits(*x))));
-}
-#else
-static inline i32x16 dot_bytes(i32x16 sum, const char* w, const float* x) {
-    const __m512i bytes = _mm512_loadu_si512(w), even = _mm512_and_si512(bytes, _mm512_set1_epi16(255));
-    const __m512i products = _mm512_add_epi32(_mm512_madd_epi16(even, bits(set1_bits(x[0]))),
-                                              _mm512_madd_epi16(_mm512_srli_epi16(bytes, 8), bits(set1_bits(x[1]))));
-    return add(sum, lanes32(products));
-}
-#endif
-
 // 64 bytes, four for each of 16 lanes.
 struct u8x64 {
     __m512i v;
@@ -168,7 +143,7 @@ static inline u8x64 shift_words(u8x64 a, int n) {
 #if defined(__AVX512VNNI__)
 // sum + the products of four unsigned bytes of each lane and the four signed ones at x.
 static inline i32x16 dot_bytes(i32x16 sum, u8x64 w, const float* x) {
-    return lanes32(_mm512_dpbusd_epi32(bits(sum), w.v, bits(set1_bits(*x))));
+    return lanes32(_mm512_dpbusd_epi32(bits(sum), w.v, _mm512_castps_si512(_mm512_set1_ps(*x))));
 }
 #else
 static inline u8x64 absolute(u8x64 a) { return {_mm512_abs_epi8(a.v)}; }
@@ -321,24 +296,10 @@ static inline f32x16 load_int8(const int8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
-// 32 int8 numbers as bf16, exactly.
-static inline void widen_int8(const int8_t* from, uint16_t* to) {
-    for (int i = 0; i < 32; i += 16) {
-        const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
-        const __m256i lo = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)));
-        const __m256i hi = _mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))));
-        const __m256i packed = _mm256_packus_epi32(_mm256_srli_epi32(lo, 16), _mm256_srli_epi32(hi, 16));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm256_permute4x64_epi64(packed, 0xd8));
-    }
-}
 
 struct i32x16 {
     __m256i lo, hi;
 };
-static inline i32x16 set1_bits(float x) {
-    const __m256i bits = _mm256_castps_si256(_mm256_set1_ps(x));
-    return {bits, bits};
-}
 static inline i32x16 to_int(f32x16 x) { return {_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
 static inline f32x16 to_float(i32x16 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 static inline f32x16 absolute(f32x16 x) {
@@ -402,16 +363,6 @@ static inline void store_lanes(int32_t* p, i32x16 x, uint32_t lanes) {
     store(all, x);
     for (; lanes; lanes &= lanes - 1) *p++ = all[__builtin_ctz(lanes)];
 }
-static inline __m256i dot_bytes(__m256i sum, const char* w, const float* x) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
-    const __m256i even = _mm256_and_si256(bytes, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(bytes, 8);
-    return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(even, set1_bits(x[0]).lo),
-                                                  _mm256_madd_epi16(odd, set1_bits(x[1]).lo)));
-}
-static inline i32x16 dot_bytes(i32x16 sum, const char* w, const float* x) {
-    return {dot_bytes(sum.lo, w, x), dot_bytes(sum.hi, w + 32, x)};
-}
-
 struct u8x64 {
     __m256i lo, hi;
 };
@@ -479,24 +430,6 @@ static inline void transpose16(const uint32_t* in, int64_t in_stride, uint32_t* 
             transpose8(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
 }
 
-#endif
-
-// `dot_bytes(sum, w, x)`: lane i is sum + the products of four unsigned bytes at w + 4 i and four signed numbers,
-// which `store_signed` wrote to x: bytes, or words of the numbers 0 and 2, then 1 and 3. Exact.
-#if defined(__AVX512VNNI__)
-constexpr int64_t kSignedUnit = 1;  // floats' room that four numbers take
-static inline void store_signed(float* to, i32x16 x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(bits(x)));
-}
-#else
-constexpr int64_t kSignedUnit = 2;
-static inline void store_signed(float* to, i32x16 x) {
-    int32_t lanes[16];
-    int16_t words[16];
-    store(lanes, x);
-    for (int i = 0; i < 16; ++i) words[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = static_cast<int16_t>(lanes[i]);
-    __builtin_memcpy(to, words, sizeof(words));
-}
 #endif
 
 // 16 numbers from -127 to 127 as bytes.

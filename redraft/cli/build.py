@@ -23,8 +23,8 @@ from redraft.compiler.built_from import built_from
 from redraft.compiler.bundle import (
     build,
     check,
-    check_blocks,
     check_head_size,
+    check_ranks,
     load_target,
     require_memory,
     shard_infos,
@@ -233,7 +233,7 @@ def main(
             return
         target_config = TargetConfig.load(model)
         check_head_size("the target", target_config.head_size, backend)
-        check_blocks(target_config, precision, tp)
+        check_ranks(precision, tp)
         require_memory(model, backend, precision, say)
         inputs = built_from(options)
         with step("load the target"):

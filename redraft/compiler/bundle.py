@@ -35,7 +35,6 @@ from redraft.model_defs.drafters.token_info import TokenInfoFactors, TokenInfoTa
 from redraft.model_defs.export.drafter import Drafting
 from redraft.model_defs.files import read_json
 from redraft.model_defs.loops.context_cache import CacheTables
-from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import FeatureReader, Target, give_layers
 from redraft.model_defs.target.shards import plan_shards
@@ -184,14 +183,10 @@ def naming(name: str, config: BundleConfig) -> Iterator[None]:
         raise BundleError(f"{name}: {error}") from None
 
 
-def check_blocks(target: TargetConfig, precision: Precision, ranks: int) -> None:
-    """Refuse experts, or ranks, in a precision that has no operators for them. Raises BundleError."""
+def check_ranks(precision: Precision, ranks: int) -> None:
+    """Refuse ranks in a precision that is not split over them. Raises BundleError."""
     if precision == Precision.source and ranks > 1:
         raise BundleError(f"--tp {ranks}: --precision source is not split over ranks; choose another precision")
-    if target.experts and precision == Precision.int4:
-        raise BundleError(
-            f"--precision {precision}: experts are not stored in blocks of 4 bits; --precision int8 is smallest"
-        )
 
 
 def check_head_size(whose: str, size: int, backend: Backend) -> None:

@@ -26,6 +26,7 @@ import typer
 from benchmarks.command import BundleFolder, ModelFolder, Repeats, Report, console, run
 from benchmarks.speed import kernel_calls
 from redraft.batch import DraftBatch
+from redraft.bundle.backends import Precision
 from redraft.bundle.manifest import Bundle
 from redraft.console.program import Rows
 from redraft.engines import load_engine
@@ -37,7 +38,7 @@ from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
 from redraft.model_defs.drafters.registry import DRAFTERS
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
-from redraft.plugins.operators.linear.pack import DTYPES, pack
+from redraft.plugins.operators.linear.pack import PRECISIONS, pack
 
 LEVELS = 5
 HOT, INFO = 12288, 8192
@@ -51,12 +52,12 @@ app = typer.Typer(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), no_args_is_h
 class Head:
     """Random weights of a head over `columns` tokens, hidden states, and an int8 table of token info."""
 
-    def __init__(self, columns: int, hidden: int, dtype: str, width: int, k: int):
+    def __init__(self, columns: int, hidden: int, precision: str, width: int, k: int):
         """Trees have up to `width` nodes a level, with `k` children each."""
         rng = np.random.default_rng(0)
-        self.columns, self.dtype, self.k = columns, dtype, k
+        self.columns, self.k = columns, k
         self.nodes = [1, *[width] * (LEVELS - 1)]
-        self.weight = pack(rng.standard_normal((columns, hidden), dtype=np.float32) * hidden**-0.5, dtype)
+        self.weight = pack(rng.standard_normal((columns, hidden), dtype=np.float32) * hidden**-0.5, precision)
         self.states = rng.standard_normal((max(width, LEVELS), hidden), dtype=np.float32)
         self.ids = np.arange(columns, dtype=np.int32)
         info = min(INFO, columns)
@@ -79,11 +80,11 @@ class Head:
     def fused(self) -> list[str]:
         """What our token-auto-regressive drafters run: a level's head, softmax and sampling as one operator."""
         for nodes in self.nodes:
-            kernel_calls.linear_topk(self.states[:nodes], self.weight, self.columns, self.dtype, self.k)
+            kernel_calls.linear_topk(self.states[:nodes], self.weight, self.columns, self.k)
         return [FUSED] * LEVELS
 
     def _project(self, rows: int) -> np.ndarray:
-        return kernel_calls.linear(self.states[:rows], self.weight, self.columns, self.dtype)
+        return kernel_calls.linear(self.states[:rows], self.weight, self.columns)
 
     def _sample(
         self, logits: np.ndarray, rows: np.ndarray, *table: np.ndarray, level: int = 0, levels: int = 1
@@ -124,19 +125,24 @@ def heads(
     columns: Annotated[list[int], typer.Option(help="Tokens of the head.")] = [HOT, 49152],
     widths: Annotated[list[int], typer.Option("--beam-widths", help="Nodes of a level, one run for each.")] = [1, 4],
     k: Annotated[int, typer.Option(help="Children of a node.")] = 8,
-    dtype: Annotated[str, typer.Option(help=f"Weights: {', '.join(DTYPES)}; drafters of bf16 bundles: w8a8.")] = "w8a8",
+    precision: Annotated[
+        Precision,
+        typer.Option(help=f"Stored form of the weights: {', '.join(PRECISIONS)}; drafters of bf16 bundles have int8."),
+    ] = Precision.int8,
     repeats: Repeats = 30,
     output: Report = Path("artifacts/reports/drafting_heads.json"),
 ) -> None:
     """Time LM head, softmax and sampling of drafts of 5 levels at batch 1, token by token and in one pass."""
+    if precision not in PRECISIONS:
+        raise typer.BadParameter(f"--precision {precision}: expected one of {', '.join(PRECISIONS)}")
     results = []
     for count in columns:
         for width in widths:
-            head = Head(count, hidden, dtype, width, k)
+            head = Head(count, hidden, precision, width, k)
             for name, way in WAYS.items():
                 times = milliseconds(head, way, repeats)
                 results.append({"columns": count, "width": width, "way": name, "milliseconds": times})
-    report = {"levels": LEVELS, "hidden": hidden, "dtype": dtype, "k": k, "drafts": results}
+    report = {"levels": LEVELS, "hidden": hidden, "precision": precision, "k": k, "drafts": results}
     finish(output, report, heads_table(results))
 
 

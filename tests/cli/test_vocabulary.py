@@ -58,8 +58,6 @@ REASONS = {
     ("redraft distill", "--engine"): "a choice, whether a bundle generates or the model in torch",
     ("redraft distill", "--tokens"): "of all teacher data, not of an answer",
     ("redraft export trtllm", "--dtype"): "TensorRT-LLM's name and values, as of its other limits",
-    ("python -m benchmarks.speed.kernels", "--dtype"): "forms of a matrix (w8a8), which are no bundle's precision",
-    ("python -m studies.speed.drafting_latency heads", "--dtype"): "forms of a matrix (w8a8), as above",
     ("python -m studies.figures.site", "--drafters"): "the folder that holds the drafters which ship",
     ("redraft status", "--config"): "prints what `redraft serve --config FILE` takes",
     ("redraft serve", "--backend"): "the settings check its value, from a file and a variable too",

@@ -59,8 +59,8 @@ def _same(kernels: ctypes.CDLL, segments: list[BlockWeight], rng: np.random.Gene
     n, x = sum(segment.shape[0] for segment in segments), random_rows(rng, 7, k)
     with kernel_calls.Recording() as recording:
         outs = [
-            kernel_calls.linear(x, packed, n, packed.dtype),
-            kernel_calls.embedding(np.arange(n, dtype=np.int32), packed, k, n, packed.dtype),
+            kernel_calls.linear(x, packed, n),
+            kernel_calls.embedding(np.arange(n, dtype=np.int32), packed, k, n),
         ]
     for out, kernel, (_, arguments) in zip(outs, ("linear", "embedding"), recording.calls, strict=True):
         out.fill(np.nan)

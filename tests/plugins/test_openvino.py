@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from benchmarks.speed import kernel_calls
 from redraft.compiler.passes.fusing import fuse
 from redraft.plugins.operators.linear.blocks import BlockWeight
-from redraft.plugins.operators.linear.pack import DTYPES, pack, pack_blocks
+from redraft.plugins.operators.linear.pack import PRECISIONS, pack, pack_blocks
 from tests.plugins.attention_case import Case, Sequence, make_case
 
 CACHE_TYPES = {"fp32": (TensorProto.FLOAT, 1), "bf16": (TensorProto.UINT8, 2)}
@@ -76,32 +76,26 @@ def test_tree_attention_updates_the_callers_caches(core, rng, dtype):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("dtype", [*DTYPES, "blocks"])
-def test_linear_operators(core, rng, dtype, fused):
+@pytest.mark.parametrize("precision", [*PRECISIONS, "segments"])
+def test_linear_operators(core, rng, precision, fused):
     x = rng.standard_normal((5, 64)).astype(np.float32)
     weight, norm = rng.standard_normal((2 * 96, 64)).astype(np.float32), rng.standard_normal(64).astype(np.float32)
     head, down = rng.standard_normal((100, 96)).astype(np.float32), rng.standard_normal((64, 96)).astype(np.float32)
-    if dtype == "blocks":
-        rounded = [BlockWeight.quantized(matrix) for matrix in (weight, down, head)]
-        packed = {"gate_up": pack_blocks(rounded[:1], "swiglu"), "down": pack_blocks(rounded[1:2])}
-        packed["head"] = pack_blocks([rounded[2].rows(slice(0, 64)), rounded[2].rows(slice(64, 100))])
-    else:
-        packed = {"gate_up": pack(weight, dtype, "swiglu"), "down": pack(down, dtype), "head": pack(head, dtype)}
+    stored = "int8" if precision == "segments" else precision
+    packed = {"gate_up": pack(weight, stored, "swiglu"), "down": pack(down, stored), "head": pack(head, stored)}
+    if precision == "segments":
+        parts = (head[:64], "int8"), (head[64:], "int4")
+        packed["head"] = pack_blocks([BlockWeight.quantized(rows, precision) for rows, precision in parts])
     constants = {"norm": norm, "norm_bias": norm[::-1].copy(), "ids": np.arange(100, dtype=np.int32)[::-1].copy()}
-    for name, (data, scale, _) in packed.items():
-        constants[name] = data
-        if scale is not None:
-            constants[f"{name}.scale"] = scale
+    constants |= {name: weight.data for name, weight in packed.items()}
 
     def node(op: str, x: str, name: str, outputs: list, optional: str = "", **attributes: object) -> onnx.NodeProto:
-        scaled = [f"{name}.scale"] if packed[name].scale is not None else []
-        names = [*(["scale"] if scaled else []), *optional.split()]
         residual = "e0" if op == "Embedding" else "x"
-        inputs = [x, name, *scaled, *({"residual": residual}.get(n, n) for n in optional.split())]
+        inputs = [x, name, *({"residual": residual}.get(n, n) for n in optional.split())]
         attributes |= {"clamped": 1, "factor": 0.5} if op == "Embedding" else {"norm_eps": 1e-6}
         if op == "Linear":
             attributes = {"activation": "none"} | attributes
-        return cpu_node(op, inputs, outputs, dtype=packed[name].dtype, inputs=",".join(names), **attributes)
+        return cpu_node(op, inputs, outputs, dtype=packed[name].dtype, inputs=",".join(optional.split()), **attributes)
 
     sizes = {"in_features": 64, "out_features": 96}
     nodes = [
@@ -123,20 +117,18 @@ def test_linear_operators(core, rng, dtype, fused):
     y, values, e, n, m, indices = (array.copy() for array in model([x, rows]).values())
 
     norms = {"norm": norm, "norm_bias": constants["norm_bias"], "norm_eps": 1e-6}
-    h = kernel_calls.linear(x, packed["gate_up"], 96, packed["gate_up"].dtype, activation="swiglu", **norms)
-    expected = kernel_calls.linear(h, packed["down"], 64, packed["down"].dtype, residual=x)
+    h = kernel_calls.linear(x, packed["gate_up"], 96, activation="swiglu", **norms)
+    expected = kernel_calls.linear(h, packed["down"], 64, residual=x)
     np.testing.assert_array_equal(y, expected)
     np.testing.assert_array_equal(n, kernel_calls.norm(expected, norm, 1e-6, constants["norm_bias"], x))
     np.testing.assert_array_equal(m, kernel_calls.norm(expected, norm, 1e-6))
-    best = kernel_calls.linear_topk(h, packed["head"], 100, packed["head"].dtype, 7, ids=constants["ids"], rows=rows)
+    best = kernel_calls.linear_topk(h, packed["head"], 100, 7, ids=constants["ids"], rows=rows)
     np.testing.assert_array_equal(values, best[0])
     np.testing.assert_array_equal(indices, best[1])
     ids = indices[:, 0].copy()
     assert ids.max() > 63
-    e0 = kernel_calls.embedding(ids, packed["head"], 96, 100, packed["head"].dtype, factor=0.5)
-    both = kernel_calls.embedding(
-        ids, packed["down"], 96, 64, packed["down"].dtype, factor=0.5, residual=e0, clamped=True
-    )
+    e0 = kernel_calls.embedding(ids, packed["head"], 96, 100, factor=0.5)
+    both = kernel_calls.embedding(ids, packed["down"], 96, 64, factor=0.5, residual=e0, clamped=True)
     np.testing.assert_array_equal(e, both)
 
 
@@ -144,7 +136,8 @@ def test_wrong_attributes_are_refused(core, rng):
     packed = pack(rng.standard_normal((96, 64)).astype(np.float32), "bf16").data
     spec = {"x": (TensorProto.FLOAT, [None, 64])}, {"y": (TensorProto.FLOAT, [None, 96])}, {"w": packed}
     for attributes, message in (
-        ({"dtype": "fp16"}, "expected fp32, bf16, int8 or w8a8"),
+        ({"dtype": "fp16"}, "expected fp32, bf16 or block forms"),
+        ({"dtype": "int8"}, "expected fp32, bf16 or block forms"),
         ({"dtype": "fp32"}, "elements"),
         ({"dtype": "q4_0:80,q4_k:16"}, "elements"),
         ({"dtype": "q4_0:80,q3_k:16"}, "'q3_k:16': expected a block form and rows, such as q4_k:1792 or i4g128:256"),
@@ -186,8 +179,8 @@ def test_two_levels_of_a_beam_search(core, rng, fused):
     packed = pack(table, "fp32")
 
     def level(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        e = kernel_calls.embedding(tokens, packed, 32, 111, "fp32")
-        return kernel_calls.linear_topk(e, packed, 111, "fp32", 5, ids=ids)
+        e = kernel_calls.embedding(tokens, packed, 32, 111)
+        return kernel_calls.linear_topk(e, packed, 111, 5, ids=ids)
 
     for batch in (1, 3, 2):
         roots = rng.integers(0, 111, batch).astype(np.int32)

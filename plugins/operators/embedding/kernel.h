@@ -43,14 +43,12 @@ static void embedding_row(const void* context, int64_t begin, int64_t end, int) 
     for (int64_t r = begin; r < end; ++r) {
         const int64_t id = a.ids[r] < a.out_features ? a.ids[r] : a.out_features - 1;
         float* out = a.out + r * a.in_features;
-        const float scale = a.scale ? a.scale[id] : 1.0f;
-        switch (a.dtype) {
-            case DType::fp32: unpack_row<DType::fp32, float>(a, id, out, [](float w) { return w; }); break;
-            case DType::bf16: unpack_row<DType::bf16, uint16_t>(a, id, out, float_of_bf16); break;
-            case DType::int8: unpack_row<DType::int8, int8_t>(a, id, out, [=](int w) { return w * scale; }); break;
-            case DType::blocks: dequantize_row(a, id, out); break;
-            case DType::w8a8: unpack_row<DType::w8a8, uint8_t>(a, id, out, [=](int w) { return (w - 128) * scale; });
-        }
+        if (a.dtype == DType::blocks)
+            dequantize_row(a, id, out);
+        else if (a.dtype == DType::bf16)
+            unpack_row<DType::bf16, uint16_t>(a, id, out, float_of_bf16);
+        else
+            unpack_row<DType::fp32, float>(a, id, out, [](float w) { return w; });
         if (!a.residual && a.factor == 1.0f) continue;
         for (int64_t i = 0; i < a.in_features; i += 16) {
             const int64_t n = a.in_features - i;

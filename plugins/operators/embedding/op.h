@@ -14,8 +14,6 @@ class Embedding : public Operator {
         optional_ = OptionalInputs(inputs_, 2);
         OPENVINO_ASSERT(get_input_size() == optional_.end(), get_friendly_name(), " has ", get_input_size(),
                         " inputs: attribute inputs='", inputs_, "' says ", optional_.end());
-        OPENVINO_ASSERT(has_scale(stored_.dtype) == (optional_.find(kScale) >= 0), get_friendly_name(),
-                        ": int8 weights, and no others, take the input scale");
         expect_type(this, 0, ov::element::i32);
         expect_type(this, 1, ov::element::u8);
         for (std::size_t i = 2; i < optional_.end(); ++i) expect_type(this, i, ov::element::f32);
@@ -45,7 +43,6 @@ class Embedding : public Operator {
         const EmbeddingArgs args{inputs[0].data<const int32_t>(),
                                  static_cast<int64_t>(rows),
                                  inputs[1].data(),
-                                 optional_.data<float>(inputs, kScale),
                                  in_features_,
                                  out_features_,
                                  stored_.dtype,

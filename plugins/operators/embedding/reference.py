@@ -10,7 +10,7 @@ from redraft.plugins.operators.linear.reference import stored
 def embedding(
     ids: np.ndarray,
     weight: np.ndarray,
-    dtype: str = "fp32",
+    precision: str = "fp32",
     *,
     clamped: bool = False,
     factor: float = 1.0,
@@ -19,5 +19,5 @@ def embedding(
     """Rows `ids` of weight [N, K] as stored, times `factor`, and the residual [T, K]: float32 [T, K]."""
     if clamped:
         ids = np.minimum(ids, len(weight) - 1)
-    rows = stored(weight, dtype)[ids] * np.float32(factor)
+    rows = stored(weight, precision)[ids] * np.float32(factor)
     return rows if residual is None else rows + residual

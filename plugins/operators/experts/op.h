@@ -14,23 +14,18 @@ class Experts : public Operator {
     using Operator::Operator;
 
     void validate_and_infer_types() override {
-        type_ = parse_dtype(dtype_);
+        gate_up_ = Stored(dtype_);
+        down_ = Stored(down_dtype_);
         OPENVINO_ASSERT(activation_ == "swiglu" || activation_ == "geglu", "attribute activation is '", activation_,
                         "': expected swiglu or geglu");
         gate_ = activation_ == "swiglu" ? Activation::swiglu : Activation::geglu;
         OPENVINO_ASSERT(chosen_ >= 1 && chosen_ <= count_, "attribute chosen is ", chosen_, ": expected 1 to ", count_);
-        const std::size_t weights = has_scale(type_) ? 4 : 2;
-        residual_ = kWeights + weights;
-        OPENVINO_ASSERT(get_input_size() == residual_ || get_input_size() == residual_ + 1, get_friendly_name(), " has ",
-                        get_input_size(), " inputs: expected x, router, weights, with int8 weights scales, and residual");
+        OPENVINO_ASSERT(get_input_size() == kResidual || get_input_size() == kResidual + 1, get_friendly_name(), " has ",
+                        get_input_size(), " inputs: expected x, router, two weights and, if any, residual");
         for (std::size_t i = 0; i < get_input_size(); ++i)
-            expect_type(this, i, i == kWeights || i == kWeights + 1 ? ov::element::u8 : ov::element::f32);
-        expect_elements(this, kWeights, count_ * gate_up_bytes());
-        expect_elements(this, kWeights + 1, count_ * down_bytes());
-        if (has_scale(type_)) {
-            expect_elements(this, kScales, count_ * 2 * columns_);
-            expect_elements(this, kScales + 1, count_ * in_features_);
-        }
+            expect_type(this, i, i == kGateUp || i == kDown ? ov::element::u8 : ov::element::f32);
+        expect_elements(this, kGateUp, count_ * gate_up_bytes());
+        expect_elements(this, kDown, count_ * down_bytes());
         const ov::PartialShape& x = get_input_partial_shape(0);
         OPENVINO_ASSERT(x.compatible({ov::Dimension::dynamic(), in_features_}), get_friendly_name(), ": x has shape ", x,
                         ": expected [rows, ", in_features_, "]");
@@ -52,6 +47,7 @@ class Experts : public Operator {
         visitor.on_attribute("in_features", in_features_);
         visitor.on_attribute("columns", columns_);
         visitor.on_attribute("dtype", dtype_);
+        visitor.on_attribute("down_dtype", down_dtype_);
         visitor.on_attribute("activation", activation_);
         return true;
     }
@@ -62,10 +58,10 @@ class Experts : public Operator {
                         " rows: expected ", rows);
         outputs[0].set_shape(shape);
         float* const out = outputs[0].data<float>();
-        if (inputs.size() > residual_) {
-            OPENVINO_ASSERT(inputs[residual_].get_shape() == shape, "the residual has another shape than x: ",
-                            inputs[residual_].get_shape(), ", expected ", shape);
-            std::copy_n(inputs[residual_].data<const float>(), rows * in_features_, out);
+        if (inputs.size() > kResidual) {
+            OPENVINO_ASSERT(inputs[kResidual].get_shape() == shape, "the residual has another shape than x: ",
+                            inputs[kResidual].get_shape(), ", expected ", shape);
+            std::copy_n(inputs[kResidual].data<const float>(), rows * in_features_, out);
         } else {
             std::fill_n(out, rows * in_features_, 0.0f);
         }
@@ -79,13 +75,11 @@ class Experts : public Operator {
             inner.resize(n * columns_);
             each.resize(n * in_features_);
             run_kernel(LinearArgs{
-                {inputs[0].data<const float>(), rows, share.rows.data(), n, packed(inputs, 0, e * gate_up_bytes()),
-                 scales(inputs, 0, e * 2 * columns_), nullptr, nullptr, nullptr, 0.0f, in_features_, columns_, type_,
-                 nullptr, 0},
+                {inputs[0].data<const float>(), rows, share.rows.data(), n, packed(inputs, kGateUp, e * gate_up_bytes()),
+                 nullptr, nullptr, nullptr, 0.0f, in_features_, columns_, gate_up_.dtype, gate_up_.data(), gate_up_.count()},
                 gate_, nullptr, 0, nullptr, inner.data()});
-            run_kernel(LinearArgs{{inner.data(), n, nullptr, n, packed(inputs, 1, e * down_bytes()),
-                                   scales(inputs, 1, e * in_features_), nullptr, nullptr, nullptr, 0.0f, columns_,
-                                   in_features_, type_, nullptr, 0},
+            run_kernel(LinearArgs{{inner.data(), n, nullptr, n, packed(inputs, kDown, e * down_bytes()), nullptr, nullptr,
+                                   nullptr, 0.0f, columns_, in_features_, down_.dtype, down_.data(), down_.count()},
                                   Activation::none, nullptr, 0, nullptr, each.data()});
             for (int64_t i = 0; i < n; ++i) {
                 float* const to = out + share.rows[i] * in_features_;
@@ -95,7 +89,7 @@ class Experts : public Operator {
     }
 
   private:
-    static constexpr std::size_t kWeights = 2, kScales = 4;
+    static constexpr std::size_t kGateUp = 2, kDown = 3, kResidual = 4;  // which inputs they are
 
     // The rows that chose an expert, ascending, and its weight in each.
     struct Share {
@@ -124,20 +118,16 @@ class Experts : public Operator {
         }
     }
 
-    int64_t gate_up_bytes() const { return packed_bytes(in_features_, columns_, type_, gate_); }
-    int64_t down_bytes() const { return packed_bytes(columns_, in_features_, type_, Activation::none); }
+    int64_t gate_up_bytes() const { return gate_up_.bytes(in_features_, columns_, gate_); }
+    int64_t down_bytes() const { return down_.bytes(columns_, in_features_, Activation::none); }
     static const void* packed(const ov::TensorVector& inputs, std::size_t which, int64_t offset) {
-        return static_cast<const char*>(inputs[kWeights + which].data()) + offset;
-    }
-    const float* scales(const ov::TensorVector& inputs, std::size_t which, int64_t offset) const {
-        return has_scale(type_) ? inputs[kScales + which].data<const float>() + offset : nullptr;
+        return static_cast<const char*>(inputs[which].data()) + offset;
     }
 
     int64_t count_ = 0, chosen_ = 0, normalized_ = 0, in_features_ = 0, columns_ = 0;
-    std::string dtype_ = "fp32", activation_ = "swiglu";
-    std::size_t residual_ = 0;  // which input it is, where there is one
-    DType type_{};              // of dtype_, and
-    Activation gate_{};         // of activation_, parsed when the node is validated
+    std::string dtype_ = "fp32", down_dtype_ = "fp32", activation_ = "swiglu";
+    Stored gate_up_, down_;  // of dtype_ and down_dtype_, and
+    Activation gate_{};      // of activation_, parsed when the node is validated
 };
 
 }  // namespace redraft

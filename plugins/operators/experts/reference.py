@@ -14,7 +14,7 @@ def experts(
     down: np.ndarray,
     chosen: int,
     normalized: bool,
-    dtype: str = "fp32",
+    precision: str = "fp32",
     activation: str = "swiglu",
     residual: np.ndarray | None = None,
 ) -> np.ndarray:
@@ -26,6 +26,6 @@ def experts(
         best = np.argsort(-chances, kind="stable")[:chosen]
         total = chances[best].sum() if normalized else 1.0
         for e in best:
-            inner = linear(x[t : t + 1], gate_up[e], dtype, activation=activation)
-            out[t] += chances[e] / total * linear(inner.astype(np.float32), down[e], dtype)[0]
+            inner = linear(x[t : t + 1], gate_up[e], precision, activation=activation)
+            out[t] += chances[e] / total * linear(inner.astype(np.float32), down[e], precision)[0]
     return out

@@ -73,6 +73,10 @@ FORMS = {
 """The forms with a name of their own, which are those of GGUF files; `form_of` has the others."""
 
 
+ROUNDED = {"int4": "q4_1", "int8": "q8_0"}
+"""The form that a precision rounds weights to."""
+
+
 def form_of(name: str) -> Form:
     """The form of a name: one of `FORMS`, or for instance `i4g128`: codes of 4 (or 8) bits with a float32 scale and an
     integer zero for every 128 features, a multiple of 32. Raises ValueError that lists them."""
@@ -134,21 +138,30 @@ class BlockWeight:
         return cls(form, fields["codes"].reshape(len(raw), -1), parts)
 
     @classmethod
-    def quantized(cls, weight: np.ndarray) -> BlockWeight:
-        """Float [N, K], rounded to the nearest of q4_1: each group's least number and 15 equal steps to its largest.
+    def quantized(cls, weight: np.ndarray, precision: str) -> BlockWeight:
+        """Float [N, K] rounded to the nearest that a form of 4 or 8 bits can hold.
 
-        A mere scale, q4_0, takes a tenth less memory, and its errors are an eighth larger (root mean square; SmolLM2's
-        embeddings).
+        `int4` is q4_1: each group's least number and 15 equal steps to its largest. A mere scale, q4_0, takes a tenth
+        less memory, and its errors are an eighth larger (root mean square; SmolLM2's embeddings). `int8` is q8_0: 127
+        equal steps from zero to each group's largest magnitude, and as many below.
         """
+        form = FORMS[ROUNDED[precision]]
         rows, features = weight.shape
         padded = np.pad(np.asarray(weight, np.float32), ((0, 0), (0, -features % GROUP)), mode="edge")
         groups = padded.reshape(rows, -1, GROUP)
-        minimum = groups.min(-1).astype(np.float16)
-        scale = ((groups.max(-1) - minimum) / np.float32(15)).astype(np.float16)
-        wide = scale.astype(np.float32)[..., None]
-        steps = np.divide(groups - minimum[..., None], wide, out=np.zeros_like(groups), where=wide != 0)
-        codes = np.rint(steps).clip(0, 15).astype(np.uint8).reshape(rows, -1)[:, :features]
-        return cls(FORMS["q4_1"], np.ascontiguousarray(codes), {"scale": scale, "minimum": minimum})
+        parts = {}
+        if form.bits == 8:
+            low, span, steps = np.float32(0), np.abs(groups).max(-1), 127
+        else:
+            parts["minimum"] = groups.min(-1).astype(np.float16)
+            low, steps = parts["minimum"][..., None], 15
+            span = groups.max(-1) - parts["minimum"]
+        parts["scale"] = (span / np.float32(steps)).astype(np.float16)
+        wide = parts["scale"].astype(np.float32)[..., None]
+        codes = np.divide(groups - low, wide, out=np.zeros_like(groups), where=wide != 0)
+        codes = np.rint(codes) + np.float32(form.zero or 0)
+        codes = codes.clip(0, (1 << form.bits) - 1).astype(np.uint8).reshape(rows, -1)[:, :features]
+        return cls(form, np.ascontiguousarray(codes), parts)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -9,12 +9,9 @@ struct LinearJob {
     Prepared prepared;
 };
 
-// One half panel's results of weight rows [from, from + 16): scale and bias applied.
-static inline f32x16 scaled(const Projection& p, const float* sums, int64_t from, int64_t n) {
-    f32x16 v = load(sums);
-    if (has_scale(p.dtype)) v = mul(v, load_first(p.scale + from, n));
-    if (p.bias) v = add(v, load_first(p.bias + from, n));
-    return v;
+// One half panel's results of weight rows [from, from + 16), the bias added.
+static inline f32x16 biased(const Projection& p, const float* sums, int64_t from, int64_t n) {
+    return p.bias ? add(load(sums), load_first(p.bias + from, n)) : load(sums);
 }
 
 static inline void write_linear(const LinearArgs& a, int64_t r, int64_t column, f32x16 v, int64_t n) {
@@ -42,18 +39,18 @@ static void linear_panel(const void* context, int64_t begin, int64_t end, int th
     const Projection& p = job.prepared.p;
     float* sums = job.prepared.results(thread);
     for (int64_t panel = begin; panel < end; ++panel) {
-        job.prepared.multiply(panel, thread, sums, job.prepared.widened(thread, 1), false);
+        job.prepared.multiply(panel, thread, sums, false);
         const int64_t columns = is_gated(job.a.activation) ? 16 : kPanel;
         for (int64_t r = 0; r < p.rows; ++r) {
             job.prepared.fetch(panel, r);
             const float* row = sums + r * kPanel;
             const int64_t c = panel * columns, n = p.out_features - c;
             if (is_gated(job.a.activation)) {
-                const f32x16 gate = scaled(p, row, c, n), up = scaled(p, row + 16, p.out_features + c, n);
+                const f32x16 gate = biased(p, row, c, n), up = biased(p, row + 16, p.out_features + c, n);
                 write_linear(job.a, r, c, mul(job.a.activation == Activation::swiglu ? silu(gate) : gelu(gate), up), n);
             } else {
-                write_linear(job.a, r, c, scaled(p, row, c, n), n);
-                if (n > 16) write_linear(job.a, r, c + 16, scaled(p, row + 16, c + 16, n - 16), n - 16);
+                write_linear(job.a, r, c, biased(p, row, c, n), n);
+                if (n > 16) write_linear(job.a, r, c + 16, biased(p, row + 16, c + 16, n - 16), n - 16);
             }
         }
     }

@@ -8,14 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from redraft.plugins.operators.linear.blocks import GROUP as BLOCK_GROUP
-from redraft.plugins.operators.linear.blocks import HALF_PANEL, BlockWeight
+from redraft.plugins.operators.linear.blocks import HALF_PANEL, ROUNDED, BlockWeight
 
 PANEL = 32
-DTYPES = ("fp32", "bf16", "int8", "w8a8")
-GROUP = {"fp32": 1, "bf16": 2, "int8": 2, "w8a8": 4}
+PRECISIONS = ("fp32", "bf16", *ROUNDED)
+"""What float weights are packed in."""
+GROUP = {"fp32": 1, "bf16": 2}
 """Features of a weight row that lie together."""
-W8A8_SIGN = np.uint8(128)
-"""Weights that meet int8 rows are unsigned, 128 greater: so the processors' products want them."""
 ACTIVATIONS = ("none", "swiglu", "silu", "silu_last", "geglu", "relu")
 GATED = ("swiglu", "geglu")
 """An activated projection times a second one."""
@@ -24,37 +23,33 @@ GATED = ("swiglu", "geglu")
 class PackedWeight(NamedTuple):
     data: np.ndarray
     """uint8, one-dimensional"""
-    scale: np.ndarray | None
-    """int8 and w8a8 only: float32 [weight rows]"""
     dtype: str
     """What the operator's attribute says"""
 
 
-def pack(weight: np.ndarray, dtype: str, activation: str = "none") -> PackedWeight:
-    """Pack float [N, K] for `Linear`, `LinearTopK` and `Embedding`.
+def pack(weight: np.ndarray, precision: str, activation: str = "none") -> PackedWeight:
+    """Pack float [N, K] for `Linear`, `LinearTopK` and `Embedding`; int8 and int4 are rounded to blocks.
 
     With a gated activation, weight is [2N, K]: N rows of the gate, then N of the up projection.
-    Raises ValueError for an unknown dtype or activation, or a weight that is not a matrix.
+    Raises ValueError for an unknown precision or activation, or a weight that is not a matrix.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision '{precision}': expected one of {', '.join(PRECISIONS)}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}")
     if weight.ndim != 2 or (activation in GATED and len(weight) % 2):
         raise ValueError(f"weight of shape {weight.shape}: expected two dimensions, the first even with {activation}")
-    values, scale = np.ascontiguousarray(weight, dtype=np.float32), None
-    if dtype == "bf16":
+    if precision in ROUNDED:
+        return pack_blocks([BlockWeight.quantized(weight, precision)], activation)
+    values = np.ascontiguousarray(weight, dtype=np.float32)
+    if precision == "bf16":
         values = bf16_bits(values)
-    elif dtype in ("int8", "w8a8"):
-        scale = np.maximum(np.abs(values).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
-        values = np.rint(values / scale[:, None]).clip(-127, 127).astype(np.int8)
     halves = np.split(values, 2) if activation in GATED else [values]
     columns = PANEL // len(halves)
     panels = np.concatenate([_rows(half, columns) for half in halves], axis=1)  # [panels, 32, K]
-    panels = np.pad(panels, ((0, 0), (0, 0), (0, -panels.shape[2] % GROUP[dtype])))
-    panels = panels.reshape(*panels.shape[:2], -1, GROUP[dtype])
-    packed = np.ascontiguousarray(panels.swapaxes(1, 2)).reshape(-1).view(np.uint8)
-    return PackedWeight(packed ^ W8A8_SIGN if dtype == "w8a8" else packed, scale, dtype)
+    panels = np.pad(panels, ((0, 0), (0, 0), (0, -panels.shape[2] % GROUP[precision])))
+    panels = panels.reshape(*panels.shape[:2], -1, GROUP[precision])
+    return PackedWeight(np.ascontiguousarray(panels.swapaxes(1, 2)).reshape(-1).view(np.uint8), precision)
 
 
 def pack_blocks(segments: Sequence[BlockWeight], activation: str = "none") -> PackedWeight:
@@ -75,7 +70,7 @@ def pack_blocks(segments: Sequence[BlockWeight], activation: str = "none") -> Pa
         if part.shape[0] % HALF_PANEL and end not in ends:
             raise ValueError(f"a segment of {part.shape[0]} rows: expected a multiple of {HALF_PANEL}")
     data = [half_panel_rows(part).reshape(-1) for part in parts]
-    return PackedWeight(np.concatenate(data), None, ",".join(f"{part.form.name}:{part.shape[0]}" for part in parts))
+    return PackedWeight(np.concatenate(data), ",".join(f"{part.form.name}:{part.shape[0]}" for part in parts))
 
 
 def half_panel_rows(weight: BlockWeight) -> np.ndarray:

@@ -13,18 +13,9 @@
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
 
-// An activation unit is what multiplies a step: a float, a pair of bf16 or floats, or four bytes or words.
+// An activation unit is what multiplies a step: a float, or a pair of bf16 or floats.
 
-// Sums that begin at zero and are the result.
-struct FloatSum {
-    using Sum = f32x16;
-    static inline f32x16 begin(const float*) { return zero(); }
-    static inline f32x16 end(f32x16 sum, const float*) { return sum; }
-    static constexpr int kPrefetchRows = 1;  // from how many rows on panels are fetched ahead
-};
-
-struct DotFloat : FloatSum {
-    static constexpr int64_t kBytes = kStepBytes;
+struct DotFloat {
     static constexpr int64_t kUnit = 1;  // floats per step in a prepared row
     static inline void step(f32x16* acc, const float* x, const char* w) {
         const float* p = reinterpret_cast<const float*>(w);
@@ -37,24 +28,12 @@ struct DotFloat : FloatSum {
 #if defined(__AVX512BF16__)
 constexpr bool kPairedBf16 = true;
 constexpr int kMaxTile = 12;
-struct DotBf16 : FloatSum {
-    static constexpr int64_t kBytes = kStepBytes;
+struct DotBf16 {
     static constexpr int64_t kUnit = 1;
     static inline void step(f32x16* acc, const float* x, const char* w) {
         const __m512bh b = reinterpret_cast<__m512bh>(_mm512_set1_ps(*x));
         acc[0].v = _mm512_dpbf16_ps(acc[0].v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(w)), b);
         acc[1].v = _mm512_dpbf16_ps(acc[1].v, reinterpret_cast<__m512bh>(_mm512_loadu_si512(w + 64)), b);
-    }
-};
-// The same products as DotBf16 with weights widened beforehand.
-struct DotInt8 : FloatSum {
-    static constexpr int64_t kBytes = kStepBytes / 2;
-    static constexpr int64_t kUnit = 1;
-    static inline void step(f32x16* acc, const float* x, const char* w) {
-        const int8_t* p = reinterpret_cast<const int8_t*>(w);
-        const __m512bh b = reinterpret_cast<__m512bh>(_mm512_set1_ps(*x));
-        acc[0].v = _mm512_dpbf16_ps(acc[0].v, reinterpret_cast<__m512bh>(widen_int8(p)), b);
-        acc[1].v = _mm512_dpbf16_ps(acc[1].v, reinterpret_cast<__m512bh>(widen_int8(p + 32)), b);
     }
 };
 #else
@@ -64,8 +43,7 @@ constexpr int kMaxTile = 12;
 #else
 constexpr int kMaxTile = 3;
 #endif
-struct DotBf16 : FloatSum {
-    static constexpr int64_t kBytes = kStepBytes;
+struct DotBf16 {
     static constexpr int64_t kUnit = 2;
     static inline void step(f32x16* acc, const float* x, const char* w) {
         const uint16_t* p = reinterpret_cast<const uint16_t*>(w);
@@ -76,39 +54,23 @@ struct DotBf16 : FloatSum {
 };
 #endif
 
-// Integers, exact in every instruction set. Behind a prepared row's units are -128 times its sum, which makes up
-// for the weights being 128 greater, and its scale.
-struct DotW8A8 {
-    using Sum = i32x16;
-    static constexpr int64_t kBytes = kStepBytes;
-    static constexpr int64_t kUnit = kSignedUnit;
-    static constexpr int kPrefetchRows = 7;  // fewer are so fast that it costs more than the hardware's own fetching
-    static inline i32x16 begin(const float* tail) { return set1_bits(tail[0]); }
-    static inline f32x16 end(i32x16 sum, const float* tail) { return mul(to_float(sum), set1(tail[1])); }
-    static inline void step(i32x16* acc, const float* x, const char* w) {
-        acc[0] = dot_bytes(acc[0], w, x);
-        acc[1] = dot_bytes(acc[1], w + 64, x);
-    }
-};
-
 // ROWS prepared rows times one panel: out[ROWS][32]. Meanwhile fetches LINES cache lines per step from
 // `prefetch` on.
 template <class Dot, int ROWS, int LINES>
 static void tile(const float* x, int64_t stride, const char* w, int64_t steps, const char* prefetch, float* out) {
-    typename Dot::Sum acc[ROWS][2];
+    f32x16 acc[ROWS][2];
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = Dot::begin(x + r * stride + steps * Dot::kUnit);
+    for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = zero();
     for (int64_t k = 0; k < steps; ++k) {
         if constexpr (LINES > 0) _mm_prefetch(prefetch + k * LINES * 64, _MM_HINT_T1);
         if constexpr (LINES > 1) _mm_prefetch(prefetch + k * LINES * 64 + 64, _MM_HINT_T1);
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) Dot::step(acc[r], x + r * stride + k * Dot::kUnit, w + k * Dot::kBytes);
+        for (int r = 0; r < ROWS; ++r) Dot::step(acc[r], x + r * stride + k * Dot::kUnit, w + k * kStepBytes);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-        const float* tail = x + r * stride + steps * Dot::kUnit;
-        store(out + r * kPanel, Dot::end(acc[r][0], tail));
-        store(out + r * kPanel + 16, Dot::end(acc[r][1], tail));
+        store(out + r * kPanel, acc[r][0]);
+        store(out + r * kPanel + 16, acc[r][1]);
     }
 }
 
@@ -129,10 +91,8 @@ static inline void all_tiles(const float* x, int64_t stride, int64_t rows, const
         const float* row = x + first * stride;
         float* to = out + first * kPanel;
         const int count = static_cast<int>(end - first);
-        constexpr int kLines = Dot::kBytes / 64;  // of a panel, per step
-        if (tiles == 1 && count < Dot::kPrefetchRows)
-            dispatch_tile<Dot, 0>(count, row, stride, w, steps, next, to);
-        else if (tiles == 1)
+        constexpr int kLines = kStepBytes / 64;  // of a panel, per step
+        if (tiles == 1)
             dispatch_tile<Dot, kLines>(count, row, stride, w, steps, next, to);
         else if (t < kLines)
             dispatch_tile<Dot, 1>(count, row, stride, w, steps, next + t * steps * 64, to);
@@ -141,7 +101,7 @@ static inline void all_tiles(const float* x, int64_t stride, int64_t rows, const
     }
 }
 
-constexpr int64_t kTail = 8;  // floats behind a row's units: what DotW8A8 adds, and room to write whole vectors
+constexpr int64_t kTail = 8;  // floats behind a row's units: room to write whole vectors
 
 // Up to so many rows are prepared by every thread for itself: it has less to wait for and to fetch from others.
 constexpr int64_t kOwnRows = 4;
@@ -161,15 +121,12 @@ struct Prepared {
     explicit Prepared(const Projection& projection, bool gated = false) : p(projection), gated(gated) {
         const int64_t group = feature_group(p.dtype);
         steps = (p.in_features + group - 1) / group;
-        panel_bytes = p.dtype == DType::int8 ? steps * kStepBytes / 2 : steps * kStepBytes;
-        const int64_t unit = p.dtype == DType::blocks ? kGroupFloats
-                             : p.dtype == DType::w8a8 ? kSignedUnit
-                             : group == 2 && !kPairedBf16 ? 2 : 1;
-        tail = steps * unit;
+        panel_bytes = steps * kStepBytes;
+        tail = steps * (p.dtype == DType::blocks ? kGroupFloats : p.dtype == DType::bf16 ? DotBf16::kUnit : 1);
         stride = ((tail + kTail + 15) / 16 * 16) | 16;
 #if defined(__AMX_BF16__)
-        tiled = p.dtype == DType::bf16 || p.dtype == DType::w8a8 || (p.dtype == DType::int8 && p.rows > kFewRows);
-        if (tiled) late_lines = (panel_bytes / 64 - steps / kTileSteps * early_lines() + p.rows - 1) / p.rows;
+        tiled = p.dtype == DType::bf16;
+        if (tiled) late_lines = (panel_bytes / 64 - steps / kTileSteps * kEarlyLines + p.rows - 1) / p.rows;
 #endif
     }
     bool own_rows() const { return p.rows <= kOwnRows; }
@@ -177,18 +134,13 @@ struct Prepared {
     int64_t shared_bytes() const { return own_rows() ? 0 : row_floats() * 4; }
     float* rows_of(int thread) const { return own_rows() ? static_cast<float*>(thread_scratch(thread)) : shared; }
 
-    // A thread's scratch: its own rows, results of `panels` panels [panels, rows, 32], one panel of int8 weights
-    // widened to bf16, and `more`.
+    // A thread's scratch: its own rows, results of `panels` panels [panels, rows, 32], and `more`.
     int64_t scratch_bytes(int64_t panels, int64_t more = 0) const {
-        return ((own_rows() ? row_floats() : 0) + panels * p.rows * kPanel) * 4 + steps * kStepBytes + more;
+        return ((own_rows() ? row_floats() : 0) + panels * p.rows * kPanel) * 4 + more;
     }
     float* results(int thread) const {
         return static_cast<float*>(thread_scratch(thread)) + (own_rows() ? row_floats() : 0);
     }
-    char* widened(int thread, int64_t panels) const {
-        return reinterpret_cast<char*>(results(thread) + panels * p.rows * kPanel);
-    }
-    char* behind(int thread, int64_t panels) const { return widened(thread, panels) + steps * kStepBytes; }
 
     const char* panel(int64_t index) const { return static_cast<const char*>(p.weight) + index * panel_bytes; }
 
@@ -212,7 +164,6 @@ struct Prepared {
         float* to = rows_of(thread) + r * stride;
         const RowNorm norm(from, n, p.norm, p.norm_bias, p.norm_eps);
         const auto normalized = [&](int64_t i) { return norm(load_first(from + i, n - i), i, n - i); };
-        if (p.dtype == DType::w8a8) return round_row(normalized, to);
         if (p.dtype == DType::blocks) return round_groups(normalized, to);
         for (int64_t i = 0; i < n; i += 16) {
             const f32x16 v = normalized(i);
@@ -227,26 +178,6 @@ struct Prepared {
         if (p.dtype != DType::fp32)
             for (int64_t i = tail; i % kTileSteps; ++i) to[i] = 0;
 #endif
-    }
-
-    // Integers: multiples of 1/127 of the row's largest magnitude.
-    template <class F>
-    void round_row(F value, float* to) const {
-        f32x16 largest = set1(1e-30f);
-        for (int64_t i = 0; i < p.in_features; i += 16) largest = max(absolute(value(i)), largest);
-        const float top = maximum(largest);
-        const f32x16 inverse = set1(127.0f / top);
-        i32x16 total = to_int(zero());
-        for (int64_t i = 0; i < p.in_features; i += 16) {
-            const i32x16 rounded = to_int(mul(value(i), inverse));
-            store_signed(to + i / 4 * kSignedUnit, rounded);
-            total = add(total, rounded);
-        }
-        int32_t lanes[16], correction = 0;
-        store(lanes, total);
-        for (int32_t lane : lanes) correction -= 128 * lane;
-        __builtin_memcpy(to + tail, &correction, sizeof(correction));
-        to[tail + 1] = top / 127.0f;
     }
 
     // Integers: multiples of 1/127 of each group's largest magnitude.
@@ -283,8 +214,7 @@ struct Prepared {
 
     // out[rows][32] = all rows times panel `index`. Meanwhile the panel behind it is fetched, by tiles all of it or most:
     // where results are written behind each panel, `fetch` has the rest, lest memory be idle then.
-    void multiply(int64_t index, int thread, float* out, [[maybe_unused]] char* widened,
-                  [[maybe_unused]] bool all) const {
+    void multiply(int64_t index, int thread, float* out, [[maybe_unused]] bool all) const {
         const char* w = panel(index);
         const char* next = w + panel_bytes;
         const float* x = rows_of(thread);
@@ -294,21 +224,8 @@ struct Prepared {
         }
         if (p.dtype == DType::fp32) return all_tiles<DotFloat>(x, stride, p.rows, w, steps, next, out);
 #if defined(__AMX_BF16__)
-        const int64_t lines = all ? tile_lines() : early_lines();
-        if (p.dtype == DType::w8a8) return multiply_integers(x, w, next, lines, out);
-        if (!tiled) return dispatch_few_rows(p.rows, x, stride, w, steps, next, out);
-        if (p.dtype == DType::int8) w = widen(w, widened);
-        all_tile_rows<TileBf16>(x, stride, p.rows, w, steps, next, lines, out);
-#elif defined(__AVX512BF16__)
-        if (p.dtype == DType::w8a8) return all_tiles<DotW8A8>(x, stride, p.rows, w, steps, next, out);
-        if (p.dtype == DType::int8) return all_tiles<DotInt8>(x, stride, p.rows, w, steps, next, out);
-        all_tiles<DotBf16>(x, stride, p.rows, w, steps, next, out);
+        all_tile_rows(x, stride, p.rows, w, steps, next, all ? kTileLines : kEarlyLines, out);
 #else
-        if (p.dtype == DType::w8a8) return all_tiles<DotW8A8>(x, stride, p.rows, w, steps, next, out);
-        if (p.dtype == DType::int8) {
-            for (int64_t i = 0; i < panel_bytes; i += 64) _mm_prefetch(next + i, _MM_HINT_T1);
-            w = next = widen(w, widened);
-        }
         all_tiles<DotBf16>(x, stride, p.rows, w, steps, next, out);
 #endif
     }
@@ -318,27 +235,6 @@ struct Prepared {
         const char* from = panel(index + 2) - (p.rows - r) * late_lines * 64;
         for (int64_t i = 0; i < late_lines; ++i) _mm_prefetch(from + i * 64, _MM_HINT_T1);
     }
-    int64_t tile_lines() const { return p.dtype == DType::int8 ? 16 : 32; }  // of stored weights, every 16 steps
-    int64_t early_lines() const { return tile_lines() * 3 / 4; }             // as measured
-
-    // A panel of int8 weights as bf16.
-    const char* widen(const char* panel, char* to) const {
-        for (int64_t i = 0; i < panel_bytes; i += 32)
-            widen_int8(reinterpret_cast<const int8_t*>(panel) + i, reinterpret_cast<uint16_t*>(to) + i);
-        return to;
-    }
-
-#if defined(__AMX_BF16__)
-    void multiply_integers(const float* x, const char* w, const char* next, int64_t lines, float* out) const {
-        all_tile_rows<TileW8A8>(x, stride, p.rows, w, steps, next, lines, out);
-        for (int64_t r = 0; r < p.rows; ++r)
-            for (int64_t i = 0; i < kPanel; i += 16) {
-                float* sums = out + r * kPanel + i;
-                const i32x16 sum = add(lanes32(_mm512_loadu_si512(sums)), DotW8A8::begin(x + r * stride + tail));
-                store(sums, DotW8A8::end(sum, x + r * stride + tail));
-            }
-    }
-#endif
 };
 
 }  // namespace redraft::REDRAFT_ISA_NAMESPACE

@@ -33,11 +33,8 @@ class ProjectionOp : public Operator {
         expect_type(this, 0, ov::element::f32);
         expect_type(this, 1, ov::element::u8);
         expect_elements(this, 1, stored_.bytes(in_features_, out_features_, activation));
-        OPENVINO_ASSERT(has_scale(stored_.dtype) == (optional_.find(kScale) >= 0), get_friendly_name(),
-                        ": int8 weights, and no others, take the input scale");
         const int64_t weight_rows = is_gated(activation) ? 2 * out_features_ : out_features_;
         const std::pair<Optional, int64_t> vectors[] = {
-            {kScale, weight_rows},
             {kBias, weight_rows},
             {kNorm, in_features_},
             {kNormBias, in_features_},
@@ -61,7 +58,6 @@ class ProjectionOp : public Operator {
                 optional_.data<int32_t>(inputs, kRows),
                 static_cast<int64_t>(inputs[rows_input(0)].get_shape()[0]),
                 inputs[1].data(),
-                optional_.data<float>(inputs, kScale),
                 optional_.data<float>(inputs, kBias),
                 optional_.data<float>(inputs, kNorm),
                 optional_.data<float>(inputs, kNormBias),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from redraft.plugins.operators.linear.blocks import GROUP, BlockWeight
+from redraft.plugins.operators.linear.blocks import GROUP, ROUNDED, BlockWeight
 from redraft.plugins.operators.linear.pack import GATED, bf16_bits, from_bf16_bits
 from redraft.plugins.operators.norm.reference import norm as normalized
 
@@ -12,7 +12,7 @@ from redraft.plugins.operators.norm.reference import norm as normalized
 def linear(
     x: np.ndarray,
     weight: np.ndarray,
-    dtype: str = "fp32",
+    precision: str = "fp32",
     *,
     bias: np.ndarray | None = None,
     norm: np.ndarray | None = None,
@@ -23,17 +23,16 @@ def linear(
     rows: np.ndarray | None = None,
     activation: str = "none",
 ) -> np.ndarray:
-    """x float [T, K], weight float [N, K] (gated: [2N, K]); returns float64 [T or R, N]."""
+    """x float [T, K], weight float [N, K] (gated: [2N, K]); returns float64 [T or R, N]. Beside weights in blocks x is
+    not rounded; `block_product` does so."""
     x = np.asarray(x, np.float64)
     if rows is not None:
         x = x[rows]
     if norm is not None:
         x = normalized(x, norm, norm_eps, norm_bias)
-    if dtype == "w8a8":
-        x = rounded_rows(x)
-    elif dtype != "fp32":
+    if precision == "bf16":
         x = from_bf16_bits(bf16_bits(x.astype(np.float32))).astype(np.float64)
-    y = x @ stored(weight, dtype).T.astype(np.float64)
+    y = x @ stored(weight, precision).T.astype(np.float64)
     if bias is not None:
         y = y + bias
     if activation in GATED:
@@ -48,13 +47,6 @@ def linear(
     return silu(y) if activation == "silu_last" else y
 
 
-def rounded_rows(x: np.ndarray) -> np.ndarray:
-    """x [T, K] as float32, rounded to multiples of 1/127 of each row's largest magnitude."""
-    x = x.astype(np.float32)
-    largest = np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(1e-30))
-    return np.rint(x * (np.float32(127) / largest)) * (largest.astype(np.float64) / 127)
-
-
 def gelu(x: np.ndarray) -> np.ndarray:
     """The tanh approximation."""
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
@@ -64,13 +56,12 @@ def silu(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.exp(-x))
 
 
-def stored(weight: np.ndarray, dtype: str) -> np.ndarray:
+def stored(weight: np.ndarray, precision: str) -> np.ndarray:
     """The weights that the kernel multiplies with, as float32."""
-    if dtype == "bf16":
+    if precision in ROUNDED:
+        return BlockWeight.quantized(weight, precision).dequantized()
+    if precision == "bf16":
         return from_bf16_bits(bf16_bits(weight))
-    if dtype in ("int8", "w8a8"):
-        scale = np.maximum(np.abs(weight).max(1, keepdims=True), np.finfo(np.float32).tiny) / np.float32(127)
-        return (np.rint(weight / scale).clip(-127, 127) * scale).astype(np.float32)
     return np.asarray(weight, np.float32)
 
 

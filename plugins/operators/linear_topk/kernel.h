@@ -26,17 +26,13 @@ static void topk_chunk(const void* context, int64_t begin, int64_t end, int thre
     const Projection& p = job.prepared.p;
     const int64_t all = (p.out_features + kPanel - 1) / kPanel;
     float* logits = job.prepared.results(thread);  // [panels, rows, 32]
-    char* widened = job.prepared.widened(thread, kChunkPanels);
     for (int64_t chunk = begin; chunk < end; ++chunk) {
         const int64_t first = chunk * kChunkPanels;
         const int64_t panels = all - first < kChunkPanels ? all - first : kChunkPanels;
         for (int64_t i = 0; i < panels; ++i)
-            job.prepared.multiply(first + i, thread, logits + i * p.rows * kPanel, widened, true);
+            job.prepared.multiply(first + i, thread, logits + i * p.rows * kPanel, true);
         const auto value = [&](const float* at, int64_t i, int64_t n) {
-            f32x16 v = load(at);
-            if (has_scale(p.dtype)) v = mul(v, load_first(p.scale + first * kPanel + i, n));
-            if (p.bias) v = add(v, load_first(p.bias + first * kPanel + i, n));
-            return v;
+            return p.bias ? add(load(at), load_first(p.bias + first * kPanel + i, n)) : load(at);
         };
         for (int64_t r = 0; r < p.rows; ++r)
             job.topk.reduce(chunk, r, logits + r * kPanel, p.rows * kPanel, panels * kPanel, thread, value);

@@ -8,10 +8,16 @@ from redraft.plugins.operators.linear.reference import linear
 
 
 def linear_topk(
-    x: np.ndarray, weight: np.ndarray, k: int, dtype: str = "fp32", *, ids: np.ndarray | None = None, **options: object
+    x: np.ndarray,
+    weight: np.ndarray,
+    k: int,
+    precision: str = "fp32",
+    *,
+    ids: np.ndarray | None = None,
+    **options: object,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log-probabilities float64 [T, k], descending (ties: lower index first), and their indices int32 [T, k]."""
-    logits = linear(x, weight, dtype, **options)  # type: ignore[arg-type]
+    logits = linear(x, weight, precision, **options)  # type: ignore[arg-type]
     top = logits.max(-1, keepdims=True)
     log_probs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
     order = np.argsort(-log_probs, axis=-1, kind="stable")[:, :k]

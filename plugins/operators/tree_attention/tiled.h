@@ -118,7 +118,7 @@ struct Tiled {
     template <int PARTS>
     static void multiply(const uint16_t* x, int64_t x_stride, const uint32_t* w, int64_t steps, int64_t rows, float* out) {
         const char* panel = reinterpret_cast<const char*>(w);
-        const auto tiles = rows > kTileRows ? tile_rows<TileBf16, true, PARTS> : tile_rows<TileBf16, false, PARTS>;
+        const auto tiles = rows > kTileRows ? tile_rows<true, PARTS> : tile_rows<false, PARTS>;
         tiles(reinterpret_cast<const float*>(x), x_stride, panel, steps, panel, 0, out);
     }
 
@@ -192,8 +192,9 @@ struct Tiled {
             }
     }
 
-    // Adds to the sums of QUERIES queries of one row what its path gives behind the common keys, as a tile instruction sums
-    // (see `few_rows`).
+    // Adds to the sums of QUERIES queries of one row what its path gives behind the common keys, as a tile instruction
+    // sums: over 32 keys at a time those of even and of odd ones apart, fused, with denormals as zeros; then their sum is
+    // added (Intel's Software Developer's Manual, TDPBF16PS).
     template <int QUERIES>
     void add_tail(const uint16_t* w, const uint16_t* v, const int32_t* path, int64_t count, float* to) const {
         f32x16 total[QUERIES][2];

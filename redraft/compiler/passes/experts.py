@@ -41,7 +41,7 @@ def lower_experts(editor: Editor, node: ir.Node) -> None:
         return
     packed = [editor.packed_weight(*_matrices(each), gated=each is gate_up) for each in (gate_up, down)]
     operands = [_rows(input_of(gate_up, 0)), input_of(softmax, 0)]
-    operands += [each.inputs[name] for name in ("weight", "scale") for each in packed if name in each.inputs]
+    operands += [each.weight for each in packed]
     count, columns, hidden = _sizes(down)
     last = node
     if (add := only_user(node.outputs[0], "Add")) and rank_of(add.outputs[0]) == 2:
@@ -54,6 +54,7 @@ def lower_experts(editor: Editor, node: ir.Node) -> None:
         "in_features": hidden,
         "columns": columns,
         "dtype": packed[0].dtype,
+        "down_dtype": packed[1].dtype,
         "activation": activation,
     }
     (out,) = editor.node(last, "Experts", operands, attributes, DOMAIN)

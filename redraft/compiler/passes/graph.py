@@ -22,8 +22,8 @@ others have."""
 class Stored(NamedTuple):
     """A weight as an operator takes it."""
 
-    inputs: dict[str, ir.Value]
-    """Its bytes as "weight" and, with int8 weights, their scales as "scale"."""
+    weight: ir.Value
+    """Its bytes"""
     dtype: str
     """The operator's attribute"""
 
@@ -48,7 +48,7 @@ class Editor:
             assert stored is not None
             matrices = stored if stored.ndim == 3 else stored[None]
             activation = "swiglu" if gated else "none"
-            blocks_of = self.blocks_of if stored.ndim == 2 else None  # `Experts`, of a stack, takes no blocks
+            blocks_of = self.blocks_of if stored.ndim == 2 else None  # a source has no stacks in blocks
             packed = []
             for matrix in matrices:
                 rows = matrix.T if transposed else matrix
@@ -58,11 +58,7 @@ class Editor:
                 )
             dtype = packed[0].dtype
             name = f"{weight.name}.{dtype}{'.gated' if gated else ''}"
-            inputs = {"weight": self.constant(name, _joined([each.data for each in packed]))}
-            if packed[0].scale is not None:
-                scales = [each.scale for each in packed if each.scale is not None]
-                inputs["scale"] = self.constant(f"{name}.scale", _joined(scales))
-            self.packed[key] = Stored(inputs, dtype)
+            self.packed[key] = Stored(self.constant(name, _joined([each.data for each in packed])), dtype)
         return self.packed[key]
 
     def node(

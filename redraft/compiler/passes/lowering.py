@@ -24,7 +24,7 @@ from redraft.compiler.passes.graph import (
     silu_product,
 )
 
-OPTIONAL_INPUTS = ("scale", "bias", "norm", "norm_bias", "residual", "rows", "residual_rows", "ids")
+OPTIONAL_INPUTS = ("bias", "norm", "norm_bias", "residual", "rows", "residual_rows", "ids")
 NORMS = {"RMSNormalization": ("norm",), "LayerNormalization": ("norm", "norm_bias")}
 """The inputs of ours that a norm's weights become."""
 
@@ -32,8 +32,8 @@ NORMS = {"RMSNormalization": ("norm",), "LayerNormalization": ("norm", "norm_bia
 def lower(model: ir.Model, precision: str, blocks_of: BlocksOf | None = None) -> ir.Model:
     """A copy of a plugin-form network whose heavy operators are those of plugins/.
 
-    `precision` fp32, bf16, int8 or w8a8 is how weights are stored and multiplied that `blocks_of` does not give in
-    blocks; activations stay float32. Packed weights replace the originals, once each where several operators share one.
+    `precision`, one of `PRECISIONS`, is how weights are stored and multiplied that `blocks_of` does not give in blocks;
+    activations stay float32. Packed weights replace the originals, once each where several operators share one.
     Raises ValueError for an unknown precision.
     """
     lowered = model.clone()
@@ -77,12 +77,11 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
     if (softmax := only_user(last.outputs[0], "LogSoftmax")) and (topk := only_user(softmax.outputs[0], "TopK")):
         k = int(constant_of(input_of(topk, 1)).item())  # type: ignore[union-attr]
         stored = editor.packed_weight(weight, transposed)
-        optional = stored.inputs | optional
         attributes |= {"out_features": out_features, "dtype": stored.dtype, "k": k}
         if renumbered := _renumbered(editor, topk.outputs[1]):
             result, table = renumbered
             optional["ids"] = table
-        values, indices = _operator(editor, topk, "LinearTopK", x, optional, attributes)
+        values, indices = _operator(editor, topk, "LinearTopK", [x, stored.weight], optional, attributes)
         editor.replace(topk, topk.outputs[0], values)
         if renumbered:
             editor.replace(topk, result, indices)
@@ -107,16 +106,17 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
             if activation == "none" and (activated := silu_product(add.outputs[0])):
                 last, activation = activated, "silu_last"
     stored = editor.packed_weight(weight, transposed, gated is not None)
-    optional = stored.inputs | optional
     attributes |= {"out_features": out_features, "dtype": stored.dtype, "activation": activation}
-    (out,) = _operator(editor, last, "Linear", x, optional, attributes)
+    (out,) = _operator(editor, last, "Linear", [x, stored.weight], optional, attributes)
     editor.replace(last, last.outputs[0], out)
 
 
-def _operator(editor: Editor, before: ir.Node, op: str, x: ir.Value, inputs: dict, attributes: dict) -> list:
-    """An operator of x, a weight and optional inputs."""
+def _operator(
+    editor: Editor, before: ir.Node, op: str, fixed: list[ir.Value], inputs: dict[str, ir.Value], attributes: dict
+) -> list[ir.Value]:
+    """An operator of fixed and optional inputs."""
     names = [name for name in OPTIONAL_INPUTS if name in inputs]
-    operands = [x, inputs["weight"], *(inputs[name] for name in names)]
+    operands = [*fixed, *(inputs[name] for name in names)]
     attributes = {**attributes, "inputs": ",".join(names)}
     return editor.node(before, op, operands, attributes, DOMAIN, outputs=2 if op == "LinearTopK" else 1)
 
@@ -178,7 +178,8 @@ def _lower_embedding(editor: Editor, node: ir.Node) -> None:
     rows, features = shape_of(table)
     ids, clamped = _clamped(input_of(node, 1), rows)
     stored = editor.packed_weight(table, transposed=False)
-    last, factor, optional = node, 1.0, stored.inputs
+    last, factor = node, 1.0
+    optional: dict[str, ir.Value] = {}
     product = only_user(last.outputs[0], "Mul")
     number = constant_of(other_input(product, last)) if product else None
     if product and number is not None and number.ndim == 0:
@@ -192,7 +193,7 @@ def _lower_embedding(editor: Editor, node: ir.Node) -> None:
         (ids,) = editor.node(last, "Cast", [ids], {"to": ir.DataType.INT32})
     attributes = {"in_features": features, "out_features": rows, "dtype": stored.dtype}
     attributes |= {"clamped": int(clamped), "factor": factor}
-    (out,) = _operator(editor, last, "Embedding", ids, optional, attributes)
+    (out,) = _operator(editor, last, "Embedding", [ids, stored.weight], optional, attributes)
     editor.replace(last, last.outputs[0], out)
 
 
@@ -240,10 +241,10 @@ def _lower_norm(editor: Editor, node: ir.Node) -> None:
     if not norm:
         return
     (x, inputs, epsilon), last = norm, node
-    inputs["weight"] = inputs.pop("norm")
+    weight = inputs.pop("norm")
     if (add := only_user(node.outputs[0], "Add")) and (other := other_input(add, node)).shape == node.outputs[0].shape:
         last, inputs["residual"] = add, other
-    (out,) = _operator(editor, last, "Norm", x, inputs, {"eps": epsilon})
+    (out,) = _operator(editor, last, "Norm", [x, weight], inputs, {"eps": epsilon})
     out.shape = last.outputs[0].shape
     editor.replace(last, last.outputs[0], out)
 

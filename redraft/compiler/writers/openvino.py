@@ -22,7 +22,7 @@ from redraft.model_defs.weights.blocks import StoredBlocks
 from redraft.plugins.library import operators_digest
 from redraft.plugins.operators.linear.blocks import BlockWeight
 
-DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "w8a8", "int8": "w8a8", "int4": "int4", "source": "int4"}
+DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "int8", "int8": "int8", "int4": "int4", "source": "int4"}
 """The drafters' precision for a target's precision: drafts decide speed, never output."""
 
 
@@ -57,24 +57,17 @@ def write_drafters(
     precision = DRAFTER_PRECISION[config.precision]
     for name, names, loop in distinct(loops, folder):
         with step(f"export and compile {names}"):
-            drafter = lower_rounded(export_drafter_plugin(loop, cache_dtype), precision)
+            drafter = lower(export_drafter_plugin(loop, cache_dtype), precision)
             save(drafter, folder / f"drafter.{name}.onnx", constants)
             if again := resampling_loop(config, name, loop):
-                resampler = lower_rounded(export_resampler_plugin(again), precision)
+                resampler = lower(export_resampler_plugin(again), precision)
                 save(resampler, folder / f"resampler.{name}.onnx", constants)
-
-
-def lower_rounded(network: ir.Model, precision: str) -> ir.Model:
-    """A network whose weights are rounded to a precision: one of `lower`, or int4."""
-    if precision == Precision.int4:
-        return lower(network, Precision.bf16, lambda _, weight: [BlockWeight.quantized(weight)])
-    return lower(network, precision)
 
 
 def lower_target(network: ir.Model, precision: Precision, blocks: StoredBlocks | None = None) -> ir.Model:
     """A target's network whose weights are stored as the precision says; `blocks` are those of its source."""
     if blocks is None:
-        return lower_rounded(network, precision)
+        return lower(network, precision)
 
     def parameter(constant: str) -> str:
         return constant.removeprefix("target.")

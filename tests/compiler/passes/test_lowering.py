@@ -20,6 +20,7 @@ from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.random_draws import RandomDraws
 from redraft.model_defs.target.families.base import Experts
 from redraft.model_defs.target.model import MixtureOfExperts
+from redraft.plugins.operators.linear.pack import PRECISIONS
 from tests.conftest import slow, slow_but
 from tests.engines.draws import LEVELS as LEVELS_OF
 from tests.engines.tiny import tiny_drafter, tiny_drafter_of, tiny_of, tiny_target
@@ -44,7 +45,7 @@ def test_a_drafter_that_draws_is_one_program(construction):
     rule = RANDOM_CONSTRUCTIONS[construction].rule
     drawing = RandomDraws(tiny_drafter(tiny_target()), rule, LEVELS_OF[construction], 7)
     with torch.no_grad():
-        lowered = lower(export_drafter_plugin(drawing), "w8a8")
+        lowered = lower(export_drafter_plugin(drawing), "int8")
     assert Counter(node.op_type for node in lowered.graph)["DrawStep"] == len(LEVELS_OF[construction])
     assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
 
@@ -56,7 +57,7 @@ def test_a_drafter_of_any_other_kind_is_one_program(variant):
     drafter = tiny_drafter_of(tiny_target(), variant)
     drafter.prepare(90, 2)
     with torch.no_grad():
-        network = lower(export_drafter_plugin(BeamSearch(drafter, 3, 2, 4)), "w8a8")
+        network = lower(export_drafter_plugin(BeamSearch(drafter, 3, 2, 4)), "int8")
     assert [node.op_type for node in fuse(network).graph] == ["Program"]
 
 
@@ -69,13 +70,13 @@ def test_what_surrounds_a_projection_is_part_of_it():
     )
     blocks = len(tiny_drafter(tiny_target()).blocks)
     assert inputs == {
-        ("Linear", "none", "scale,bias"): 1,  # the context, once
-        ("Linear", "none", "scale,residual"): 1,  # the root's state with its own context
-        ("Linear", "none", "scale,residual,residual_rows"): LEVELS - 1,
-        ("Linear", "silu", "scale,bias,residual"): LEVELS * blocks,
-        ("Linear", "none", "scale"): LEVELS + LEVELS - 1,  # the output layer, and the part of a token in a state
-        ("Linear", "silu_last", "scale,bias,residual,rows"): LEVELS - 1,
-        ("LinearTopK", None, "scale,ids"): LEVELS,
+        ("Linear", "none", "bias"): 1,  # the context, once
+        ("Linear", "none", "residual"): 1,  # the root's state with its own context
+        ("Linear", "none", "residual,residual_rows"): LEVELS - 1,
+        ("Linear", "silu", "bias,residual"): LEVELS * blocks,
+        ("Linear", "none", ""): LEVELS + LEVELS - 1,  # the output layer, and the part of a token in a state
+        ("Linear", "silu_last", "bias,residual,rows"): LEVELS - 1,
+        ("LinearTopK", None, "ids"): LEVELS,
     }
     tables = {node.inputs[-1] for node in lowered.graph if node.op_type == "LinearTopK"}
     assert len(tables) == 1, "the hot ids are stored once"
@@ -94,18 +95,16 @@ def plugin_form() -> ir.Model:
     return export_target_plugin(tiny_target(), CACHE)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_lowering_fuses_everything_around_a_multiplication(plugin_form, precision):
     before = [str(node) for node in plugin_form.graph]
     lowered = lower(plugin_form, precision)
     assert [str(node) for node in plugin_form.graph] == before
     counts = Counter(node.op_type for node in lowered.graph)
     assert counts == {"Embedding": 1, "Linear": 9, "TreeAttention": 2, "Norm": 1}
-    scale = "scale," if precision == "int8" else ""
     inputs = [node.attributes["inputs"].value for node in lowered.graph if node.op_type == "Linear"]
-    residual = f"{scale}residual"
-    layer = [f"{scale}bias,norm", residual, f"{scale}norm", residual]
-    assert inputs == [*layer, *layer, f"{scale}norm,rows"]
+    layer = ["bias,norm", "residual", "norm", "residual"]
+    assert inputs == [*layer, *layer, "norm,rows"]
 
 
 def test_norms_and_activations_of_other_families_are_parts_of_our_operators():
@@ -153,10 +152,11 @@ def test_a_mixture_of_experts_is_one_operator(normalized):
     assert [node.op_type for node in lowered.graph] == ["Linear", "Experts"]
     attributes = {name: attribute.value for name, attribute in list(lowered.graph)[1].attributes.items()}
     sizes = {"count": 5, "chosen": 2, "normalized": int(normalized), "in_features": 96, "columns": 40}
-    assert attributes == sizes | {"dtype": "int8", "activation": "geglu"}
+    dtypes = {"dtype": "q8_0:40,q8_0:40", "down_dtype": "q8_0:96"}
+    assert attributes == sizes | dtypes | {"activation": "geglu"}
     assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
 
 
 def test_an_unknown_precision_is_refused(plugin_form):
-    with pytest.raises(ValueError, match="dtype 'fp8'"):
+    with pytest.raises(ValueError, match="precision 'fp8'"):
         lower(plugin_form, "fp8")

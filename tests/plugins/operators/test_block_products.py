@@ -42,7 +42,7 @@ def random_rows(rng: np.random.Generator, rows: int, features: int) -> np.ndarra
 def test_products_have_the_bits_of_the_stated_order(isa, rng, name, rows, k, n):
     weight, x = random_weight(rng, name, n, k), random_rows(rng, rows, k)
     packed = pack_blocks([weight])
-    out = kernel_calls.linear(x, packed, n, packed.dtype)
+    out = kernel_calls.linear(x, packed, n)
     np.testing.assert_array_equal(out, block_product(x, weight))
     exact = x.astype(np.float64) @ weight.dequantized().T.astype(np.float64)
     assert np.abs(out - exact).max() < 0.02 * np.abs(exact).max() + 1e-6
@@ -59,7 +59,7 @@ def test_what_is_around_a_product(isa, rng, activation, n):
     packed = pack_blocks([weight], activation)
     assert packed.dtype == (f"q4_1:{n},q4_1:{n}" if activation in GATED else f"q4_1:{n}")
     options = {"bias": bias, "residual": residual, "activation": activation}
-    out = kernel_calls.linear(x, packed, n, packed.dtype, **options)
+    out = kernel_calls.linear(x, packed, n, **options)
     y = block_product(x, weight).astype(np.float64) + bias
     if activation in GATED:
         gate, up = np.split(y, 2, axis=1)
@@ -74,14 +74,14 @@ def test_segments_of_several_forms(isa, rng):
     packed, x = pack_blocks(weights), random_rows(rng, 3, k)
     assert packed.dtype == "q4_k:48,q6_k:16,i8g96:32,q5_0:15"
     expected = np.concatenate([block_product(x, weight) for weight in weights], axis=1)
-    np.testing.assert_array_equal(kernel_calls.linear(x, packed, 111, packed.dtype), expected)
-    values, ids = kernel_calls.linear_topk(x, packed, 111, packed.dtype, 9)
+    np.testing.assert_array_equal(kernel_calls.linear(x, packed, 111), expected)
+    values, ids = kernel_calls.linear_topk(x, packed, 111, 9)
     expected_values, expected_ids = linear_topk(expected, np.eye(111), 9)
     np.testing.assert_array_equal(ids, expected_ids)
     np.testing.assert_allclose(values, expected_values, atol=1e-5)
     tokens = np.arange(111, dtype=np.int32)
     table = np.concatenate([weight.dequantized() for weight in weights])
-    np.testing.assert_array_equal(kernel_calls.embedding(tokens, packed, k, 111, packed.dtype), table)
+    np.testing.assert_array_equal(kernel_calls.embedding(tokens, packed, k, 111), table)
     gated = pack_blocks([random_weight(rng, "q4_0", 33, k), random_weight(rng, "q8_0", 33, k)], "swiglu")
     assert gated.dtype == "q4_0:33,q8_0:33"
 
@@ -90,7 +90,7 @@ def test_segments_of_several_forms(isa, rng):
 def test_a_table_of_blocks(isa, rng, name):
     weight = random_weight(rng, name, 77, 111)
     packed, tokens = pack_blocks([weight]), np.array([76, 0, 31, 16, 5, 5], np.int32)
-    out = kernel_calls.embedding(tokens, packed, 111, 77, packed.dtype)
+    out = kernel_calls.embedding(tokens, packed, 111, 77)
     np.testing.assert_array_equal(out, weight.dequantized()[tokens])
 
 
@@ -100,12 +100,10 @@ def test_a_row_does_not_depend_on_the_others(isa, rng, name):
     for activation, n in (("none", 111), ("swiglu", 55)):
         packed = pack_blocks([random_weight(rng, name, 2 * n if activation in GATED else n, 111)], activation)
         options = {"norm": norm, "activation": activation}
-        everything = kernel_calls.linear(x, packed, n, packed.dtype, **options)
+        everything = kernel_calls.linear(x, packed, n, **options)
         for first, count in ((0, 1), (13, 1), (1, 2), (7, 3), (4, 4), (5, 8), (3, 16), (2, 38)):
             some = slice(first, first + count)
-            np.testing.assert_array_equal(
-                kernel_calls.linear(x[some], packed, n, packed.dtype, **options), everything[some]
-            )
+            np.testing.assert_array_equal(kernel_calls.linear(x[some], packed, n, **options), everything[some])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,7 +111,7 @@ def test_a_row_with_a_nan_gives_nothing_else(isa, rng, name):
     x = rng.standard_normal((3, 111)).astype(np.float32)
     x[1, 70] = np.nan
     packed = pack_blocks([random_weight(rng, name, 111, 111)])
-    out = kernel_calls.linear(x, packed, 111, packed.dtype)
+    out = kernel_calls.linear(x, packed, 111)
     assert np.isnan(out).all(1).tolist() == [False, True, False]
     assert np.isfinite(out[[0, 2]]).all()
 
@@ -124,7 +122,7 @@ def test_threads_do_not_matter(isa, rng):
     try:
         for count in (1, 2, 5):
             kernels.set_threads(count)
-            outs.append(kernel_calls.linear(x, packed, 3000, packed.dtype))
+            outs.append(kernel_calls.linear(x, packed, 3000))
     finally:
         kernels.set_threads(2)
     for other in outs[1:]:
@@ -156,9 +154,9 @@ def test_bad_segments_are_named(rng):
         ("q4_0:0,q4_0:15", "rows of a segment 0: expected at least 1"),
     ):
         with pytest.raises(ValueError, match=said):
-            kernel_calls.linear(x, packed, 15, dtype)
+            kernel_calls.linear(x, packed._replace(dtype=dtype), 15)
         with pytest.raises(ValueError, match=said):
-            kernel_calls.embedding(np.zeros(1, np.int32), packed, 64, 15, dtype)
-    gated = PackedWeight(packed.data, None, "q4_0:32")
+            kernel_calls.embedding(np.zeros(1, np.int32), packed._replace(dtype=dtype), 64, 15)
+    gated = PackedWeight(packed.data, "q4_0:32")
     with pytest.raises(ValueError, match="rows of a segment 32: expected gate rows or up rows only"):
-        kernel_calls.linear(x, gated, 16, gated.dtype, activation="swiglu")
+        kernel_calls.linear(x, gated, 16, activation="swiglu")

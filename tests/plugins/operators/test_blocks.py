@@ -41,7 +41,7 @@ def test_spans_of_any_multiple_of_32_features(rng, span):
 def test_rounding_to_four_bits(rng):
     weight = rng.standard_normal((3, 111)).astype(np.float32) - 5
     weight[1, 32:64], weight[2, 64:96] = 0, 0.75
-    rounded = BlockWeight.quantized(weight)
+    rounded = BlockWeight.quantized(weight, "int4")
     assert (rounded.form.name, rounded.shape, rounded.parts["scale"].shape) == ("q4_1", (3, 111), (3, 4))
     steps = rounded.parts["scale"].astype(np.float32).repeat(32, axis=1)[:, :111]
     # Minima are rounded to 16 bits.
@@ -51,6 +51,20 @@ def test_rounding_to_four_bits(rng):
     ends = np.sort(rounded.codes[0, :96].reshape(3, 32))
     assert (ends[:, 0] == 0).all()
     assert (ends[:, -1] == 15).all()
+
+
+def test_rounding_to_eight_bits(rng):
+    weight = rng.standard_normal((3, 111)).astype(np.float32)
+    weight[1, 32:64], weight[2, 64:96] = 0, -0.75
+    rounded = BlockWeight.quantized(weight, "int8")
+    assert (rounded.form.name, rounded.shape, list(rounded.parts)) == ("q8_0", (3, 111), ["scale"])
+    steps = rounded.parts["scale"].astype(np.float32).repeat(32, axis=1)[:, :111]
+    # Scales are rounded to 11 bits, of which the largest magnitude takes 127.
+    assert (np.abs(rounded.dequantized() - weight) <= 0.5 * steps + np.abs(weight) * 2**-11).all()
+    np.testing.assert_array_equal(rounded.dequantized()[1, 32:64], 0)
+    groups = rounded.codes[:, :96].reshape(3, 3, 32)
+    assert np.abs(groups.astype(int) - 128).max(-1).tolist() == [[127] * 3, [127, 0, 127], [127] * 3]
+    assert (groups[2, 2] == 1).all()
 
 
 def test_what_does_not_fit_is_named(rng):

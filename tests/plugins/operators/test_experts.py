@@ -6,46 +6,45 @@ import pytest
 from onnx import TensorProto
 
 from redraft.plugins.operators.experts.reference import experts
-from redraft.plugins.operators.linear.pack import DTYPES, bf16_bits, from_bf16_bits, pack
+from redraft.plugins.operators.linear.pack import PRECISIONS, PackedWeight, bf16_bits, from_bf16_bits, pack
 from tests.plugins.test_openvino import compile_nodes, cpu_node
 
 COUNT, HIDDEN, COLUMNS, CHOSEN = 7, 46, 37, 3
 
 
-def stack_of(matrices: np.ndarray, dtype: str, activation: str = "none") -> tuple[np.ndarray, np.ndarray | None]:
-    packed = [pack(matrix, dtype, activation) for matrix in matrices]
-    scales = [each.scale for each in packed if each.scale is not None]
-    return np.concatenate([each.data for each in packed]), np.concatenate(scales) if scales else None
+def stack_of(matrices: np.ndarray, precision: str, activation: str = "none") -> PackedWeight:
+    packed = [pack(matrix, precision, activation) for matrix in matrices]
+    return PackedWeight(np.concatenate([each.data for each in packed]), packed[0].dtype)
 
 
 def compiled(
-    core: ov.Core, gate_up: np.ndarray, down: np.ndarray, dtype: str, activation: str, normalized: int, fused: bool
+    core: ov.Core, gate_up: np.ndarray, down: np.ndarray, precision: str, activation: str, normalized: int, fused: bool
 ) -> ov.InferRequest:
-    stacks = {"gate_up": stack_of(gate_up, dtype, activation), "down": stack_of(down, dtype)}
-    constants = {name: data for name, (data, _) in stacks.items()}
-    constants |= {f"{name}.scale": scale for name, (_, scale) in stacks.items() if scale is not None}
+    stacks = {"gate_up": stack_of(gate_up, precision, activation), "down": stack_of(down, precision)}
+    constants = {name: stack.data for name, stack in stacks.items()}
+    dtypes = {"dtype": stacks["gate_up"].dtype, "down_dtype": stacks["down"].dtype}
     sizes = {"count": COUNT, "chosen": CHOSEN, "normalized": normalized, "in_features": HIDDEN, "columns": COLUMNS}
     inputs = {"x": (TensorProto.FLOAT, [None, HIDDEN]), "router": (TensorProto.FLOAT, [None, COUNT])}
-    node = cpu_node("Experts", [*inputs, *constants, "x"], ["out"], dtype=dtype, activation=activation, **sizes)
+    node = cpu_node("Experts", [*inputs, *constants, "x"], ["out"], activation=activation, **sizes, **dtypes)
     outputs = {"out": (TensorProto.FLOAT, [None, HIDDEN])}
     return compile_nodes(core, [node], inputs, outputs, constants, fused).create_infer_request()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("activation", "normalized", "fused"), [("swiglu", 1, True), ("geglu", 0, False)])
-def test_experts_equal_reference(core, rng, dtype, activation, normalized, fused):
+def test_experts_equal_reference(core, rng, precision, activation, normalized, fused):
     """A batch in which one expert is chosen by no row; and each row has the bits of the one alone."""
     shape = (COUNT, 2 * COLUMNS, HIDDEN), (COUNT, HIDDEN, COLUMNS)
     gate_up, down = (rng.standard_normal(sizes).astype(np.float32) * 0.2 for sizes in shape)
-    request = compiled(core, gate_up, down, dtype, activation, normalized, fused)
+    request = compiled(core, gate_up, down, precision, activation, normalized, fused)
     x = from_bf16_bits(bf16_bits(rng.standard_normal((9, HIDDEN)).astype(np.float32)))
     router = rng.standard_normal((9, COUNT)).astype(np.float32)
     router[:, 4] = -50
     router[3] = 1  # the first of equal ones
     request.infer({"x": x, "router": router})
     found = request.get_output_tensor().data.copy()
-    wanted = experts(x, router, gate_up, down, CHOSEN, bool(normalized), dtype, activation, residual=x)
-    np.testing.assert_allclose(found, wanted, atol=2e-5 if dtype == "fp32" else 0.02)
+    wanted = experts(x, router, gate_up, down, CHOSEN, bool(normalized), precision, activation, residual=x)
+    np.testing.assert_allclose(found, wanted, atol={"fp32": 2e-5, "bf16": 0.02}.get(precision, 0.06))
     for rows in ([5], [8, 0, 3]):
         request.infer({"x": x[rows], "router": router[rows]})
         np.testing.assert_array_equal(request.get_output_tensor().data, found[rows])
