@@ -12,6 +12,9 @@ import numpy as np
 from redraft.plugins.headers import PLUGINS, Arguments, expect_sizes, kernel_arguments
 from redraft.plugins.library import kernels_path
 
+NO_BYTES = ctypes.c_char * 0
+"""A view of a buffer, which takes a fifth of the time of an array's `ctypes.data`."""
+
 
 @cache
 def library() -> ctypes.CDLL:
@@ -90,7 +93,14 @@ def address(array: np.ndarray) -> int:
     """The address of a contiguous array. Raises TypeError for any other."""
     if not array.flags.c_contiguous or array.dtype not in (np.float32, np.int32, np.uint16, np.uint8, np.int8):
         raise TypeError(f"{array.dtype} {array.shape}: expected contiguous float32, int32, uint16, uint8 or int8")
-    return array.ctypes.data
+    return data_of(array)
+
+
+def data_of(array: np.ndarray) -> int:
+    """Where a contiguous array's numbers are."""
+    if not array.flags.writeable:
+        return array.ctypes.data
+    return ctypes.addressof(NO_BYTES.from_buffer(array))  # type: ignore[arg-type]  # arrays say so from Python 3.12 on
 
 
 def run(function: ctypes._NamedFuncPointer, *arguments: object) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from redraft.plugins.headers import HeaderError
-from redraft.plugins.kernels import run
+from redraft.plugins.kernels import NO_BYTES, run
 from redraft.plugins.library import kernels_path
 
 RESULTS = {"void": None, "void*": ctypes.c_void_p, "int64_t": ctypes.c_int64, "const char*": ctypes.c_char_p}
-NO_BYTES = ctypes.c_char * 0
 DTYPES: dict[type[np.generic], np.dtype] = {
     kind: np.dtype(kind) for kind in (np.int32, np.int64, np.float32, np.float64)
 }
@@ -48,7 +47,6 @@ def pointer(array: np.ndarray, dtype: type[np.generic]) -> ctypes.Array | int:
     flags = array.flags
     if array.dtype != DTYPES[dtype] or not flags.c_contiguous:
         raise TypeError(f"{array.dtype} {array.shape}: expected contiguous {np.dtype(dtype)}")
-    # A fifth of the time of `ctypes.data`, which is as long as some functions take for a single sequence.
     if not flags.writeable:
         return array.ctypes.data
     return NO_BYTES.from_buffer(array)  # type: ignore[arg-type]  # arrays say that they are buffers from Python 3.12 on

@@ -13,33 +13,37 @@ namespace redraft {
 
 // The index of the largest value, and of equal ones the first; of the first NaN where there is one, as numpy has it.
 inline int32_t largest(const float* values, int64_t count) {
-    constexpr int64_t lanes = 16, block = 4096;
+    using Floats = float __attribute__((vector_size(16), aligned(4), may_alias));
+    using Flags = int32_t __attribute__((vector_size(16)));
+    constexpr int64_t lanes = 4, vectors = 4, block = 4096;
     float best = -INFINITY;
     int64_t best_block = 0;
-    bool numbers = true;
+    Flags unordered = {};
     for (int64_t start = 0; start < count; start += block) {
         const int64_t end = std::min(start + block, count);
-        float most[lanes];
-        std::fill(most, most + lanes, -INFINITY);
-        int32_t unordered[lanes] = {};
+        Floats most[vectors];
+        std::fill(most, most + vectors, Floats{} - INFINITY);
         int64_t index = start;
-        for (; index + lanes <= end; index += lanes)
-            for (int64_t lane = 0; lane < lanes; ++lane) {
-                most[lane] = values[index + lane] > most[lane] ? values[index + lane] : most[lane];
-                unordered[lane] |= values[index + lane] != values[index + lane];
+        for (; index + vectors * lanes <= end; index += vectors * lanes)
+#pragma GCC unroll 4
+            for (int64_t v = 0; v < vectors; ++v) {
+                const Floats here = *reinterpret_cast<const Floats*>(values + index + v * lanes);
+                most[v] = here > most[v] ? here : most[v];
+                unordered |= here != here;
             }
+        float most_here = -INFINITY;
         for (; index < end; ++index) {
-            most[0] = std::max(most[0], values[index]);
+            most_here = std::max(most_here, values[index]);
             unordered[0] |= values[index] != values[index];
         }
-        for (int32_t lane : unordered) numbers &= !lane;
-        const float most_here = *std::max_element(most, most + lanes);
+        for (const Floats& each : most)
+            for (int64_t lane = 0; lane < lanes; ++lane) most_here = std::max(most_here, each[lane]);
         if (most_here > best) {
             best = most_here;
             best_block = start;
         }
     }
-    if (!numbers)
+    if (unordered[0] | unordered[1] | unordered[2] | unordered[3])
         return static_cast<int32_t>(std::find_if(values, values + count, [](float v) { return v != v; }) - values);
     return static_cast<int32_t>(std::find(values + best_block, values + count, best) - values);
 }

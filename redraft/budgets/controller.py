@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -13,6 +14,7 @@ from redraft.budgets.choice import Choice, Terms
 from redraft.budgets.cost import MOST_APART, RATE, STRICT, ShapeCosts, StepCosts, StepShape
 from redraft.budgets.gain import Calibration
 from redraft.decoding.token_tree import TokenTree
+from redraft.request import AUTO_REGRESSIVE
 
 ALLOWED_LOSS = 0.01
 """The most time, as a share of all, that drafts may lose against plain decoding."""
@@ -22,6 +24,9 @@ PLAIN_EVERY = 100
 """Steps with drafts at a load after which one does without: what plain decoding costs shows only where it is done."""
 CREDIT_S = 0.1
 """Most seconds that the ledger holds: what is lost at once when predictable text ends."""
+LONGEST_REST = 4
+"""Most steps without drafts between two that learn from what they took: to ask and to learn takes a fiftieth of a short
+step, which is what may not be lost."""
 FIRST_CREDIT = 3
 """Plain steps of one stream whose time the ledger begins with: what a first answer may lose."""
 
@@ -95,6 +100,8 @@ class Step:
     """By method that drafts whatever pays."""
     drafts: dict[str, ChosenDrafts] = field(default_factory=dict)
     """By method that asked, and drafts."""
+    rest: float = math.inf
+    """For how many more steps all methods that asked would be told not to draft."""
 
     @property
     def expected(self) -> dict[str, float]:
@@ -103,7 +110,7 @@ class Step:
 
     def drafting(self, *others: str) -> str:
         """The methods that draft, and others, as a key of the step's costs."""
-        return "+".join(sorted({*self.fixed, *self.drafts, *others}))
+        return "+".join(sorted({*self.fixed, *self.drafts, *others})) if self.fixed or self.drafts or others else ""
 
     @property
     def plain_s(self) -> float:
@@ -118,6 +125,9 @@ class BudgetController:
     A ledger keeps the promise that drafts are never slower than plain decoding, whatever the estimates say: it is
     credited with ALLOWED_LOSS of the time, debited with what each step with drafts lost, and paid back what it won. On
     an empty one nothing is drafted. A full one pays for probes of what is not expected to pay.
+
+    While the ledger saves for a probe, the same sequences may take `rests` steps without drafts that nothing is asked
+    of: `rest` is all that is done for each.
     """
 
     def __init__(self, estimates: Estimates):
@@ -125,6 +135,8 @@ class BudgetController:
         self.balance_s = min(FIRST_CREDIT * estimates.costs.of(StepShape(1)).target(1), CREDIT_S)
         self._since_plain: dict[str, int] = {}
         """Steps with drafts since the last one without, by load."""
+        self.rests = 0
+        """Steps without drafts, prompts and questions that may follow for the same sequences."""
         self.held_back = 0
         """Methods' drafts, one a step, that should have paid and that the ledger did not allow."""
         self.begin(StepShape(0))
@@ -146,6 +158,8 @@ class BudgetController:
 
     def include(self, method: str, bands: Sequence[int], tree: TokenTree) -> None:
         """Count the trees of a method with a fixed budget, for sequences of these bands."""
+        if method != AUTO_REGRESSIVE:
+            self.step.rest = 0
         if nodes := len(tree.tokens) - len(tree):
             step, ratios = self.step, self._calibration(method).ratios(bands)
             expected = sum(ratio * count for ratio, count in zip(ratios, tree.promises, strict=True))
@@ -157,20 +171,21 @@ class BudgetController:
     def pays(self, method: str, bands: Sequence[int]) -> bool:
         """Whether the method should draft for its sequences, of these bands: whether its last drafts at this load made
         steps faster, or a probe is due."""
-        if self.step.plain:
+        step, longest, self.step.rest = self.step, self.step.rest, 0
+        if step.plain:
             return False
         history = self.estimates.histories.get(self._key(method, bands))
         ratio = sum(self._calibration(method).ratios(bands)) / len(bands)
         should_pay = history is not None and history.advantage(ratio) >= LEAST_GAIN
-        if self.balance_s <= 0:
-            self.held_back += should_pay
-            return False
+        plain_s, needed_s = step.plain_s, 0.0
         if not should_pay:
-            step = self.step
-            loss = step.costs.step(step.rows + len(bands), step.drafting(method)) - step.plain_s
-            if self.balance_s < min(loss, CREDIT_S):
-                return False
-        self.step.drafts[method] = ChosenDrafts(bands=bands, probes=not should_pay)
+            loss = step.costs.step(step.rows + len(bands), step.drafting(method)) - plain_s
+            needed_s = min(max(loss, 0.0), CREDIT_S)
+        if self.balance_s <= 0 or self.balance_s < needed_s:
+            self.held_back += should_pay
+            step.rest = min(longest, (needed_s - self.balance_s) / (ALLOWED_LOSS * plain_s))
+            return False
+        step.drafts[method] = ChosenDrafts(bands=bands, probes=not should_pay)
         return True
 
     def terms(self, method: str, beside: int = 0) -> Terms:
@@ -204,7 +219,8 @@ class BudgetController:
         """Learn from the step: the method and the band of each sequence that decoded, the tree that was verified, how
         many of its nodes were accepted, and the seconds that the step took, of which `target_s` in the target."""
         step, shape, costs = self.step, self.step.shape, self.step.costs
-        plain_s, prompt_s = step.plain_s, costs.prompts_s  # as they were expected, before the step corrects them
+        # As they were expected, before the step corrects them.
+        plain_s, prompt_s = (step.plain_s, costs.prompts_s) if step.drafts else (0.0, 0.0)
         expected_s = costs.observe(len(tree.tokens) + shape.prompt_rows, step.drafting(), step_s, target_s)
         if step.drafts or step.fixed:
             self._calibrate(methods, bands, tree, accepted)
@@ -218,7 +234,14 @@ class BudgetController:
             tokens = shape.running + sum(accepted) - won
             self.balance_s += plain_s + (plain_s - prompt_s) * won / tokens - taken
         self.balance_s = min(self.balance_s, CREDIT_S)
+        known = not shape.prompt_rows and step.rest < math.inf
+        self.rests = int(min(step.rest, LONGEST_REST)) if known else 0
         self._since_plain[costs.load] = self._since_plain.get(costs.load, 0) + 1 if step.drafts else 0
+
+    def rest(self, step_s: float) -> None:
+        """Count a step of `rests`, which took `step_s`."""
+        self.rests -= 1
+        self.balance_s = min(self.balance_s + ALLOWED_LOSS * step_s, CREDIT_S)
 
     def _calibrate(
         self, methods: Sequence[str], bands: Sequence[int], tree: TokenTree, accepted: Sequence[int]

@@ -157,10 +157,17 @@ class ShapeCosts:
         sequences = shape.running + shape.prompts
         self._table = next((table for table in costs.tables if table.sequences >= sequences), costs.tables[-1])
         self._factor = _nearest(costs.factors, "", self.load, 1.0)
-        self.roots_s = self.target(shape.running)
+
+    @property
+    def roots_s(self) -> float:
         """Seconds of the target with a row of each sequence that decodes."""
-        self.prompts_s = self.target(shape.running + shape.prompt_rows) - self.roots_s if shape.prompt_rows else 0.0
+        return self.target(self._shape.running)
+
+    @property
+    def prompts_s(self) -> float:
         """Seconds of the prompts' rows: they pass whatever is drafted, and no draft makes them fewer."""
+        rows = self._shape.prompt_rows
+        return self.target(self._shape.running + rows) - self.roots_s if rows else 0.0
 
     def target(self, rows: int) -> float:
         """Seconds of the target with `rows` rows, those of prompts included."""

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, cast
 from weakref import finalize
 
 import numpy as np
@@ -104,6 +104,7 @@ class Walkers:
 
     def __init__(self, samplers: Sequence[Sampler]):
         self.samplers = samplers
+        self._greedy = all(sampler.greedy for sampler in samplers)
         ids = [sampler.end_ids for sampler in samplers]
         self.ends = address(array("i", chain.from_iterable(ids)))
         self.end_offsets = address(array("i", [0, *accumulate(map(len, ids))]))
@@ -113,6 +114,12 @@ class Walkers:
         """What chooses their tokens; null: the largest logit does."""
         return address(array("q", [0 if sampler.greedy else sampler.draws.address for sampler in self.samplers]))
 
+    def choose(self, logits: np.ndarray) -> list[int]:
+        """What each chooses of its own logits float32 [B, V], at its position."""
+        if self._greedy:
+            return cast(list[int], logits.argmax(axis=1).tolist())
+        return [sampler.choose(own) for sampler, own in zip(self.samplers, logits, strict=True)]
+
 
 def walk_trees(tree: TokenTree, logits: np.ndarray, walkers: Walkers) -> list[tuple[list[int], list[int]]]:
     """Return path and tokens of each verdict of `redraft.decoding.verification.walk`, where `logits` are float32
@@ -120,9 +127,9 @@ def walk_trees(tree: TokenTree, logits: np.ndarray, walkers: Walkers) -> list[tu
     count, rows = len(tree), len(tree.tokens)
     expect(count, walkers.samplers)
     expect(rows, logits)
+    if rows == count:  # nothing is drafted
+        return [([0], [token]) for token in (logits.tolist() if logits.ndim == 1 else walkers.choose(logits))]
     if logits.ndim == 1:
-        if rows == count:  # nothing is drafted
-            return [([0], [token]) for token in logits.tolist()]
         chooser: tuple[Any, ...] = pointer(logits, np.int32), None, 0, None, None, None
     else:
         positions = array("q", [sampler.position for sampler in walkers.samplers])

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -60,9 +60,9 @@ class TokenTree:
     @classmethod
     def root_only(cls, roots: Iterable[int]) -> TokenTree:
         """Trees without draft tokens from the root tokens [B]."""
-        tokens = np.fromiter(roots, np.int32)
-        count = len(tokens)
-        return cls(np.arange(count + 1, dtype=np.int32), tokens, np.full(count, -1, np.int32), np.zeros(count))
+        tokens = np.array([*roots], np.int32)
+        offsets, parents, scores = _columns_of_roots(len(tokens))
+        return cls(offsets, tokens, parents, scores)
 
     def __len__(self) -> int:
         """Trees."""
@@ -132,6 +132,13 @@ class TokenTree:
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
         rows = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
         return TokenTree(offsets, self.tokens[rows], self.parents[rows], self.scores[rows])
+
+
+@lru_cache(maxsize=256)
+def _columns_of_roots(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The arrays `offsets`, `parents` and `scores` of trees that are a root each, not to be written to: to make them
+    takes longer than all else that a step without drafts does to its trees."""
+    return np.arange(count + 1, dtype=np.int32), np.full(count, -1, np.int32), np.zeros(count)
 
 
 def mask_width(rows: int) -> int:

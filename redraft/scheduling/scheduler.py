@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any
 from weakref import WeakMethod
 
@@ -25,7 +25,7 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width
 from redraft.decoding.verification import Verdict, walk_all
 from redraft.drafting import start_method
-from redraft.drafting.groups import Group
+from redraft.drafting.groups import Group, roots_only
 from redraft.drafting.method import AutoRegressive
 from redraft.engines.api import Engine, LogitRows
 from redraft.engines.features import Features, take_rows
@@ -117,6 +117,8 @@ class Scheduler:
         self._running: list[RequestState] = []
         self._decoding = Group()
         """Those that decode."""
+        self._asked = Group()
+        """Those of the last step that the budgets learned from."""
         self._parts: list[tuple[AutoRegressive, list[int], Group]] = []
         """The same by what drafts for them, each part with its indices."""
         reuse = prefix_reuse and self._engine.reuse_refusal is None
@@ -197,9 +199,10 @@ class Scheduler:
         chunks = self._prefill_chunks(len(decoding))
         if not self._running:
             return outputs
-        if self._budgets:
+        rests = self._rests(decoding, chunks)
+        if self._budgets and not rests:
             self._budgets.begin(StepShape(len(decoding), len(chunks), sum(count for _, count in chunks)))
-        tree = self._draft(decoding)
+        tree = roots_only(decoding) if rests else self._draft(decoding)
         batch = self._batch(decoding, tree, chunks)
         prefilling = (sequence for sequence, _ in chunks)
         samplers = [sequence.chooser or self._chooser(sequence) for sequence in (*decoding, *prefilling)]
@@ -212,11 +215,18 @@ class Scheduler:
         target_s, draft_s = self.clock.target_s - target_s, self.clock.draft_s - draft_s
         step_s = time.perf_counter() - started
         self.metrics.note_step(step_s, target_s + draft_s, draft_s, gaps_s)
-        if self._budgets and decoding:
+        if self._budgets and rests:
+            self._budgets.rest(step_s)
+        elif self._budgets and decoding:
             accepted = [len(verdict.path) - 1 for verdict in verdicts]
             self._budgets.end(decoding.methods, decoding.bands, tree, accepted, step_s, target_s)
             self.metrics.note_expected(self._budgets.step.expected)
+            self._asked = decoding
         return outputs
+
+    def _rests(self, decoding: Group, chunks: list[Chunk]) -> bool:
+        """Whether it is known that nothing is drafted in this step; see `BudgetController`."""
+        return bool(self._budgets and self._budgets.rests and decoding is self._asked and not chunks)
 
     def _admit(self, sequence: RequestState) -> None:
         self._waiting.remove(sequence)
@@ -298,9 +308,10 @@ class Scheduler:
             drafted.append((indices, tree))
         return join_trees(drafted) if drafted else TokenTree.root_only([])
 
-    def _batch(self, decoding: list[RequestState], tree: TokenTree, chunks: list[Chunk]) -> TargetBatch:
-        sequences = [*decoding, *(sequence for sequence, _ in chunks)]
+    def _batch(self, decoding: Group, tree: TokenTree, chunks: list[Chunk]) -> TargetBatch:
+        sequences = [*decoding, *(sequence for sequence, _ in chunks)] if chunks else decoding
         starts = np.array([sequence.cache_length for sequence in sequences], np.int32)
+        commits = [sequence.commit for sequence in sequences]
         positions, masks = native.pack_trees(tree, starts[: len(decoding)], self._words)
         batch = TargetBatch(
             input_ids=tree.tokens,
@@ -309,8 +320,8 @@ class Scheduler:
             slots=np.array([sequence.slot for sequence in sequences], np.int32),
             cache_lengths=starts,
             tree_mask=masks,
-            commit_src=np.array([row for sequence in sequences for row in sequence.commit], np.int32),
-            commit_offsets=_offsets([len(sequence.commit) for sequence in sequences]),
+            commit_src=np.array([*chain(*commits)], np.int32),
+            commit_offsets=_offsets(map(len, commits)),
             logit_rows=np.arange(len(positions), dtype=np.int32),
         )
         return _with_prompts(batch, chunks) if chunks else batch
@@ -358,6 +369,9 @@ class Scheduler:
         reads = sequences.reads_features or any(sequence.reads_features for sequence, _ in chunks)
         if features is None or not reads:
             return [None] * (len(sequences) + len(chunks))
+        if len(tree.tokens) == len(sequences) and not chunks:  # nothing is drafted: a row of each
+            copy = take_rows(features, [*range(len(sequences))])
+            return [copy[row : row + 1] for row in range(len(sequences))]
         rows, ends = list[int](), [0]
         for sequence, start, verdict in zip(sequences, tree.offsets.tolist(), verdicts, strict=False):
             rows += [start + node for node in sequence.kept(verdict.path)]
@@ -438,5 +452,5 @@ def _joined(first: np.ndarray, others: Sequence[Any]) -> np.ndarray:
     return np.concatenate([first, *others], dtype=np.int32, casting="unsafe")
 
 
-def _offsets(counts: list[int]) -> np.ndarray:
-    return np.array([0, *accumulate(counts)], np.int32)
+def _offsets(counts: Iterable[int]) -> np.ndarray:
+    return np.array([*accumulate(counts, initial=0)], np.int32)

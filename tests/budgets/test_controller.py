@@ -7,7 +7,7 @@ import math
 import pytest
 
 from redraft.budgets.choice import choose_nodes
-from redraft.budgets.controller import BudgetController, Estimates
+from redraft.budgets.controller import ALLOWED_LOSS, LONGEST_REST, BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, StepShape, TimeTable
 from redraft.decoding.token_tree import TokenTree
 
@@ -64,3 +64,46 @@ def test_methods_with_a_fixed_budget_are_calibrated(controller):
         controller.include("fixed", [0], TREE)
         controller.end(["fixed"], [0], TREE, [3], 0.02, 0.01)
     assert controller.step.fixed["fixed"].expected == pytest.approx(3, rel=0.1)
+
+
+def plain_step(controller: BudgetController, shape: StepShape, *asks: str, fixed: str | None = None) -> None:
+    """A step in which these methods ask, and none drafts."""
+    controller.begin(shape)
+    if fixed:
+        controller.include(fixed, [0], TokenTree.root_only([0]))
+    assert not any(controller.pays(method, [0]) for method in asks)
+    controller.end(["chosen"], [0], TokenTree.root_only([0]), [0], 0.01, 0.01)
+
+
+def test_nothing_is_asked_while_the_ledger_saves_for_a_probe(controller):
+    controller.balance_s = 0.0
+    plain_step(controller, StepShape(1), "chosen", "other")
+    assert controller.rests == LONGEST_REST
+    before = controller.balance_s
+    for left in reversed(range(LONGEST_REST)):
+        controller.rest(0.01)
+        assert controller.rests == left
+    assert controller.balance_s == pytest.approx(before + LONGEST_REST * ALLOWED_LOSS * 0.01)
+
+
+def test_a_probe_does_not_wait_for_the_end_of_a_rest(controller):
+    controller.balance_s = 0.0
+    plain_step(controller, StepShape(1), "chosen")
+    loss_s = controller.costs.of(StepShape(1)).step(2, "chosen") - controller.costs.of(StepShape(1)).step(1, "")
+    controller.balance_s = loss_s - 1.5 * ALLOWED_LOSS * 0.01
+    plain_step(controller, StepShape(1), "chosen")
+    assert controller.rests == 1
+
+
+@pytest.mark.parametrize("case", ["prompts", "nobody asks", "a fixed budget"])
+def test_every_step_is_asked_where_its_answer_may_change(controller, case):
+    shape, asks, fixed = StepShape(1), ["chosen"], None
+    controller.balance_s = 0.0
+    if case == "prompts":
+        shape = StepShape(1, 1, 5)
+    elif case == "nobody asks":
+        asks = []
+    else:
+        fixed = "fixed"
+    plain_step(controller, shape, *asks, fixed=fixed)
+    assert controller.rests == 0

@@ -109,16 +109,20 @@ def test_tokens_are_chosen_and_walked_alike(tree, vocabulary, data):
 
 
 def test_the_first_of_the_largest_logits_is_chosen_wherever_it_is():
-    """In whole blocks and beside them. A NaN comes before all numbers, as it does for numpy."""
-    root, walkers = TokenTree.root_only([0]), Walkers([Sampler(SamplingConfig(), [0])])
+    """In whole blocks and beside them, with a draft and without. A NaN comes before all numbers, as it does for
+    numpy."""
+    walkers = Walkers([Sampler(SamplingConfig(), [0])])
+    trees = TokenTree.root_only([0]), TokenTree.from_nodes([[(0, -1, 0.0), (TOKENS + 9001, 0, 0.0)]])
     for vocabulary in (1, 15, 16, 4095, 4096, 4097, 9001):
         for place in {0, vocabulary // 2, vocabulary - 1}:
-            logits = np.full((1, vocabulary), -np.inf, np.float32)
+            logits = np.full((2, vocabulary), -np.inf, np.float32)
             logits[0, place] = -5.0
             logits[0, place + 1 :: 7] = -5.0
-            assert native.walk_trees(root, logits, walkers) == [([0], [place])]
-            logits[0, place:] = np.nan
-            assert native.walk_trees(root, logits, walkers) == [([0], [place])]
+            for equal in (-5.0, np.nan):
+                logits[0, place:] = np.where(np.arange(vocabulary - place) % 7 < 2, equal, logits[0, place:])
+                for tree in trees:
+                    verdicts = native.walk_trees(tree, logits[: len(tree.tokens)], walkers)
+                    assert verdicts == [([0], [place])]
 
 
 def test_arrays_of_another_type_or_order_are_refused():

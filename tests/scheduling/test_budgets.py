@@ -66,6 +66,26 @@ def test_no_drafter_is_called_where_the_ledger_is_empty():
     assert engine.draft_calls == 0
 
 
+def test_sequences_that_nothing_is_drafted_for_are_seldom_asked():
+    """A step in five learns, and each step of other sequences than before. The text is the same."""
+    begun: list[int] = []
+
+    class Noting(BudgetController):
+        def begin(self, shape):
+            super().begin(shape)
+            begun.append(shape.running)
+
+    engine, budgets = ToyEngine(slots=3), controller(Noting)
+    budgets.balance_s = -1e9
+    scheduler = Scheduler(engine, LIMITS, only(PLANS["best_first"]), budgets=budgets)
+    begun.clear()
+    results = run(scheduler, [make(key) for key in range(2)], joins=[0, 9])
+    assert engine.draft_calls == 0
+    assert results[0][:4] == results[1][:4] == alone(make(0), slots=3)
+    assert len(begun) < 2 * 40 / 3
+    assert {1, 2} <= set(begun)
+
+
 def test_a_fixed_budget_does_not_ask():
     engine, budgets = ToyEngine(slots=3), controller()
     budgets.balance_s = -1e9

@@ -8,7 +8,7 @@ from ctypes import byref
 import numpy as np
 
 from redraft.plugins.headers import PLUGINS, kernel_arguments, structures
-from redraft.plugins.kernels import library
+from redraft.plugins.kernels import data_of, library
 
 
 class TokenDraws:
@@ -44,7 +44,7 @@ class TokenDraws:
     def choose(self, logits: np.ndarray, position: int) -> int:
         """The token drawn from what the filters leave of the logits."""
         arguments = self._choose
-        arguments.f.logits, arguments.f.vocabulary, arguments.position = logits.ctypes.data, len(logits), position
+        arguments.f.logits, arguments.f.vocabulary, arguments.position = data_of(logits), len(logits), position
         _check(library().redraft_choose(byref(arguments)))
         return self._token.value
 
@@ -53,8 +53,8 @@ class TokenDraws:
         if len(logits) > len(self._ids):
             self._ids, self._weights = np.empty(len(logits), np.int32), np.empty(len(logits), np.float32)
         arguments = self._distribution
-        arguments.f.logits, arguments.f.vocabulary = logits.ctypes.data, len(logits)
-        arguments.ids, arguments.weights = self._ids.ctypes.data, self._weights.ctypes.data
+        arguments.f.logits, arguments.f.vocabulary = data_of(logits), len(logits)
+        arguments.ids, arguments.weights = data_of(self._ids), data_of(self._weights)
         _check(library().redraft_distribution(byref(arguments)))
         count = self._count.value
         return self._ids[:count] if count < len(logits) else None, self._weights[:count], self._total.value
@@ -62,7 +62,7 @@ class TokenDraws:
     def race(self, ids: np.ndarray | None, weights: np.ndarray, position: int) -> int:
         """The token drawn from such a distribution, by the same noise as `choose`."""
         arguments = self._race
-        arguments.ids, arguments.weights = None if ids is None else ids.ctypes.data, weights.ctypes.data
+        arguments.ids, arguments.weights = None if ids is None else data_of(ids), data_of(weights)
         arguments.count, arguments.position = len(weights), position
         _check(library().redraft_race(byref(arguments)))
         return self._token.value
