@@ -79,13 +79,31 @@ def llama_cpp(load: Load) -> Table:
     singles = load("zen3/llama_cpp")["single"]
     table = Table("One stream", ["", *(f"{what}, T = {t}" for t in singles for what in ("tokens/s", "over llama.cpp"))])
     for name, title in PEERS.items():
-        cells = []
-        for single in singles.values():
-            entry = single["contenders"][name]
-            low, high = entry.get("over_peer_interval", (0, 0))
-            over = f"{entry['over_peer']:.2f}x ({low:.2f} to {high:.2f})" if "over_peer" in entry else ""
-            cells += [f"{entry['tokens_per_s']:.0f}", over]
-        table.rows.append([title, *cells])
+        table.rows.append([title, *(cell for single in singles.values() for cell in _over_peer(single, name))])
+    return table
+
+
+def _over_peer(single: dict[str, Any], name: str) -> list[str]:
+    """A contender's tokens per second, and how much faster that is than the fastest peer."""
+    entry = single["contenders"][name]
+    low, high = entry.get("over_peer_interval", (0, 0))
+    over = f"{entry['over_peer']:.2f}x ({low:.2f} to {high:.2f})" if "over_peer" in entry else ""
+    return [f"{entry['tokens_per_s']:.3g}", over]
+
+
+def llama_cpp_qwen(load: Load) -> Table:
+    """A model of 1.5B from its Q4_K_M file, for questions and for code edits."""
+    loaded = {what: load(f"zen3/llama_cpp_qwen_{what}")["single"]["0"] for what in ("questions", "edits")}
+    columns = [f"{figure}, {what}" for what in loaded for figure in ("tokens/s", "over llama.cpp")]
+    table = Table("One stream", ["", *columns])
+    titles = {
+        next(iter(loaded.values()))["fastest_peer"]: "llama.cpp",
+        AR: "redraft, without drafts",
+        "ngrams": "redraft, n-grams (default)",
+        "draft-lm": "redraft, the 0.5B as draft LM",
+    }
+    for name, title in titles.items():
+        table.rows.append([title, *(cell for single in loaded.values() for cell in _over_peer(single, name))])
     return table
 
 
@@ -136,6 +154,7 @@ def lossless(load: Load) -> Table:
 TABLES: dict[str, Callable[[Load], Table]] = {
     "single_stream": single_stream,
     "llama_cpp": llama_cpp,
+    "llama_cpp_qwen": llama_cpp_qwen,
     "load_test": load_test,
     "methods": methods,
     "redrafter_table2": redrafter_tables.table2,
