@@ -39,6 +39,8 @@ NARROW = {
     "bf16": "int8, which reads half the bytes",
     "int8": "int4, which reads fewer bytes",
 }
+EMBEDDING_BYTES = {"fp32": 4, "bf16": 2, "int8": 1.0625, "int4": 0.625, "source": 0.7}
+"""Bytes of a number of an embedding table that is stored for itself: of a source between Q4_K's and Q6_K's"""
 BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
 TRAIN = "train a drafter on your prompts: redraft drafter --model MODEL --prompts PROMPTS"
 
@@ -189,12 +191,12 @@ def memory(path: Path, config: BundleConfig, step: float, read: float) -> Findin
 
 
 def separate_embedding_bytes(config: BundleConfig) -> int:
-    """Bytes of the ranks' embedding tables that are not their LM heads too. Int8 heads are copies: the tables keep
-    their dtype."""
-    if config.target.tie_embeddings and config.precision != "int8":
+    """Bytes of the ranks' embedding tables that are not their LM heads too: about so many where the source's blocks
+    say it."""
+    if config.target.tie_embeddings:
         return 0
-    width = 4 if config.precision == "fp32" else 2
-    return config.tensor_parallel * config.target.vocab_size * config.target.hidden_size * width
+    numbers = config.tensor_parallel * config.target.vocab_size * config.target.hidden_size
+    return int(numbers * EMBEDDING_BYTES[config.precision])
 
 
 def acceptance(llm: LLM, path: Path, prompts: Sequence[str]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ padded rows [slots, rows] and holds standard operators of opset 24 only. A netwo
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,11 +20,15 @@ from torch import Tensor, nn
 from redraft.model_defs.export.networks import attention_attributes, cache_names, export_network
 from redraft.model_defs.loops.padded_context_cache import HIDDEN_SCORE, scatter_rows
 from redraft.model_defs.target.attention import HeadNorms, RopeTables, rope_tables, split_qkv, within_window
+from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import Join, States, Target, add
 from redraft.model_defs.target.shards import rank_join
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+LAYERS = "redraft.layers"
+"""The domain of nodes that stand for a layer"""
 
 
 @dataclass(frozen=True)
@@ -47,39 +52,153 @@ class CacheShape:
 
 
 class _PluginTarget(nn.Module):
-    """The target over ragged rows; attention is one plugin node per layer."""
+    """The target over ragged rows; attention is one plugin node per layer.
+
+    Each layer is a node that stands for it. After what the target gives comes what a layer of each kind gives, whose
+    input and weights are inputs too: the exporter's time grows with the nodes that it sees, and layers of a kind differ
+    in nothing but their weights.
+    """
 
     def __init__(
         self, target: Target, cache: CacheShape, aliased_outputs: bool, features_output: bool, rank: int, ranks: int
     ):
         super().__init__()
-        self.target, self.aliased_outputs, self.features_output = target, aliased_outputs, features_output
+        self.target, self.layers = copy.copy(target), (*target.layers,)
+        # Weights of layers would be constants.
+        self.target._modules = {name: module for name, module in target._modules.items() if name != "layers"}
+        self.aliased_outputs, self.features_output = aliased_outputs, features_output
         self.join = _join(rank, ranks)
         self.ropes = RopeTables(target.config, cache.rows, cache.max_len)
 
-    def forward(self, input_ids: Tensor, rows: list[Tensor], logit_rows: Tensor, k: list[Tensor], v: list[Tensor]):
-        config = self.target.config
-        sizes = config.num_heads, config.num_kv_heads, config.head_size
+    def forward(
+        self,
+        input_ids: Tensor,
+        rows: list[Tensor],
+        logit_rows: Tensor,
+        k: list[Tensor],
+        v: list[Tensor],
+        x: list[Tensor],
+        weights: list[list[Tensor]],
+    ):
         k_out: list[Tensor] = []
         v_out: list[Tensor] = []
 
-        def attend(layer: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
-            out_shape = (qkv.shape[0], config.num_heads * config.head_size)
+        def run(layer: int, x: Tensor) -> Tensor:
             caches = (k[layer], v[layer]) if self.aliased_outputs else ()
             out, *updated = torch.onnx.ops.symbolic_multi_out(
-                "redraft::TreeAttention",
-                (qkv, *rows, self.ropes.of(layer), k[layer], v[layer], *(norms or ())[:2]),
-                attrs=attention_attributes(*sizes, config.window_of(layer), norms),
-                dtypes=(qkv.dtype, *(c.dtype for c in caches)),
-                shapes=(out_shape, *(c.shape for c in caches)),
+                f"{LAYERS}::{_kind(self.target.config, layer)}",
+                (x, k[layer], v[layer]),
+                attrs={"index": layer},
+                dtypes=(x.dtype, *(c.dtype for c in caches)),
+                shapes=(x.shape, *(c.shape for c in caches)),
                 version=1,
             )
             k_out.extend(updated[:1])
             v_out.extend(updated[1:])
             return out
 
-        states = self.target(input_ids, attend, self.join, positions=rows[0])
-        return [*_outputs(self.target, states, logit_rows, self.features_output), *k_out, *v_out]
+        states = self.target.states(self.target.embed(input_ids, rows[0]), run)
+        outputs = [*_outputs(self.target, states, logit_rows, self.features_output), *k_out, *v_out]
+        kinds = _kinds(self.target.config).values()
+        for layer, x_in, own in zip(kinds, x, weights, strict=True):
+            outputs += self._layer(layer, x_in, rows, k[layer], v[layer], own)
+        return outputs
+
+    def _layer(
+        self, index: int, x: Tensor, rows: list[Tensor], k: Tensor, v: Tensor, weights: list[Tensor]
+    ) -> list[Tensor]:
+        """A layer's output, and its updated caches with aliased outputs."""
+        config, layer = self.target.config, self.layers[index]
+        sizes = config.num_heads, config.num_kv_heads, config.head_size
+        updated: list[Tensor] = []
+
+        def attend(_: int, qkv: Tensor, norms: HeadNorms | None) -> Tensor:
+            out_shape = (qkv.shape[0], config.num_heads * config.head_size)
+            caches = (k, v) if self.aliased_outputs else ()
+            out, *changed = torch.onnx.ops.symbolic_multi_out(
+                "redraft::TreeAttention",
+                (qkv, *rows, self.ropes.of(index), k, v, *(norms or ())[:2]),
+                attrs=attention_attributes(*sizes, config.window_of(index), norms),
+                dtypes=(qkv.dtype, *(c.dtype for c in caches)),
+                shapes=(out_shape, *(c.shape for c in caches)),
+                version=1,
+            )
+            updated.extend(changed)
+            return out
+
+        named = dict(zip(dict(layer.named_parameters()), weights, strict=True))
+        return [torch.func.functional_call(layer, named, (x, index, attend), {"join": self.join}), *updated]
+
+
+def _kind(config: TargetConfig, layer: int) -> str:
+    """What tells a layer from others, weights aside."""
+    return f"layer_{config.attention_of(layer)}"
+
+
+def _kinds(config: TargetConfig) -> dict[str, int]:
+    """A layer of each kind."""
+    return {_kind(config, layer): layer for layer in range(config.num_layers)}
+
+
+def _insert_layers(network: ir.Model, target: Target) -> None:
+    """Put a copy of its kind's layer, with its own weights, in the place of each node that stands for a layer, and
+    remove those layers themselves."""
+    import onnx_ir as ir
+
+    graph, kinds = network.graph, _kinds(target.config)
+    given = {value.name: value for value in graph.inputs}
+    of_kinds = {kind: [value for value in graph.outputs if _belongs(value, kind)] for kind in kinds}
+    nodes_of = {kind: _nodes_before(graph, outputs) for kind, outputs in of_kinds.items()}
+    for call in [node for node in graph if node.domain == LAYERS]:
+        kind, index = call.op_type, call.attributes.get_int("index")
+        own = [given[f"{kind}.x"], given[f"k_cache.{kinds[kind]}"], given[f"v_cache.{kinds[kind]}"]]
+        values: dict[ir.Value | None, ir.Value | None] = dict(zip(own, call.inputs, strict=True))
+        for name, weight in target.layers[index].named_parameters():
+            constant = ir.val(f"target.layers.{index}.{name}", const_value=ir.tensor(weight.detach()))
+            graph.register_initializer(constant)
+            values[given[f"{kind}.{name}"]] = constant
+        for node in nodes_of[kind]:
+            copied = ir.Node(
+                node.domain,
+                node.op_type,
+                [values.get(value, value) for value in node.inputs],
+                node.attributes.values(),
+                num_outputs=len(node.outputs),
+                version=node.version,
+                name=f"{call.name}.{node.name}",
+            )
+            for old, new in zip(node.outputs, copied.outputs, strict=True):
+                new.name, new.shape, new.type = f"{call.name}.{old.name}", old.shape, old.type
+                values[old] = new
+            graph.insert_before(call, copied)
+        for old, of_kind in zip(call.outputs, of_kinds[kind], strict=True):
+            result, called = values[of_kind], old.name
+            assert result is not None
+            old.replace_all_uses_with(result, replace_graph_outputs=True)
+            old.name, result.name = f"{called}.called", called
+        graph.remove(call, safe=True)
+    graph.outputs[:] = [value for value in graph.outputs if not any(_belongs(value, kind) for kind in kinds)]
+    for node in reversed([node for nodes in nodes_of.values() for node in nodes]):
+        graph.remove(node, safe=True)
+    graph.inputs[:] = [value for value in graph.inputs if not any(_belongs(value, kind) for kind in kinds)]
+    del network.opset_imports[LAYERS]
+
+
+def _belongs(value: ir.Value, kind: str) -> bool:
+    """Whether an input or output is a kind's layer's own."""
+    return str(value.name).startswith(f"{kind}.")
+
+
+def _nodes_before(graph: ir.Graph, values: list[ir.Value]) -> list[ir.Node]:
+    """The nodes that values are computed by, in their order."""
+    found: set[ir.Node] = set()
+    left = [value.producer() for value in values]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            left += [value.producer() for value in node.inputs if value is not None]
+    return [node for node in graph if node in found]
 
 
 class _NativeTarget(nn.Module):
@@ -184,13 +303,26 @@ def export_target_plugin(
     shapes = [dict(enumerate(names)) for names in axes.values()]
     # OpenVINO allocates every input whose size it knows: left open, the cache exists once.
     open_slots: list[dict[int, str]] = [{0: "slots"}] * config.num_layers
-    return export_network(
+    kinds = _kinds(config)
+    weights = [dict(target.layers[layer].named_parameters()) for layer in kinds.values()]
+    x = [torch.zeros(sizes["T"], config.hidden_size, dtype=target.embedding.weight.dtype) for _ in kinds]
+    layer_inputs = [f"{kind}.{name}" for kind, own in zip(kinds, weights, strict=True) for name in own]
+    layer_outputs = ["x.out", *(["k.out", "v.out"] if aliased_outputs else [])]
+    network = export_network(
         _PluginTarget(target, cache, aliased_outputs, features_output, rank, ranks),
-        (examples[0], examples[1:8], examples[8], *caches),
-        (shapes[0], shapes[1:8], shapes[8], open_slots, open_slots),
-        [*axes, *cache_names(config.num_layers)],
-        _output_names(config.num_layers, features_output, aliased_outputs),
+        (examples[0], examples[1:8], examples[8], *caches, x, [list(own.values()) for own in weights]),
+        (
+            *(shapes[0], shapes[1:8], shapes[8], open_slots, open_slots),
+            *([{0: "T"} for _ in kinds], [[{} for _ in own] for own in weights]),
+        ),
+        [*axes, *cache_names(config.num_layers), *(f"{kind}.x" for kind in kinds), *layer_inputs],
+        [
+            *_output_names(config.num_layers, features_output, aliased_outputs),
+            *(f"{kind}.{name}" for kind in kinds for name in layer_outputs),
+        ],
     )
+    _insert_layers(network, target)
+    return network
 
 
 def export_target_native(

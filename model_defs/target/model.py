@@ -76,6 +76,12 @@ def norm_of(config: TargetConfig) -> Norm:
     return kind(config.hidden_size, config.rms_norm_eps)
 
 
+def table(rows: int, size: int) -> nn.Embedding:
+    """An embedding with random numbers; on device "meta" without any, which torch would import its compiler for."""
+    weight = torch.empty(rows, size)
+    return nn.Embedding.from_pretrained(weight if weight.is_meta else weight.normal_(), freeze=False)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
@@ -195,9 +201,9 @@ class Target(nn.Module):
     def __init__(self, config: TargetConfig):
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding = table(config.vocab_size, config.hidden_size)
         if config.learned_positions:
-            self.positions = nn.Embedding(config.max_position, config.hidden_size)
+            self.positions = table(config.max_position, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.norm = norm_of(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -232,10 +238,17 @@ class Target(nn.Module):
 
     def forward(self, input_ids: Tensor, attend: Attend, join: Join = add, positions: Tensor | None = None) -> States:
         """States of int [...] token ids; `positions`: see `embed`."""
-        x = self.embed(input_ids, positions)
+
+        def run(index: int, x: Tensor) -> Tensor:
+            return self.layers[index](x, index, attend, join=join)
+
+        return self.states(self.embed(input_ids, positions), run)
+
+    def states(self, x: Tensor, run: Callable[[int, Tensor], Tensor]) -> States:
+        """States of the first layer's input [..., H]; run(index, x) is what a layer makes of its input."""
         entering = {0: x}
-        for index, layer in enumerate(self.layers):
-            x = layer(x, index, attend, join=join)
+        for index in range(self.config.num_layers):
+            x = run(index, x)
             entering[index + 1] = x
         hidden = self.norm(x)
         parts = [reader(entering, hidden) for reader in self.feature_readers]
@@ -337,8 +350,9 @@ def stored_weights(folder: Path, config: TargetConfig) -> Iterator[StoredWeights
     ValueError for a damaged file."""
     if (folder / GGUF).is_file():
         from redraft.model_defs.weights.gguf import GgufWeights  # the package reads no other folders
+        from redraft.model_defs.weights.gguf_header import read_header
 
-        yield GgufWeights(folder / GGUF, config, weight_names(config))
+        yield GgufWeights(folder / GGUF, read_header(folder / GGUF).tensors, config, weight_names(config))
         return
     with StoredTensors.open(weight_files(folder)) as stored:
         yield stored

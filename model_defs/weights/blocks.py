@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from typing import Protocol, runtime_checkable
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from redraft.model_defs.target.families.base import Weight, Weights
-from redraft.plugins.operators.linear.blocks import HALF_PANEL, BlockWeight
+from redraft.plugins.operators.linear.blocks import HALF_PANEL, BlockWeight, Form, form_of
 
 
 @runtime_checkable
@@ -35,6 +36,27 @@ class BlockSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of one form, one source's below another's: see `BlockRows`."""
+
+    form: Form
+    shape: tuple[int, int]
+    source: BlockSource
+    parts: tuple[tuple[str, np.ndarray], ...]
+    """Hugging Face names, and for each the rows that ours has of it, in our order"""
+
+    def rows(self, index: slice) -> BlockWeight:
+        """Some rows, of which the source is read. Raises ValueError for damaged blocks."""
+        begin, end, _ = index.indices(self.shape[0])
+        bounds = accumulate((len(rows) for _, rows in self.parts), initial=0)
+        chosen = [
+            (name, rows[max(begin - first, 0) : max(end - first, 0)])
+            for (name, rows), first in zip(self.parts, bounds, strict=False)
+        ]
+        return _joined([self.source.in_blocks(name, rows) for name, rows in chosen if len(rows)])
+
+
 class StoredBlocks:
     """Those of a target's weights that are stored in blocks, by our names. Each is read when it is asked for."""
 
@@ -42,51 +64,80 @@ class StoredBlocks:
         """`tied`: whether the embedding is the LM head too."""
         shapes = source.shapes()
         self._source = source
-        self._parts: dict[str, list[tuple[str, np.ndarray]]] = {}
+        self._matrices: dict[str, list[list[StoredRows]]] = {}
         self.widened: dict[str, str] = {}
         """How quantized weights that no operator takes as they are are quantized, by Hugging Face name"""
         for name, weight in weights.items():
-            forms = [source.form(part) for part in weight.sources]
-            orders = row_orders(weight, [len(shapes[part]) for part in weight.sources]) if all(forms) else None
-            if orders and _fits(forms, [len(rows) for rows in orders]):
-                self._parts[name] = list(zip(weight.sources, orders, strict=True))
+            if matrices := self._in_blocks(weight, {part: shapes[part].shape for part in weight.sources}):
+                self._matrices[name] = matrices
                 continue
             kinds = {part: source.quantization(part) for part in weight.sources}
             self.widened |= {part: kind for part, kind in kinds.items() if kind}
-        if tied and "embedding.weight" in self._parts:
-            self._parts["lm_head.weight"] = self._parts["embedding.weight"]
+        if tied and "embedding.weight" in self._matrices:
+            self._matrices["lm_head.weight"] = self._matrices["embedding.weight"]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._parts
+        return name in self._matrices
 
-    def segments(self, name: str) -> list[BlockWeight]:
-        """A weight's rows, one below the other; neighbours of one form are one. Raises ValueError for damaged
-        blocks."""
-        weights = [self._source.in_blocks(part, rows) for part, rows in self._parts[name]]
-        return [_joined(list(group)) for _, group in groupby(weights, lambda weight: weight.form)]
+    def matrices(self, name: str) -> list[list[StoredRows]]:
+        """A weight's matrix, or those of a stack: its rows, one below the other; neighbours of one form are one."""
+        return self._matrices[name]
 
     def first_rows(self, name: str, count: int) -> Tensor:
-        """A weight's first rows float32 [count or fewer, K]."""
-        parts: list[np.ndarray] = []
-        for part, rows in self._parts[name]:
-            if missing := count - sum(map(len, parts)):
-                parts.append(self._source.in_blocks(part, rows[:missing]).dequantized())
-        return torch.from_numpy(np.concatenate(parts))
+        """A weight's first rows float32 [count or fewer, ...]: of a stack its first matrices. Raises ValueError for
+        damaged blocks."""
+        matrices = self.matrices(name)
+        if len(matrices) > 1:
+            return torch.from_numpy(np.stack([_first_rows(matrix) for matrix in matrices[:count]]))
+        return torch.from_numpy(_first_rows(matrices[0], count))
+
+    def _in_blocks(self, weight: Weight, shapes: Mapping[str, torch.Size]) -> list[list[StoredRows]]:
+        """A weight's matrices; none where a source of it is not in blocks, or operators do not take them so."""
+        forms = {part: self._source.form(part) for part in shapes}
+        orders = row_orders(weight, [shape[0] for shape in shapes.values()]) if all(forms.values()) else None
+        matrices = []
+        for order in orders or []:
+            parts = [(weight.sources[i], rows) for i, rows in order]
+            if not _fits([forms[part] for part, _ in parts], [len(rows) for _, rows in parts]):
+                return []
+            groups = groupby(parts, lambda part: forms[part[0]])
+            matrices.append([self._rows(str(form), tuple(group), shapes) for form, group in groups])
+        return matrices
+
+    def _rows(
+        self, form: str, parts: tuple[tuple[str, np.ndarray], ...], shapes: Mapping[str, torch.Size]
+    ) -> StoredRows:
+        shape = sum(len(rows) for _, rows in parts), shapes[parts[0][0]][-1]
+        return StoredRows(form_of(form), shape, self._source, parts)
 
 
-def row_orders(weight: Weight, counts: Sequence[int]) -> list[np.ndarray] | None:
-    """For each source of a weight, with so many rows each, the rows that ours has of it, in our order; None where our
-    weight is more than the sources' rows one below the other."""
+def _first_rows(matrix: Sequence[StoredRows], count: int | None = None) -> np.ndarray:
+    """A matrix's first rows, or all, float32 [N, K]."""
+    missing = sum(part.shape[0] for part in matrix) if count is None else count
+    read: list[np.ndarray] = []
+    for part in matrix:
+        if missing > 0:
+            read.append(part.rows(slice(missing)).dequantized())
+            missing -= len(read[-1])
+    return np.concatenate(read)
+
+
+def row_orders(weight: Weight, counts: Sequence[int]) -> list[list[tuple[int, np.ndarray]]] | None:
+    """For each of a weight's matrices, of which a stack has several, the sources that it has rows of, by their place,
+    and which rows, in our order; the sources have so many rows each. None where our weight is more than the sources'
+    rows one below the other."""
     bounds = [0, *accumulate(counts)]
     numbers = torch.arange(bounds[-1])[:, None]
     changed = weight.read([numbers[begin:end] for begin, end in pairwise(bounds)])
-    if changed.dtype != numbers.dtype or changed.ndim != 2:
+    if changed.dtype != numbers.dtype or changed.ndim not in (2, 3):
         return None
-    rows = changed[:, 0].numpy()
-    source = np.searchsorted(bounds, rows, side="right") - 1
-    if (np.diff(source) < 0).any():
-        return None
-    return [rows[source == i] - bounds[i] for i in range(len(counts))]
+    orders = []
+    for rows in changed.reshape(-1, *changed.shape[-2:])[..., 0].numpy():
+        source = np.searchsorted(bounds, rows, side="right") - 1
+        if (np.diff(source) < 0).any():
+            return None
+        orders.append([(int(i), rows[source == i] - bounds[i]) for i in np.unique(source)])
+    return orders
 
 
 def _fits(forms: Sequence[str | None], counts: Sequence[int]) -> bool:

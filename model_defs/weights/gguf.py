@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from redraft.model_defs.files import row_blocks
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.families.registry import FAMILIES, SUPPORTED
-from redraft.model_defs.weights.gguf_header import GgufTensor, read_header
+from redraft.model_defs.weights.gguf_header import GgufTensor
 from redraft.plugins.operators.linear.blocks import FORMS, BlockWeight
 
 EXPERT = re.compile(r"(model\.layers\.\d+)\..*\.experts\.(\d+)\.(\w+)\.weight")
@@ -40,15 +40,15 @@ class Stored(NamedTuple):
 class GgufWeights:
     """The weights of one file. It is mapped while one tensor is read, and for no longer."""
 
-    def __init__(self, path: Path, config: TargetConfig, names: Iterable[str]):
-        """Read the header; `names` are Hugging Face's of all of the target's weights. Raises ValueError for a damaged
-        file, or tensors that the target has no place for or that cannot be dequantized."""
+    def __init__(self, path: Path, tensors: Mapping[str, GgufTensor], config: TargetConfig, names: Iterable[str]):
+        """`tensors` are those of the file's header, `names` Hugging Face's of all of the target's weights. Raises
+        ValueError for tensors that the target has no place for or that cannot be dequantized."""
         self.path, family = path, FAMILIES[config.family]
         if not family.gguf:
             raise ValueError(f"{path}: GGUF files of {family.title} are not read")
         self._family = family.gguf
         self._heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
-        self.tensors = read_header(path).tensors
+        self.tensors = tensors
         self._refuse_unknown_types()
         self._names = self._places(names, config.num_layers)
 
@@ -84,9 +84,10 @@ class GgufWeights:
 
     def form(self, name: str) -> str | None:
         """The form of a matrix that is stored in blocks; None for floats, and for blocks that no operator reads."""
-        tensor = self.tensors[self._names[name].tensor]
-        kind = tensor.type.name.lower()
-        return kind if kind in FORMS and len(tensor.shape) == 2 else None
+        stored = self._names[name]
+        tensor = self.tensors[stored.tensor]
+        kind, dimensions = tensor.type.name.lower(), len(tensor.shape) - (stored.expert is not None)
+        return kind if kind in FORMS and dimensions == 2 else None
 
     def quantization(self, name: str) -> str | None:
         """The type of a tensor that is no float's."""

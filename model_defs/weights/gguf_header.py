@@ -29,6 +29,8 @@ NUMBERS = {
     **{GGUFValueType.UINT64: "<u8", GGUFValueType.INT64: "<i8", GGUFValueType.FLOAT64: "<f8"},
 }
 """Types of a field's value that are a number, as numpy calls them"""
+LENGTH_BYTES = 8
+"""Bytes that say how long a text is"""
 MOST_ITEMS = 1 << 22
 """Items of all arrays together: each becomes an object, and vocabularies have a third of it at most."""
 MOST_DIMENSIONS = 4
@@ -78,11 +80,21 @@ class _Cursor:
         (value,) = struct.unpack_from("<" + form, self._data, self.skip(struct.calcsize(form)))
         return int(value)
 
+    def texts(self, count: int) -> list[str]:
+        """The next texts."""
+        texts, data, at = [], self._data, self._at
+        for _ in range(count):  # vocabularies and merges have hundreds of thousands
+            begin = at + LENGTH_BYTES
+            at = begin + int.from_bytes(data[at:begin], "little")
+            if at > len(data):
+                raise ValueError(f"a text that ends at byte {at}")
+            texts.append(data[begin:at].decode())
+        self._at = at
+        return texts
+
     def text(self) -> str:
         """The next text."""
-        size = self.number("Q")
-        begin = self.skip(size)
-        return self._data[begin : begin + size].decode()
+        return self.texts(1)[0]
 
     def value(self, kind: GGUFValueType) -> Any:
         """The next value of a field: a text, a number, or a list of them."""
@@ -96,7 +108,7 @@ class _Cursor:
             raise ValueError("an array of arrays")
         if self._items > MOST_ITEMS:
             raise ValueError(f"an array of {count} items")
-        return [self.text() for _ in range(count)] if item == GGUFValueType.STRING else self.numbers(item, count)
+        return self.texts(count) if item == GGUFValueType.STRING else self.numbers(item, count)
 
     def numbers(self, kind: GGUFValueType, count: int) -> list[Any]:
         """The next numbers of one type."""

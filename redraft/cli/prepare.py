@@ -9,6 +9,7 @@ from redraft.bundle.backends import BACKENDS, Precision
 from redraft.cli.bundles import usual_precision
 from redraft.cli.steps import Steps
 from redraft.home import DEFAULT_MODEL, HOME
+from redraft.model_defs.weights.folder import GGUF
 from redraft.operator_build import build_apart
 from redraft.plugins.library import are_built
 from redraft.serving.settings import DEFAULT, ServeSettings
@@ -33,12 +34,14 @@ def prepared(settings: ServeSettings) -> Path:
 
 def fetched(source: str, steps: Steps) -> Path:
     """The folder of a fetched model: one of these, or else where `redraft fetch` puts a source's. Fetch is left out for
-    the name of a fetched model only: it says itself whether what is there is of this source."""
+    the name of a fetched model only: it says itself whether what is there is of this source. The default is fetched
+    again where a former version stored it in bfloat16."""
     if (Path(source) / RECORD).is_file():
         return Path(os.path.abspath(source))
     name = DEFAULT_MODEL if source == DEFAULT else Path(source).resolve().name.removesuffix(".gguf")
     folder = HOME / "models" / name
     is_name = source == DEFAULT or (source == name and not Path(source).exists())
-    if not is_name or not (folder / RECORD).is_file():
+    there = (folder / RECORD).is_file() and (source != DEFAULT or (folder / GGUF).is_file())
+    if not is_name or not there:
         steps.run("fetch", source, "--output", folder.parent, "--cache", HOME / "cache")
     return folder

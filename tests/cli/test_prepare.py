@@ -13,6 +13,7 @@ from redraft import home
 from redraft.cli import steps
 from redraft.cli.prepare import prepared
 from redraft.home import SHIPPED
+from redraft.model_defs.weights.folder import GGUF
 from redraft.serving.settings import ServeSettings
 
 
@@ -85,10 +86,13 @@ def test_a_quantized_model_is_served_as_it_is_where_that_is_possible(commands, t
 
 
 def test_what_is_there_is_not_made_again(commands, tmp_path, monkeypatch):
-    fetched(tmp_path, "SmolLM2-135M-Instruct")
     monkeypatch.setattr(steps, "needs_build", lambda _: False)
+    folder = fetched(tmp_path, "SmolLM2-135M-Instruct")
     bundle_of()
-    assert not commands.ran
+    assert commands.names == ["fetch"], "a former version has widened it"
+    (folder / GGUF).touch()
+    bundle_of()
+    assert commands.names == ["fetch"]
 
 
 @pytest.mark.parametrize("source", ["owner/Tiny-1B", "Tiny-1B.gguf", "models/Tiny-1B/"])

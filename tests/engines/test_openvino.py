@@ -28,8 +28,9 @@ from tests.engines.tiny import (
     scores_of,
     tiny_bundle,
     tiny_drafter,
+    tiny_of,
 )
-from tests.model_defs.weights.folders import write_folder
+from tests.model_defs.weights.folders import EXPERT_TYPES, EXPERTS, write_folder
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +112,21 @@ def quantized(tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("quantized"))
 
 
-@pytest.mark.parametrize("precision", ["int4", "source"])
-def test_drafts_change_no_text_in_blocks(target, quantized, tmp_path, precision):
+@pytest.fixture(scope="module")
+def quantized_experts(tmp_path_factory):
+    """The folder of a mixture of experts in blocks."""
+    return write_folder(tmp_path_factory.mktemp("experts"), EXPERT_TYPES, **EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("precision", "layers"), [("int4", "qwen2"), ("int4", "mixtral"), ("source", "qwen2"), ("source", "mixtral")]
+)
+def test_drafts_change_no_text_in_blocks(target, quantized, quantized_experts, tmp_path, precision, layers):
     """Greedy and seeded requests together, cancelled ones too."""
-    target = Target.from_folder(quantized, in_blocks=True) if precision == "source" else target
+    if precision == "source":
+        target = Target.from_folder(quantized_experts if layers == "mixtral" else quantized, in_blocks=True)
+    elif layers == "mixtral":
+        target = tiny_of(layers)
     plain, _ = generate(load_engine(tiny_bundle(tmp_path / "plain", target, precision=precision, drafts=False)), None)
     drafting = load_engine(tiny_bundle(tmp_path / "drafting", target, precision=precision))
     tokens, scheduler = generate(drafting, MethodConfig(construction="beam", ngram=True, tree_budget=12), (1, 2))
@@ -124,8 +136,10 @@ def test_drafts_change_no_text_in_blocks(target, quantized, tmp_path, precision)
         assert ids == plain[key], key
 
 
-def test_an_engine_of_blocks_computes_their_numbers(quantized, tmp_path):
+@pytest.mark.parametrize("folder", ["quantized", "quantized_experts"])
+def test_an_engine_of_blocks_computes_their_numbers(request, folder, tmp_path):
     """As the module of the dequantized weights does, but for rows that are rounded to 8 bits."""
+    quantized = request.getfixturevalue(folder)
     target = Target.from_folder(quantized, in_blocks=True, float_ends=False)
     engine = load_engine(tiny_bundle(tmp_path, target, precision="source", drafts=False))
     text = [chain(3, [], [5, 9, 2, 77, 31, 8, 44])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -98,6 +99,44 @@ def segments_of(dtype: str) -> np.ndarray:
     segments = [(form_of(name), int(rows)) for name, rows in (part.split(":") for part in dtype.split(","))]
     numbers = [(kernel_forms.index(form.name.split("g")[0]), rows, form.span) for form, rows in segments]
     return np.array(numbers, np.int32)
+
+
+class BlockRows(Protocol):
+    """A weight matrix [N, K] in one form, some rows of which are made when they are asked for."""
+
+    @property
+    def form(self) -> Form:
+        """How its rows are stored."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K"""
+        ...
+
+    def rows(self, index: slice) -> BlockWeight:
+        """Some rows. Raises ValueError for damaged blocks."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundedRows:
+    """Float [N, K], whose rows `BlockWeight.quantized` rounds when they are asked for."""
+
+    weight: np.ndarray
+    precision: str
+
+    @property
+    def form(self) -> Form:
+        return FORMS[ROUNDED[self.precision]]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, features = self.weight.shape
+        return rows, features
+
+    def rows(self, index: slice) -> BlockWeight:
+        return BlockWeight.quantized(self.weight[index], self.precision)
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from redraft.plugins.operators.linear.blocks import GROUP as BLOCK_GROUP
-from redraft.plugins.operators.linear.blocks import HALF_PANEL, ROUNDED, BlockWeight
+from redraft.plugins.operators.linear.blocks import HALF_PANEL, ROUNDED, BlockRows, BlockWeight, Form, RoundedRows
 
 PANEL = 32
 PRECISIONS = ("fp32", "bf16", *ROUNDED)
 """What float weights are packed in."""
 GROUP = {"fp32": 1, "bf16": 2}
 """Features of a weight row that lie together."""
+WIDTH = {"fp32": 4, "bf16": 2}
+"""Bytes of a stored number."""
+AT_ONCE = 1 << 20
+"""Numbers of a weight in blocks that are packed at once: few enough for a core's cache."""
 ACTIVATIONS = ("none", "swiglu", "silu", "silu_last", "geglu", "relu")
 GATED = ("swiglu", "geglu")
 """An activated projection times a second one."""
@@ -33,14 +38,13 @@ def pack(weight: np.ndarray, precision: str, activation: str = "none") -> Packed
     With a gated activation, weight is [2N, K]: N rows of the gate, then N of the up projection.
     Raises ValueError for an unknown precision or activation, or a weight that is not a matrix.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision '{precision}': expected one of {', '.join(PRECISIONS)}")
+    check_precision(precision)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}")
     if weight.ndim != 2 or (activation in GATED and len(weight) % 2):
         raise ValueError(f"weight of shape {weight.shape}: expected two dimensions, the first even with {activation}")
     if precision in ROUNDED:
-        return pack_blocks([BlockWeight.quantized(weight, precision)], activation)
+        return pack_blocks([RoundedRows(weight, precision)], activation)
     values = np.ascontiguousarray(weight, dtype=np.float32)
     if precision == "bf16":
         values = bf16_bits(values)
@@ -52,25 +56,80 @@ def pack(weight: np.ndarray, precision: str, activation: str = "none") -> Packed
     return PackedWeight(np.ascontiguousarray(panels.swapaxes(1, 2)).reshape(-1).view(np.uint8), precision)
 
 
-def pack_blocks(segments: Sequence[BlockWeight], activation: str = "none") -> PackedWeight:
+def check_precision(precision: str) -> None:
+    """Raise ValueError unless `pack` takes this precision."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision '{precision}': expected one of {', '.join(PRECISIONS)}")
+
+
+def packed_bytes(shape: tuple[int, int], precision: str) -> int:
+    """The size of what `pack` makes of a weight of this shape in fp32 or bf16."""
+    rows, features = shape
+    return -(-rows // PANEL) * PANEL * -(-features // GROUP[precision]) * GROUP[precision] * WIDTH[precision]
+
+
+def pack_blocks(weights: Sequence[BlockRows], activation: str = "none") -> PackedWeight:
     """Pack weights of one width, one below the other; its dtype says their forms and rows: `q4_k:1792,q6_k:256`.
 
-    With a gated activation the first half of all rows is the gate's. Raises ValueError where widths differ, or where a
-    segment does not end with a half-panel and is not the last (of a half).
+    With a gated activation the first half of all rows is the gate's. Some rows at a time are read. Raises ValueError
+    where widths differ, or where a weight does not end with a half-panel and is not the last (of a half).
     """
-    widths = {segment.shape[1] for segment in segments}
+    segments, at = cut(weights, activation), 0
+    data = np.empty(sum(segment.nbytes for segment in segments), np.uint8)
+    for segment in segments:
+        step = max(AT_ONCE // segment.weight.shape[1] // HALF_PANEL, 1) * HALF_PANEL
+        for begin in range(segment.begin, segment.end, step):
+            packed = half_panel_rows(segment.weight.rows(slice(begin, min(begin + step, segment.end)))).reshape(-1)
+            data[at : at + len(packed)] = packed
+            at += len(packed)
+    return PackedWeight(data, dtype_of(segments))
+
+
+class Segment(NamedTuple):
+    """Rows of one form that are packed one after the other."""
+
+    weight: BlockRows
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        half_panels = -(-(self.end - self.begin) // HALF_PANEL)
+        return half_panels * half_panel_bytes(self.weight.form, self.weight.shape[1])
+
+
+def cut(weights: Sequence[BlockRows], activation: str = "none") -> list[Segment]:
+    """The segments that `pack_blocks` packs: one for each weight, two where it holds rows of both halves of a gated
+    projection. Raises as `pack_blocks`."""
+    widths = {weight.shape[1] for weight in weights}
     if len(widths) != 1:
         raise ValueError(f"segments of {sorted(widths)} features: expected one width")
-    rows = sum(segment.shape[0] for segment in segments)
-    ends = [rows // 2, rows] if activation in GATED else [rows]
-    parts = list(_cut(segments, ends[0]))
-    end = 0
-    for part in parts:
-        end += part.shape[0]
-        if part.shape[0] % HALF_PANEL and end not in ends:
-            raise ValueError(f"a segment of {part.shape[0]} rows: expected a multiple of {HALF_PANEL}")
-    data = [half_panel_rows(part).reshape(-1) for part in parts]
-    return PackedWeight(np.concatenate(data), ",".join(f"{part.form.name}:{part.shape[0]}" for part in parts))
+    bounds = [0, *accumulate(weight.shape[0] for weight in weights)]
+    ends = [bounds[-1] // 2, bounds[-1]] if activation in GATED else bounds[-1:]
+    segments = []
+    for weight, (first, last) in zip(weights, pairwise(bounds), strict=True):
+        marks = [first, *(end for end in ends if first < end < last), last]
+        for begin, end in pairwise(marks):
+            if (end - begin) % HALF_PANEL and end not in ends:
+                raise ValueError(f"a segment of {end - begin} rows: expected a multiple of {HALF_PANEL}")
+            segments.append(Segment(weight, begin - first, end - first))
+    return segments
+
+
+def dtype_of(segments: Sequence[Segment]) -> str:
+    """The operator's `dtype` for segments: `q4_k:1792,q6_k:256`."""
+    return ",".join(f"{segment.weight.form.name}:{segment.end - segment.begin}" for segment in segments)
+
+
+def half_panel_bytes(form: Form, features: int) -> int:
+    """The size of a half-panel as `half_panel_rows` gives it."""
+    groups, span = -(-features // BLOCK_GROUP), form.span // BLOCK_GROUP
+    widths = {part.features: 0 for part in form.parts}
+    for part in form.parts:
+        widths[part.features] += np.dtype(part.dtype).itemsize
+    of_span = widths.pop(form.span)
+    of_group = sum(width * BLOCK_GROUP // size for size, width in widths.items()) + BLOCK_GROUP * form.bits // 8
+    return HALF_PANEL * (-(-groups // span) * of_span + groups * of_group)
 
 
 def half_panel_rows(weight: BlockWeight) -> np.ndarray:
@@ -94,42 +153,36 @@ def half_panel_rows(weight: BlockWeight) -> np.ndarray:
 
 def _by_row(part: np.ndarray, half_panels: int, spans: int, each: int) -> np.ndarray:
     """[N, at most spans * each] to uint8 [half-panels, spans, bytes]: of 16 rows the first number, then the next."""
-    numbers = np.zeros((half_panels * HALF_PANEL, spans * each), part.dtype)
-    numbers[: part.shape[0], : part.shape[1]] = part
+    numbers = _padded(part, half_panels * HALF_PANEL, spans * each)
     numbers = numbers.reshape(half_panels, HALF_PANEL, spans, each).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(numbers).reshape(half_panels, spans, -1).view(np.uint8)
 
 
 def _by_unit(codes: np.ndarray, half_panels: int, groups: int, bits: int) -> np.ndarray:
     """uint8 [N, K] to uint8 [half-panels, groups, bytes]: units of four features, two to a byte unless these are of 8
-    bits; then the bits beyond four."""
-    padded = np.zeros((half_panels * HALF_PANEL, groups * BLOCK_GROUP), np.uint8)
-    padded[: codes.shape[0], : codes.shape[1]] = codes
-    units = padded.reshape(half_panels, HALF_PANEL, groups, 8, 4).transpose(0, 2, 3, 1, 4)
-    units = np.ascontiguousarray(units).reshape(half_panels, groups, 8, 64)
-    if bits == 8:
-        return units.reshape(half_panels, groups, -1)
-    packed: list[np.ndarray] = [units[:, :, ::2] & 15 | units[:, :, 1::2] << 4]
-    high = units >> 4
-    if bits == 5:
-        packed.append(np.packbits(high, axis=2, bitorder="little"))
-    if bits == 6:
-        shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-        packed.append(np.bitwise_or.reduce(high.reshape(half_panels, groups, 2, 4, 64) << shifts, axis=3))
-    return np.concatenate(packed, axis=2).reshape(half_panels, groups, -1)
+    bits; then the bits beyond four. A unit of a row is one word here, which numpy moves as fast as a byte."""
+    words = _padded(codes, half_panels * HALF_PANEL, groups * BLOCK_GROUP).view(np.uint32)
+    units = words.reshape(half_panels, HALF_PANEL, groups, 8)
+    if bits < 8:
+        low = units & np.uint32(0x0F0F0F0F) if bits > 4 else units
+        packed = [low[..., ::2] | low[..., 1::2] << 4]
+        high = units >> 4 & np.uint32(0x0F0F0F0F) if bits > 4 else units
+        if bits == 5:
+            packed.append(np.bitwise_or.reduce(high << np.arange(8, dtype=np.uint32), axis=-1, keepdims=True))
+        if bits == 6:
+            shifts = np.array([0, 2, 4, 6], np.uint32)
+            packed.append(np.bitwise_or.reduce(high.reshape(*high.shape[:-1], 2, 4) << shifts, axis=-1))
+        units = np.concatenate(packed, axis=-1)
+    return np.ascontiguousarray(units.transpose(0, 2, 3, 1)).reshape(half_panels, groups, -1).view(np.uint8)
 
 
-def _cut(segments: Sequence[BlockWeight], at: int) -> Iterator[BlockWeight]:
-    """The segments, the one that holds row `at` as two."""
-    begin = 0
-    for segment in segments:
-        end = begin + segment.shape[0]
-        if begin < at < end:
-            yield segment.rows(slice(None, at - begin))
-            yield segment.rows(slice(at - begin, None))
-        else:
-            yield segment
-        begin = end
+def _padded(array: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """A contiguous matrix with zeros after its rows and columns."""
+    if array.shape == (rows, columns):
+        return np.ascontiguousarray(array)
+    padded = np.zeros((rows, columns), array.dtype)
+    padded[: array.shape[0], : array.shape[1]] = array
+    return padded
 
 
 def bf16_bits(values: np.ndarray) -> np.ndarray:

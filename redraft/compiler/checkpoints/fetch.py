@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -121,8 +121,10 @@ def fetch(request: Request, say: Say) -> Path:
                 f"{folder} holds a model from {recorded['source']}; choose another --name, or use --replace"
             )
         template_file = folder / TEMPLATE
-        if recorded.get("files", request.files) != request.files:  # a former version did not write them
-            say(f"{request.source} has changed since {folder} was fetched: it is fetched again")
+        changed = recorded.get("files", request.files) != request.files  # a former version did not write them
+        if changed or is_former_copy(folder, request.origin):
+            why = f"{request.source} has changed since" if changed else "a former version wrote bfloat16 when"
+            say(f"{why} {folder} was fetched: it is fetched again")
             template = template or (template_file if recorded.get("chat_template") else None)
         elif not template or (template_file.is_file() and template_file.read_text() == template.read_text()):
             say(f"reusing {folder}: {describe(folder)}")
@@ -141,6 +143,12 @@ def fetch(request: Request, say: Say) -> Path:
         (out / RECORD).write_text(json.dumps({key: value for key, value in made.items() if value}, indent=2) + "\n")
     say(f"ready: {folder}: {describe(folder)}")
     return folder
+
+
+def is_former_copy(folder: Path, origin: Mapping[str, str | None]) -> bool:
+    """Whether a fetched model of this origin is the copy in bfloat16 that former versions wrote of a GGUF file."""
+    is_gguf = origin["source"] == "default" or str(origin["source"]).endswith(".gguf")
+    return is_gguf and not origin.get("adapter") and not (folder / GGUF).is_file()
 
 
 def _open(request: Request, unpacked: Path, say: Say) -> Checkpoint:

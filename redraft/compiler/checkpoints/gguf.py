@@ -62,7 +62,7 @@ class GgufCheckpoint:
             raise UnsupportedModelError(refusal.found, SUPPORTED) from None
         except ValueError as error:
             raise FetchError(f"{path}: {error}") from None
-        self._weights = GgufWeights(path, target, weight_names(target))
+        self._weights = GgufWeights(path, tensors, target, weight_names(target))
         quantized = list(filter(self._weights.quantization, self._weights.shapes()))
         if quantized and all(map(self._weights.form, quantized)):
             self.config["quantization_config"] = {"quant_method": METHOD}

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from redraft.plugins.operators.linear.blocks import BlockWeight
-from redraft.plugins.operators.linear.pack import pack, pack_blocks
+from redraft.plugins.operators.linear.blocks import ROUNDED, BlockRows, RoundedRows
+from redraft.plugins.operators.linear.pack import PackedWeight, cut, dtype_of, pack, pack_blocks, packed_bytes
 
 DOMAIN = "redraft.cpu"
 
 
-BlocksOf = Callable[[str, np.ndarray], Sequence[BlockWeight] | None]
-"""A constant's weight [N, K] in blocks, from its name and its values, or None: it is packed in the precision that the
-others have."""
+BlocksOf = Callable[[str], Sequence[Sequence[BlockRows]] | None]
+"""A constant's matrices [N, K] in blocks, from its name; a stack has several. None: they are packed in the precision
+that the others have."""
 
 
 class Stored(NamedTuple):
@@ -41,25 +42,40 @@ class Editor:
         return self.graph.initializers[name]
 
     def packed_weight(self, weight: ir.Value, transposed: bool, gated: bool = False) -> Stored:
-        """The packed weight, or those of a stack one after the other."""
+        """The packed weight, or those of a stack one after the other. It is packed whenever it is read, so that none is
+        kept in memory."""
         key = (str(weight.name), transposed, gated)
         if key not in self.packed:
-            stored = constant_of(weight)
-            assert stored is not None
-            matrices = stored if stored.ndim == 3 else stored[None]
-            activation = "swiglu" if gated else "none"
-            blocks_of = self.blocks_of if stored.ndim == 2 else None  # a source has no stacks in blocks
-            packed = []
-            for matrix in matrices:
-                rows = matrix.T if transposed else matrix
-                blocks = blocks_of(str(weight.name), rows) if blocks_of else None
-                packed.append(
-                    pack(rows, self.precision, activation) if blocks is None else pack_blocks(blocks, activation)
-                )
-            dtype = packed[0].dtype
+            make, size, dtype = self._packing(weight, transposed, "swiglu" if gated else "none")
             name = f"{weight.name}.{dtype}{'.gated' if gated else ''}"
-            self.packed[key] = Stored(self.constant(name, _joined([each.data for each in packed])), dtype)
+            if name not in self.graph.initializers:
+                lazy = ir.LazyTensor(
+                    lambda: ir.tensor(make(), name=name), ir.DataType.UINT8, ir.Shape([size]), name=name
+                )
+                self.graph.register_initializer(ir.val(name, const_value=lazy))
+            self.packed[key] = Stored(self.graph.initializers[name], dtype)
         return self.packed[key]
+
+    def _packing(
+        self, weight: ir.Value, transposed: bool, activation: str
+    ) -> tuple[Callable[[], np.ndarray], int, str]:
+        """What packs a weight, the bytes that it gives, and the operator's attribute."""
+        stored = constant_of(weight)
+        assert stored is not None
+        stack = stored if stored.ndim == 3 else stored[None]
+        matrices = [matrix.T if transposed else matrix for matrix in stack]
+        blocks = self.blocks_of(str(weight.name)) if self.blocks_of else None
+        if blocks is None and self.precision in ROUNDED:
+            blocks = [[RoundedRows(matrix, self.precision)] for matrix in matrices]
+        if blocks is None:
+            pack_all = partial(_joined_packs, partial(pack, precision=self.precision, activation=activation), matrices)
+            return pack_all, len(matrices) * packed_bytes(matrices[0].shape, self.precision), self.precision
+        segments = [cut(each, activation) for each in blocks]
+        dtypes = {dtype_of(each): sum(segment.nbytes for segment in each) for each in segments}
+        if len(dtypes) > 1:
+            raise ValueError(f"{weight.name} has matrices in {', '.join(dtypes)}: expected the same forms in all")
+        ((dtype, size),) = dtypes.items()
+        return partial(_joined_packs, partial(pack_blocks, activation=activation), blocks), len(blocks) * size, dtype
 
     def node(
         self,
@@ -149,5 +165,7 @@ def rank_of(value: ir.Value, default: int = -1) -> int:
     return len(value.shape) if value.shape is not None else default
 
 
-def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+def _joined_packs(pack: Callable[[Any], PackedWeight], matrices: Sequence[Any]) -> np.ndarray:
+    """Packed matrices, one after the other."""
+    arrays = [pack(matrix).data for matrix in matrices]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

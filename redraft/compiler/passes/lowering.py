@@ -23,6 +23,7 @@ from redraft.compiler.passes.graph import (
     shape_of,
     silu_product,
 )
+from redraft.plugins.operators.linear.pack import check_precision
 
 OPTIONAL_INPUTS = ("bias", "norm", "norm_bias", "residual", "rows", "residual_rows", "ids")
 NORMS = {"RMSNormalization": ("norm",), "LayerNormalization": ("norm", "norm_bias")}
@@ -36,6 +37,7 @@ def lower(model: ir.Model, precision: str, blocks_of: BlocksOf | None = None) ->
     activations stay float32. Packed weights replace the originals, once each where several operators share one.
     Raises ValueError for an unknown precision.
     """
+    check_precision(precision)
     lowered = model.clone()
     lowered.opset_imports[DOMAIN] = 1
     editor = Editor(lowered.graph, precision, blocks_of)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -20,7 +20,7 @@ from redraft.model_defs.export.target import export_target_plugin
 from redraft.model_defs.target.model import Target
 from redraft.model_defs.weights.blocks import StoredBlocks
 from redraft.plugins.library import operators_digest
-from redraft.plugins.operators.linear.blocks import BlockWeight
+from redraft.plugins.operators.linear.blocks import BlockRows
 
 DRAFTER_PRECISION = {"fp32": "fp32", "bf16": "int8", "int8": "int8", "int4": "int4", "source": "int4"}
 """The drafters' precision for a target's precision: drafts decide speed, never output."""
@@ -72,8 +72,8 @@ def lower_target(network: ir.Model, precision: Precision, blocks: StoredBlocks |
     def parameter(constant: str) -> str:
         return constant.removeprefix("target.")
 
-    def blocks_of(constant: str, _: np.ndarray) -> list[BlockWeight] | None:
-        return blocks.segments(parameter(constant)) if parameter(constant) in blocks else None
+    def blocks_of(constant: str) -> Sequence[Sequence[BlockRows]] | None:
+        return blocks.matrices(parameter(constant)) if parameter(constant) in blocks else None
 
     lowered = lower(network, Precision.bf16, blocks_of)
     if left := [name for name in lowered.graph.initializers if parameter(name) in blocks]:

@@ -48,6 +48,17 @@ def test_the_file_is_kept_and_not_copied(gguf_file, tmp_path):
     assert torch.equal(target["layers.1.down.weight"], stored(gguf_file)["blk.1.ffn_down.weight"])
 
 
+def test_a_former_versions_copy_in_bfloat16_is_fetched_again(gguf_file, tmp_path, capsys):
+    folder = fetch(gguf_file, tmp_path)
+    (folder / GGUF).rename(folder / "model.safetensors")
+    fetch(gguf_file, tmp_path)
+    assert f"a former version wrote bfloat16 when {folder} was fetched" in capsys.readouterr().out
+    assert (folder / GGUF).samefile(gguf_file)
+    assert not (folder / "model.safetensors").exists()
+    fetch(gguf_file, tmp_path)
+    assert "reusing" in capsys.readouterr().out
+
+
 def test_a_fetched_folder_is_fetched_by_another_name(gguf_file, reference, tmp_path):
     first = fetch(gguf_file, tmp_path / "first")
     (first / "chat_template.jinja").write_text("{{ messages[0].content }} of its own")

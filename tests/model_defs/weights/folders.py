@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import gguf
 import numpy as np
 
 from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.families.registry import FAMILIES
 from redraft.model_defs.target.model import Target, weights_of
 from redraft.model_defs.weights.folder import GGUF, METHOD
+from redraft.model_defs.weights.gguf import EXPERT, EXPERT_PARTS
 
 RAW = {
     "model_type": "qwen2",
@@ -31,6 +34,14 @@ MIXED = {
     **{"attn_output": "Q5_K", "ffn_gate": "Q4_0", "ffn_up": "Q8_0", "ffn_down": "Q5_0"},
 }
 """Types by the names of tensors: each of a layer's products has several, or one that no other has"""
+EXPERTS = {
+    "model_type": "mixtral",
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
+EXPERT_TYPES = MIXED | {"ffn_gate_exps": "Q4_K", "ffn_up_exps": "Q6_K", "ffn_down_exps": "Q5_0"}
+"""A mixture of experts: what `write_folder` takes for it"""
 HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}
 """Where blocks that the package only reads have their float16 numbers"""
 
@@ -41,25 +52,33 @@ def write_folder(folder: Path, types: dict[str, str] | None = None, **raw: objec
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(RAW | raw))
     config = TargetConfig.load(folder)
-    target = Target(config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.family.upper()], config.num_layers)
+    target, stacks = Target(config), defaultdict(list)
+    architecture = FAMILIES[config.family].gguf.architecture
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config.num_layers)
     writer = gguf.GGUFWriter(folder / GGUF, config.family)
     for ours, weight in weights_of(config).items():
-        rows = np.array_split(np.empty(target.get_parameter(ours).shape, np.float32), len(weight.sources))
+        whole = np.empty(target.get_parameter(ours).shape, np.float32)
+        rows = np.array_split(whole.reshape(-1, whole.shape[-1]) if whole.ndim == 3 else whole, len(weight.sources))
         if ".qkv." in ours:
-            whole = np.empty(target.get_parameter(ours).shape, np.float32)
             queries, head = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
             rows = [whole[:queries], whole[:head], whole[:head]]
         for source, like in zip(weight.sources, rows, strict=True):
+            expert = EXPERT.fullmatch(source)
+            if expert:
+                source = f"{expert[1]}.mlp.experts.{EXPERT_PARTS[expert[3]]}_proj.weight"
             name = names.get_name(source, try_suffixes=(".weight", ".bias"))
             kind = types.get(re.sub(r"blk\.\d+\.", "", name).removesuffix(".weight"))
             offset = 1.0 if like.ndim == 1 and "norm" in name else 0.0
             values = (rng.standard_normal(like.shape) / 16 + offset).astype(np.float32)
-            if kind:
-                kind = gguf.GGMLQuantizationType[kind]
-                writer.add_tensor(name, blocks_of(values, kind, rng), raw_dtype=kind)
+            kind = gguf.GGMLQuantizationType[kind or "F32"]
+            stored = values if kind.name == "F32" else blocks_of(values, kind, rng)
+            if expert:
+                stacks[name, kind].append(stored)
             else:
-                writer.add_tensor(name, values)
+                writer.add_tensor(name, stored, raw_dtype=kind)
+    for (name, kind), experts in stacks.items():
+        writer.add_tensor(name, np.stack(experts), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

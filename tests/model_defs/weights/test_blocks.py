@@ -11,12 +11,11 @@ from redraft.compiler.draft_model import is_model
 from redraft.model_defs.target.families.base import Weight
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
-from redraft.model_defs.weights.blocks import row_orders
+from redraft.model_defs.weights.blocks import StoredBlocks, row_orders
 from redraft.model_defs.weights.folder import GGUF
-from redraft.plugins.operators.linear.blocks import BlockWeight
 from redraft.training.shards import model_digest
 from tests.engines.tiny import tiny_lm, write_model
-from tests.model_defs.weights.folders import MIXED, write_folder
+from tests.model_defs.weights.folders import EXPERT_TYPES, EXPERTS, MIXED, write_folder
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
@@ -26,8 +25,13 @@ def folder(tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("model"))
 
 
-def whole(segments: list[BlockWeight]) -> np.ndarray:
-    return np.concatenate([segment.dequantized() for segment in segments])
+def whole(blocks: StoredBlocks, name: str) -> np.ndarray:
+    """All numbers of a weight, of which a few rows at a time are read."""
+    matrices = [
+        [part.rows(slice(i, i + 100)).dequantized() for part in matrix for i in range(0, part.shape[0], 100)]
+        for matrix in blocks.matrices(name)
+    ]
+    return np.stack([np.concatenate(parts) for parts in matrices]).squeeze()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,9 +42,9 @@ def test_blocks_of_each_type_are_the_numbers_of_the_package(kind, tmp_path):
     for ours, theirs in (("layers.1.attention_out", "blk.1.attn_output"), ("lm_head", "output")):
         tensor = tensors[f"{theirs}.weight"]
         expected = gguf.dequantize(tensor.data, tensor.tensor_type)
-        (segment,) = blocks.segments(f"{ours}.weight")
+        ((segment,),) = blocks.matrices(f"{ours}.weight")
         assert segment.form.name == kind.lower()
-        np.testing.assert_array_equal(segment.dequantized(), expected)
+        np.testing.assert_array_equal(segment.rows(slice(None)).dequantized(), expected)
     assert "layers.1.qkv.weight" not in blocks
 
 
@@ -49,11 +53,29 @@ def test_every_weight_is_what_floats_are_read_as(folder):
     matrices = {name: weight for name, weight in exact.named_parameters() if weight.ndim == 2}
     assert len(matrices) == 10
     for name, weight in matrices.items():
-        np.testing.assert_array_equal(whole(blocks.segments(name)), weight.numpy(), err_msg=name)
+        np.testing.assert_array_equal(whole(blocks, name), weight.numpy(), err_msg=name)
         np.testing.assert_array_equal(blocks.first_rows(name, 270).numpy(), weight[:270].numpy())
-    forms = [(part.form.name, part.shape[0]) for part in blocks.segments("layers.0.qkv.weight")]
-    assert forms == [("q4_k", 256 + 32), ("q6_k", 32)]
+    assert forms(blocks, "layers.0.qkv.weight") == [[("q4_k", 256 + 32), ("q6_k", 32)]]
     assert not blocks.widened
+
+
+def forms(blocks: StoredBlocks, name: str) -> list[list[tuple[str, int]]]:
+    return [[(part.form.name, part.shape[0]) for part in matrix] for matrix in blocks.matrices(name)]
+
+
+def test_experts_are_a_stack_of_matrices(tmp_path):
+    folder = write_folder(tmp_path, EXPERT_TYPES, **EXPERTS)
+    exact, blocks = Target.from_folder(folder), Target.from_folder(folder, in_blocks=True).blocks
+    for name, weight in exact.named_parameters():
+        if name in blocks:
+            np.testing.assert_array_equal(whole(blocks, name), weight.numpy(), err_msg=name)
+            np.testing.assert_array_equal(blocks.first_rows(name, 3).numpy(), weight[:3].numpy())
+    assert forms(blocks, "layers.1.experts.gate_up") == [[("q4_k", 288), ("q6_k", 288)]] * 5
+    assert forms(blocks, "layers.1.experts.down") == [[("q5_0", 256)]] * 5
+    assert not blocks.widened
+    stand_ins = Target.from_folder(folder, in_blocks=True, float_ends=False)
+    assert stand_ins.layers[0].experts.down.untyped_storage().nbytes() == 4
+    assert target_fingerprint(stand_ins) == target_fingerprint(exact)
 
 
 def test_rows_in_adjacent_pairs(tmp_path):
@@ -62,7 +84,7 @@ def test_rows_in_adjacent_pairs(tmp_path):
     exact, blocks = Target.from_folder(folder), Target.from_folder(folder, in_blocks=True).blocks
     for layer in range(2):
         name = f"layers.{layer}.qkv.weight"
-        np.testing.assert_array_equal(whole(blocks.segments(name)), exact.get_parameter(name).numpy())
+        np.testing.assert_array_equal(whole(blocks, name), exact.get_parameter(name).numpy())
 
 
 def test_what_is_not_loaded_has_no_storage_and_a_number_of_its_own(folder):
@@ -125,7 +147,7 @@ def test_damaged_scales_are_named(folder, tmp_path):
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     blocks = Target.from_folder(tmp_path, in_blocks=True).blocks
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down_proj\.weight holds NaN or infinity"):
-        blocks.segments("layers.1.down.weight")
+        whole(blocks, "layers.1.down.weight")
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down_proj\.weight holds NaN or infinity"):
         Target.from_folder(tmp_path)
 
@@ -144,14 +166,15 @@ def test_scaled_weights_stay_floats(tmp_path):
 @pytest.mark.parametrize(
     ("change", "orders"),
     [
-        (None, [[0, 1, 2], [0, 1]]),
-        (lambda weight: weight[2:], [[2], [0, 1]]),
-        (lambda weight: weight[[1, 0, 2, 4, 3]], [[1, 0, 2], [1, 0]]),
+        (None, [{0: [0, 1, 2], 1: [0, 1]}]),
+        (lambda weight: weight[2:], [{0: [2], 1: [0, 1]}]),
+        (lambda weight: weight[[1, 0, 2, 4, 3]], [{0: [1, 0, 2], 1: [1, 0]}]),
         (lambda weight: weight.flip(0), None),
         (lambda weight: weight * 2.0, None),
-        (lambda weight: weight.unflatten(0, (5, 1)), None),
+        (lambda weight: weight[:4].unflatten(0, (2, 2)), [{0: [0, 1]}, {0: [2], 1: [0]}]),
+        (lambda weight: weight[:4].unflatten(0, (2, 1, 2)), None),
     ],
 )
 def test_changes_beyond_the_order_of_rows_are_seen(change, orders):
     found = row_orders(Weight(("a", "b"), change), [3, 2])
-    assert orders == (found and [rows.tolist() for rows in found])
+    assert orders == (found and [{source: rows.tolist() for source, rows in matrix} for matrix in found])

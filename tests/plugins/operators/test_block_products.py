@@ -4,7 +4,7 @@ import pytest
 from benchmarks.speed import kernel_calls
 from redraft.plugins import kernels
 from redraft.plugins.operators.linear.blocks import FORMS, BlockWeight, form_of
-from redraft.plugins.operators.linear.pack import GATED, PackedWeight, half_panel_rows, pack_blocks
+from redraft.plugins.operators.linear.pack import GATED, PackedWeight, cut, dtype_of, half_panel_rows, pack_blocks
 from redraft.plugins.operators.linear.reference import block_product, gelu, silu
 from redraft.plugins.operators.linear_topk.reference import linear_topk
 
@@ -127,6 +127,21 @@ def test_threads_do_not_matter(isa, rng):
         kernels.set_threads(2)
     for other in outs[1:]:
         np.testing.assert_array_equal(other, outs[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("activation", ["none", "swiglu"])
+def test_rows_may_be_packed_a_few_at_a_time(rng, monkeypatch, name, activation):
+    """As they are read: the bytes are those of all at once, and so many as were foreseen."""
+    counts = {name: 64, "q8_0 ": 33} if activation == "none" else {"q8_0 ": 49 + 32, name: 17}
+    weights = [random_weight(rng, each.strip(), count, 288) for each, count in counts.items()]
+    segments = cut(weights, activation)
+    data = [half_panel_rows(each.weight.rows(slice(each.begin, each.end))).reshape(-1) for each in segments]
+    assert [each.nbytes for each in segments] == [len(part) for part in data]
+    monkeypatch.setattr("redraft.plugins.operators.linear.pack.AT_ONCE", 2 * 16 * 288)
+    packed = pack_blocks(weights, activation)
+    np.testing.assert_array_equal(packed.data, np.concatenate(data))
+    assert packed.dtype == dtype_of(segments)
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q4_k", "q6_k", "i4g96"])
