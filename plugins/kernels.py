@@ -41,7 +41,7 @@ def threads() -> int:
 
 
 def select_isa(name: str | None) -> None:
-    """avx2, avx512, avx512vnni, avx512bf16, amx, or None for the best; ValueError if the machine lacks it."""
+    """avx2, avxvnni, avx512, avx512vnni, avx512bf16, amx, or None for the best; ValueError if the machine lacks it."""
     run(library().redraft_select_isa, name.encode() if name else None)
 
 

@@ -28,7 +28,8 @@ AVX512_VNNI = [*AVX512, "-mavx512vnni"]
 AVX512_BF16 = [*AVX512_VNNI, "-mavx512bf16"]
 AMX = [*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
 INSTRUCTION_SETS = {
-    "avx2": AVX2, "avx512": AVX512, "avx512vnni": AVX512_VNNI, "avx512bf16": AVX512_BF16, "amx": AMX,
+    "avx2": AVX2, "avxvnni": [*AVX2, "-mavxvnni"],
+    "avx512": AVX512, "avx512vnni": AVX512_VNNI, "avx512bf16": AVX512_BF16, "amx": AMX,
 }  # fmt: skip
 SHARED = ["-shared", f"-Wl,-soname,{KERNELS}"]  # found beside the extension, wherever the folder moves
 GENERIC_SOURCES = (

@@ -107,7 +107,7 @@ def processor(config: BundleConfig, features: set[str]) -> Finding:
     """Whether the CPU multiplies what the bundle stores."""
     if config.backend != OPENVINO:
         return Finding("processor", f"not checked: {config.backend} is for a GPU")
-    names = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
+    names = ("amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2")
     best = next((name for name in names if name in features), "no AVX2")
     if config.precision == "bf16" and not features & BF16_FEATURES:
         return Finding(

@@ -13,6 +13,9 @@ namespace redraft {
 namespace avx2 {
 extern const Kernels table;
 }
+namespace avxvnni {
+extern const Kernels table;
+}
 namespace avx512 {
 extern const Kernels table;
 }
@@ -39,6 +42,7 @@ bool supported(const Kernels& k) {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (&k == &avx2::table) return avx2;
+    if (&k == &avxvnni::table) return avx2 && __builtin_cpu_supports("avxvnni");
     if (&k == &avx512::table) return avx512;
     const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
     if (&k == &avx512vnni::table) return vnni;
@@ -49,7 +53,7 @@ bool supported(const Kernels& k) {
 }
 
 constexpr const Kernels* kTables[] = {&amx::table, &avx512bf16::table, &avx512vnni::table, &avx512::table,
-                                      &avx2::table};
+                                      &avxvnni::table, &avx2::table};
 
 const Kernels* find(const char* name) {
     for (const Kernels* table : kTables) {
@@ -59,7 +63,7 @@ const Kernels* find(const char* name) {
     }
     if (name)
         throw std::invalid_argument("REDRAFT_ISA=" + std::string(name) +
-                                    ": expected avx2, avx512, avx512vnni, avx512bf16 or amx");
+                                    ": expected avx2, avxvnni, avx512, avx512vnni, avx512bf16 or amx");
     throw std::invalid_argument("this machine's CPU lacks AVX2 and FMA, which the operators need");
 }
 

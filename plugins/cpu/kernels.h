@@ -270,8 +270,8 @@ struct Kernels {
 };
 
 // The kernels of this machine's best instruction set, or of the one that REDRAFT_ISA or select_isa
-// names: avx2, avx512, avx512vnni, avx512bf16, amx. Throws std::invalid_argument for one that is unknown or that the
-// machine lacks.
+// names: avx2, avxvnni, avx512, avx512vnni, avx512bf16, amx. Throws std::invalid_argument for one that is unknown or that
+// the machine lacks.
 const Kernels& kernels();
 void select_isa(const char* name);
 

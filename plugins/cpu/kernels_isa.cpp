@@ -1,5 +1,5 @@
-// All kernels for one instruction set: compiled once each with -DREDRAFT_ISA_NAMESPACE=avx2, avx512, avx512vnni,
-// avx512bf16 and amx and the matching -m flags.
+// All kernels for one instruction set: compiled once each with -DREDRAFT_ISA_NAMESPACE=avx2, avxvnni, avx512,
+// avx512vnni, avx512bf16 and amx and the matching -m flags.
 #include "../operators/all_reduce/kernel.h"
 #include "../operators/beam_step/kernel.h"
 #include "../operators/draw_step/kernel.h"

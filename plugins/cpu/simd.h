@@ -381,6 +381,12 @@ static inline __m256i shift_words(__m256i a, int n) {
     return n < 0 ? _mm256_srli_epi16(a, -n) : _mm256_slli_epi16(a, n);
 }
 static inline u8x64 shift_words(u8x64 a, int n) { return {shift_words(a.lo, n), shift_words(a.hi, n)}; }
+#if defined(__AVXVNNI__)
+static inline i32x16 dot_bytes(i32x16 sum, u8x64 w, const float* x) {
+    const __m256i unit = _mm256_castps_si256(_mm256_set1_ps(*x));
+    return {_mm256_dpbusd_avx_epi32(sum.lo, w.lo, unit), _mm256_dpbusd_avx_epi32(sum.hi, w.hi, unit)};
+}
+#else
 static inline u8x64 absolute(u8x64 a) { return {_mm256_abs_epi8(a.lo), _mm256_abs_epi8(a.hi)}; }
 static inline u8x64 with_sign(u8x64 a, u8x64 sign) {
     return {_mm256_sign_epi8(a.lo, sign.lo), _mm256_sign_epi8(a.hi, sign.hi)};
@@ -404,6 +410,7 @@ static inline i32x16 pair_sums(i16x32 a) {
     const __m256i ones = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(a.lo, ones), _mm256_madd_epi16(a.hi, ones)};
 }
+#endif
 
 static inline void transpose8(const uint32_t* in, int64_t in_stride, uint32_t* out, int64_t out_stride) {
     __m256 a[8], b[8];

@@ -13,7 +13,7 @@ from redraft.plugins.library import extension_path
 if TYPE_CHECKING:
     import openvino as ov
 
-ISAS = ("avx2", "avx512", "avx512vnni", "avx512bf16", "amx")
+ISAS = ("avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx")
 
 
 @pytest.fixture(params=ISAS)

@@ -41,7 +41,7 @@ static inline void unpack(const char* codes, int pair, u8x64* units) {
 }
 
 // ROWS rows times the codes of units FIRST to FIRST + COUNT, less kCodeOffset: exact sums.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 template <int BITS>
 constexpr int kCodeOffset = 0;
 
@@ -91,101 +91,124 @@ static inline void dot_units(const float* const* rows, const char* codes, i32x16
 }
 #endif
 
-// The float parts of 16 weight rows: those of a span, and those of one of its groups.
-template <BlockForm F>
-struct BlockParts {
-    f32x16 span_scale, span_minimum;  // or the span's zero
-    f32x16 scale[2], minimum;         // of a group's halves; where they are not apart the first is of both
+// What the sum of a group's products is multiplied by: a scale, after `offset` times the sum of the row's codes was added
+// or before `minimum` times it is; or each half's sum by its own scale.
+enum class GroupScale { offset, minimum, halves };
+constexpr int kHalvesZero = 32;  // of the one form that has halves
 
-    void enter_span(const char* p) {
-        span_scale = F.zeros ? load(reinterpret_cast<const float*>(p)) : load_half(p);
-        if constexpr (F.minimum) span_minimum = load_half(p + 32);
-        if constexpr (F.zeros) span_minimum = load_uint8(p + 64);
-    }
-    void enter_group(const char* p) {
-        scale[0] = span_scale;
-        minimum = span_minimum;
-        if constexpr (F.steps == ScaleSteps::group) {
-            scale[0] = mul(span_scale, load_uint8(p));
-            minimum = sub(zero(), mul(span_minimum, load_uint8(p + 16)));
-        }
-        if constexpr (F.steps == ScaleSteps::half)
-            for (int i = 0; i < 2; ++i) scale[i] = mul(span_scale, load_int8(reinterpret_cast<const int8_t*>(p) + 16 * i));
-    }
-    // Exact: codes less zero, times a row's codes.
-    f32x16 less_zero(i32x16 dot, f32x16 sum) const {
+// What a tile knows of a form. Forms that differ in how their floats are stored share it.
+struct TileForm {
+    int bits;
+    GroupScale scale;
+};
+constexpr TileForm tile_form(const BlockForm& f) {
+    return {f.bits, f.steps == ScaleSteps::half ? GroupScale::halves
+                    : f.minimum                 ? GroupScale::minimum
+                                                : GroupScale::offset};
+}
+
+// Two vectors for 16 weight rows: a group's scale, and its offset or minimum; or its halves' scales.
+template <BlockForm F>
+static inline void group_floats(const char* span, const char* group, f32x16* floats) {
+    const f32x16 scale = F.zeros ? load(reinterpret_cast<const float*>(span)) : load_half(span);
+    if constexpr (F.steps == ScaleSteps::half) {
+        for (int i = 0; i < 2; ++i)
+            floats[i] = mul(scale, load_int8(reinterpret_cast<const int8_t*>(group) + kHalfPanel * i));
+    } else if constexpr (F.steps == ScaleSteps::group) {
+        floats[0] = mul(scale, load_uint8(group));
+        floats[1] = sub(zero(), mul(load_half(span + 2 * kHalfPanel), load_uint8(group + kHalfPanel)));
+    } else {
         const f32x16 offset = set1(static_cast<float>(kCodeOffset<F.bits>));
-        if constexpr (F.zeros) return fma(sub(offset, minimum), sum, to_float(dot));
-        if constexpr (F.zero == kCodeOffset<F.bits>) return to_float(dot);
-        return fma(set1(static_cast<float>(kCodeOffset<F.bits> - F.zero)), sum, to_float(dot));
+        floats[0] = scale;
+        floats[1] = F.minimum ? load_half(span + 2 * kHalfPanel)
+                    : F.zeros ? sub(offset, load_uint8(span + 4 * kHalfPanel))
+                              : sub(offset, set1(static_cast<float>(F.zero)));
     }
+}
+
+// The same for one of the forms that share a tile.
+template <TileForm T, int INDEX = 0>
+static inline void group_floats(int32_t form, const char* span, const char* group, f32x16* floats) {
+    constexpr TileForm here = tile_form(kBlockForms[INDEX]);
+    if constexpr (here.bits == T.bits && here.scale == T.scale)
+        if (form == INDEX) return group_floats<kBlockForms[INDEX]>(span, group, floats);
+    if constexpr (INDEX + 1 < kBlockFormCount) group_floats<T, INDEX + 1>(form, span, group, floats);
+}
+
+// A half-panel of a form, and what lies in it: for each span its floats, then its groups, whose codes follow their steps.
+struct HalfPanelView {
+    const char* data;
+    int32_t form;
+    int64_t span_groups, span_bytes, step_bytes, group_bytes;
 };
 
 // ROWS prepared rows times one half-panel: out[ROWS][32], of which 16 are written. Fetches what lies `ahead` bytes
 // behind, unless that is 0.
-template <BlockForm F, int ROWS>
-__attribute__((noinline)) static void block_tile(const float* x, int64_t stride, const char* w, int64_t groups,
-                                                 int64_t span_groups, int64_t ahead, float* out) {
+template <TileForm F, int ROWS>
+__attribute__((noinline)) static void block_tile(const float* x, int64_t stride, HalfPanelView panel, int64_t groups,
+                                                 int64_t ahead, float* out) {
     const float* rows[ROWS];
+    f32x16 sums[ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
         rows[r] = x + r * stride;
-        store(out + r * kPanel, zero());
+        sums[r] = zero();
     }
-    BlockParts<F> parts;
-    int64_t left = 0;  // groups of the span
-    for (int64_t g = 0; g < groups; ++g) {
-        if (F.span == kBlockGroup || !left) {
-            parts.enter_span(w);
-            w += span_bytes(F);
-            left = span_groups;
+    const char *w = panel.data, *span = w;
+    for (int64_t g = 0, left = 0; g < groups; ++g, --left) {
+        if (!left) {
+            span = w;
+            w += panel.span_bytes;
+            left = panel.span_groups;
         }
-        --left;
         if (ahead)
-            for (int64_t i = 0; i < group_bytes(F) + span_bytes(F); i += 64) _mm_prefetch(w + ahead + i, _MM_HINT_T0);
-        const char* codes = w + step_bytes(F);
+            for (int64_t i = 0; i <= kHalfPanel * kBlockGroup * F.bits / 8; i += 64) _mm_prefetch(w + ahead + i, _MM_HINT_T0);
+        const char* codes = w + panel.step_bytes;
         i32x16 dots[ROWS], more[ROWS];
-        if constexpr (F.steps == ScaleSteps::half) {
+        if constexpr (F.scale == GroupScale::halves) {
             dot_units<F.bits, ROWS, 0, 4>(rows, codes, dots);
             dot_units<F.bits, ROWS, 4, 4>(rows, codes, more);
         } else {
             dot_units<F.bits, ROWS, 0, 8>(rows, codes, dots);
         }
-        parts.enter_group(w);
+        f32x16 floats[2];
+        group_floats<F>(panel.form, span, w, floats);
+        const f32x16 zeros = set1(-kHalvesZero);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
+            const f32x16 sum = set1(rows[r][kGroupSum]);
             f32x16 value;
-            if constexpr (F.steps == ScaleSteps::half)
-                value = fma(parts.scale[1], parts.less_zero(more[r], set1(rows[r][kHalfSums + 1])),
-                            mul(parts.scale[0], parts.less_zero(dots[r], set1(rows[r][kHalfSums]))));
-            else if constexpr (F.minimum)
-                value = fma(parts.scale[0], to_float(dots[r]), mul(parts.minimum, set1(rows[r][kGroupSum])));
+            if constexpr (F.scale == GroupScale::halves)
+                value = fma(floats[1], fma(zeros, set1(rows[r][kHalfSums + 1]), to_float(more[r])),
+                            mul(floats[0], fma(zeros, set1(rows[r][kHalfSums]), to_float(dots[r]))));
+            else if constexpr (F.scale == GroupScale::minimum)
+                value = fma(floats[0], to_float(dots[r]), mul(floats[1], sum));
             else
-                value = mul(parts.scale[0], parts.less_zero(dots[r], set1(rows[r][kGroupSum])));
-            float* sum = out + r * kPanel;  // in memory: registers hold the integers
-            store(sum, fma(set1(rows[r][kGroupScale]), value, load(sum)));
+                value = mul(floats[0], fma(floats[1], sum, to_float(dots[r])));
+            sums[r] = fma(set1(rows[r][kGroupScale]), value, sums[r]);
             rows[r] += kGroupFloats;
         }
-        w += group_bytes(F);
+        w += panel.group_bytes;
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) store(out + r * kPanel, sums[r]);
 }
 
-template <BlockForm F, int ROWS = kBlockRows>
-static inline void dispatch_block_tile(int64_t rows, const float* x, int64_t stride, const char* w, int64_t groups,
-                                       int64_t span_groups, int64_t ahead, float* out) {
-    if (rows == ROWS) return block_tile<F, ROWS>(x, stride, w, groups, span_groups, ahead, out);
-    if constexpr (ROWS > 1) dispatch_block_tile<F, ROWS - 1>(rows, x, stride, w, groups, span_groups, ahead, out);
+template <TileForm F, int ROWS = kBlockRows>
+static inline void dispatch_block_tile(int64_t rows, const float* x, int64_t stride, const HalfPanelView& panel,
+                                       int64_t groups, int64_t ahead, float* out) {
+    if (rows == ROWS) return block_tile<F, ROWS>(x, stride, panel, groups, ahead, out);
+    if constexpr (ROWS > 1) dispatch_block_tile<F, ROWS - 1>(rows, x, stride, panel, groups, ahead, out);
 }
 
-// All prepared rows times one half-panel.
-template <BlockForm F>
-static inline void block_tiles(const float* x, int64_t stride, int64_t rows, const char* w, int64_t groups,
-                               int64_t span_groups, int64_t half_panel, float* out) {
+// All prepared rows times one half-panel of so many bytes; what follows it is fetched.
+template <TileForm F>
+__attribute__((noinline)) static void block_tiles(const float* x, int64_t stride, int64_t rows,
+                                                  const HalfPanelView& panel, int64_t groups, int64_t bytes, float* out) {
     const int64_t tiles = (rows + kBlockRows - 1) / kBlockRows;
     for (int64_t t = 0; t < tiles; ++t) {
         const int64_t first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
-        dispatch_block_tile<F>(count, x + first * stride, stride, w, groups, span_groups, t ? 0 : half_panel,
-                               out + first * kPanel);
+        dispatch_block_tile<F>(count, x + first * stride, stride, panel, groups, t ? 0 : bytes, out + first * kPanel);
     }
 }
 
@@ -204,22 +227,25 @@ static inline int code_of(const uint8_t* codes, int64_t row, int feature) {
 // One of a half-panel's rows in float: scale * (code - zero) + minimum.
 template <BlockForm F>
 static inline void block_row(const char* w, int64_t row, int64_t span_groups, int64_t features, float* out) {
-    BlockParts<F> parts;
+    const char* span = w;
     for (int64_t first = 0, group = 0; first < features; first += kBlockGroup, ++group, w += group_bytes(F)) {
         if (group % span_groups == 0) {
-            parts.enter_span(w);
+            span = w;
             w += span_bytes(F);
         }
-        parts.enter_group(w);
-        float scale[2][16], minimum[16];
-        for (int half = 0; half < 2; ++half) store(scale[half], parts.scale[F.steps == ScaleSteps::half ? half : 0]);
-        if constexpr (F.minimum || F.zeros) store(minimum, parts.minimum);
-        const float zero = F.zeros ? minimum[row] : static_cast<float>(F.zero);
+        f32x16 floats[2];
+        group_floats<F>(span, w, floats);
+        float scale[2][16], second[16];
+        for (int half = 0; half < 2; ++half) store(scale[half], floats[F.steps == ScaleSteps::half ? half : 0]);
+        store(second, floats[1]);
+        const float zero = F.steps == ScaleSteps::half ? kHalvesZero
+                           : F.minimum                 ? 0.0f
+                                                       : kCodeOffset<F.bits> - second[row];
         for (int i = 0; i < kBlockGroup && first + i < features; ++i) {
             const float code = static_cast<float>(
                 code_of<F.bits>(reinterpret_cast<const uint8_t*>(w) + step_bytes(F), row, i));
             const float value = scale[i / 16][row] * (code - zero);
-            out[first + i] = F.minimum ? value + minimum[row] : value;
+            out[first + i] = F.minimum ? value + second[row] : value;
         }
     }
 }

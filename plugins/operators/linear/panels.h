@@ -208,7 +208,9 @@ struct Prepared {
             return;
         }
         with_form(found.segment->form, [&]<BlockForm F>() {
-            block_tiles<F>(x, stride, p.rows, found.data, steps, span_groups(*found.segment), found.bytes, out);
+            const HalfPanelView panel = {found.data,    found.segment->form, span_groups(*found.segment),
+                                         span_bytes(F), step_bytes(F),       group_bytes(F)};
+            block_tiles<tile_form(F)>(x, stride, p.rows, panel, steps, found.bytes, out);
         });
     }
 

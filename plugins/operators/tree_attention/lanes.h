@@ -7,10 +7,11 @@
 
 namespace redraft::REDRAFT_ISA_NAMESPACE {
 
+// Queries that are multiplied with keys at once, those with values, and values' 16 columns: sums stay in registers.
 #if defined(__AVX512F__)
-constexpr int kScoreTile = 4, kValueTile = 5;
+constexpr int kScoreTile = 4, kValueTile = 5, kValueParts = 4;
 #else
-constexpr int kScoreTile = 1, kValueTile = 1;
+constexpr int kScoreTile = 2, kValueTile = 2, kValueParts = 2;
 #endif
 
 // keys: dwords of kKeys keys, transposed: [head_size / elements per dword][kKeys].
@@ -143,10 +144,10 @@ static inline void gather_values(const AttentionJob& job, const Block& b, const 
             out[j] = a.out + (row * a.heads + b.head * job.group + (i + j) % job.group) * d + from;
         }
         for (int64_t column = from; column < to;) {
-            const int64_t width = to - column >= 64 ? 64 : 32;
+            const int64_t width = to - column >= 16 * kValueParts ? 16 * kValueParts : 32;
             const float* w = weights + i * job.padded;
-            if (width == 64)
-                dispatch_value<C, 4>(count, job, w, values + column, first, keys, out);
+            if (width == 16 * kValueParts)
+                dispatch_value<C, kValueParts>(count, job, w, values + column, first, keys, out);
             else
                 dispatch_value<C, 2>(count, job, w, values + column, first, keys, out);
             for (int64_t j = 0; j < kValueTile && j < count; ++j) out[j] += width;

@@ -67,11 +67,17 @@ static inline __m256 extract(__m512 x, int half) {
 
 #define asm(...)  // what holds GCC back in simd.h names registers that this CPU lacks
 
+#define _mm256_dpbusd_avx_epi32(sum, a, b) simde_mm256_dpbusd_epi32(sum, a, b)
+
 // The kernels ask these; SIMDe must not have seen them.
+#if defined(REDRAFT_EMULATED_AVX_VNNI)
+#define __AVXVNNI__ 1
+#else
 #define __AVX512F__ 1
 #define __AVX512BW__ 1
 #define __AVX512DQ__ 1
 #define __AVX512VL__ 1
 #if defined(REDRAFT_EMULATED_VNNI)
 #define __AVX512VNNI__ 1
+#endif
 #endif
