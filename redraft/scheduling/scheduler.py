@@ -117,8 +117,6 @@ class Scheduler:
         self._running: list[RequestState] = []
         self._decoding = Group()
         """Those that decode."""
-        self._asked = Group()
-        """Those of the last step that the budgets learned from."""
         self._parts: list[tuple[AutoRegressive, list[int], Group]] = []
         """The same by what drafts for them, each part with its indices."""
         reuse = prefix_reuse and self._engine.reuse_refusal is None
@@ -199,7 +197,7 @@ class Scheduler:
         chunks = self._prefill_chunks(len(decoding))
         if not self._running:
             return outputs
-        rests = self._rests(decoding, chunks)
+        rests = bool(self._budgets and self._budgets.rests and not chunks)
         if self._budgets and not rests:
             self._budgets.begin(StepShape(len(decoding), len(chunks), sum(count for _, count in chunks)))
         tree = roots_only(decoding) if rests else self._draft(decoding)
@@ -221,12 +219,7 @@ class Scheduler:
             accepted = [len(verdict.path) - 1 for verdict in verdicts]
             self._budgets.end(decoding.methods, decoding.bands, tree, accepted, step_s, target_s)
             self.metrics.note_expected(self._budgets.step.expected)
-            self._asked = decoding
         return outputs
-
-    def _rests(self, decoding: Group, chunks: list[Chunk]) -> bool:
-        """Whether it is known that nothing is drafted in this step; see `BudgetController`."""
-        return bool(self._budgets and self._budgets.rests and decoding is self._asked and not chunks)
 
     def _admit(self, sequence: RequestState) -> None:
         self._waiting.remove(sequence)
@@ -296,6 +289,8 @@ class Scheduler:
             ordered = sorted(parts.items(), key=lambda part: not part[0].fixed_budget)
             self._parts = [(source, indices, decoding.of(indices)) for source, indices in ordered]
             self._decoding = decoding
+            if self._budgets:
+                self._budgets.rests = 0
         return self._decoding
 
     def _draft(self, decoding: Group) -> TokenTree:

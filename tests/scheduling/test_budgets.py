@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -84,6 +87,16 @@ def test_sequences_that_nothing_is_drafted_for_are_seldom_asked():
     assert results[0][:4] == results[1][:4] == alone(make(0), slots=3)
     assert len(begun) < 2 * 40 / 3
     assert {1, 2} <= set(begun)
+
+
+def test_nothing_is_kept_of_a_request_that_has_ended():
+    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS["best_first"]), budgets=controller())
+    sequence = make(0)
+    run(scheduler, [sequence])
+    kept = weakref.ref(sequence)
+    del sequence
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_fixed_budget_does_not_ask():
