@@ -17,14 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redraft.model_defs.files import StoredTensors, read_json, require_finite, weight_files
+from redraft.model_defs.files import StoredTensors, require_finite, weight_files
 from redraft.model_defs.target.attention import HeadNorms
 from redraft.model_defs.target.config import TargetConfig
-from redraft.model_defs.target.errors import UnsupportedModelError
 from redraft.model_defs.target.families.base import Weights
 from redraft.model_defs.target.families.registry import FAMILIES
 from redraft.model_defs.weights.blocks import BlockSource, StoredBlocks
-from redraft.model_defs.weights.folder import GGUF, METHOD
+from redraft.model_defs.weights.folder import gguf_file, quantized_weights
 
 HEAD = "lm_head.weight"
 """What Hugging Face calls the LM head, in every family"""
@@ -280,20 +279,15 @@ class Target(nn.Module):
         cls, folder: Path, dtype: torch.dtype | None = torch.float32, in_blocks: bool = False, float_ends: bool = True
     ) -> Target:
         """Load a model folder's weights, converted to `dtype`, or as they are stored where it is None, except for norms
-        that are computed from what is stored, which are in float32 then. Matrices that a GGUF file quantizes are
-        bfloat16 then. With `in_blocks` weights that are stored in blocks are not loaded, and `blocks` reads them;
-        embedding and LM head are floats too then, with `float_ends`.
+        that are computed from what is stored, which are in float32 then. Matrices of a GGUF file or beside quantized
+        ones are bfloat16 then. With `in_blocks` weights that are stored in blocks are not loaded, and `blocks` reads
+        them; embedding and LM head are floats too then, with `float_ends`.
 
         The files are mapped, and one weight at a time is concatenated and converted: memory beyond the target's own is
         that of the largest. Raises UnsupportedModelError, FileNotFoundError or ValueError (a missing weight, one of
         another shape, or one that is not finite).
         """
         config = TargetConfig.load(folder)
-        method = (read_json(folder / "config.json").get("quantization_config") or {}).get("quant_method")
-        if method not in (None, METHOD):
-            raise UnsupportedModelError(
-                f"pre-quantized weights ({method}), expected float weights: redraft fetch dequantizes them"
-            )
         weights: dict[str, Tensor] = {}
         with stored_weights(folder, config) as stored:
             shapes = stored.shapes()
@@ -335,11 +329,11 @@ class StoredWeights(Protocol):
 
 
 def stored_blocks(stored: StoredWeights, folder: Path) -> BlockSource:
-    """A folder's weights as a source of blocks. Raises ValueError for a folder of floats."""
+    """A folder's weights as a source of blocks. Raises ValueError for a folder without any."""
     if not isinstance(stored, BlockSource) or not any(map(stored.form, stored.shapes())):
         raise ValueError(
-            f"{folder} holds plain floats, and no blocks to serve as they are: fetch the model again from a quantized "
-            "file, with --replace, or choose another --precision"
+            f"{folder} holds no blocks to serve as they are: fetch the model again from a source that is quantized so, "
+            "with --replace, or choose another --precision"
         )
     return stored
 
@@ -348,11 +342,14 @@ def stored_blocks(stored: StoredWeights, folder: Path) -> BlockSource:
 def stored_weights(folder: Path, config: TargetConfig) -> Iterator[StoredWeights]:
     """The weights of a model folder with this configuration, while its files are open. Raises FileNotFoundError, or
     ValueError for a damaged file."""
-    if (folder / GGUF).is_file():
+    if file := gguf_file(folder):
         from redraft.model_defs.weights.gguf import GgufWeights  # the package reads no other folders
         from redraft.model_defs.weights.gguf_header import read_header
 
-        yield GgufWeights(folder / GGUF, read_header(folder / GGUF).tensors, config, weight_names(config))
+        yield GgufWeights(file, read_header(file).tensors, config, weight_names(config))
+        return
+    if quantized := quantized_weights(folder):
+        yield quantized
         return
     with StoredTensors.open(weight_files(folder)) as stored:
         yield stored

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from redraft.model_defs.target.families.base import Weight, Weights
-from redraft.plugins.operators.linear.blocks import HALF_PANEL, BlockWeight, Form, form_of
+from redraft.plugins.operators.linear.blocks import HALF_PANEL, BlockWeight, Form, form_of, same_columns
 
 
 @runtime_checkable
@@ -31,6 +31,10 @@ class BlockSource(Protocol):
         """Meta tensors by Hugging Face name."""
         ...
 
+    def columns(self, name: str) -> np.ndarray | None:
+        """The `columns` of one that has a form."""
+        ...
+
     def in_blocks(self, name: str, rows: np.ndarray) -> BlockWeight:
         """These rows of one that has a form. Raises ValueError for damaged blocks."""
         ...
@@ -45,6 +49,7 @@ class StoredRows:
     source: BlockSource
     parts: tuple[tuple[str, np.ndarray], ...]
     """Hugging Face names, and for each the rows that ours has of it, in our order"""
+    columns: np.ndarray | None
 
     def rows(self, index: slice) -> BlockWeight:
         """Some rows, of which the source is read. Raises ValueError for damaged blocks."""
@@ -67,37 +72,45 @@ class StoredBlocks:
         self._matrices: dict[str, list[list[StoredRows]]] = {}
         self.widened: dict[str, str] = {}
         """How quantized weights that no operator takes as they are are quantized, by Hugging Face name"""
+        self._same = {"lm_head.weight": "embedding.weight"} if tied else {}
         for name, weight in weights.items():
-            if matrices := self._in_blocks(weight, {part: shapes[part].shape for part in weight.sources}):
+            if matrices := self._in_blocks(name, weight, {part: shapes[part].shape for part in weight.sources}):
                 self._matrices[name] = matrices
                 continue
             kinds = {part: source.quantization(part) for part in weight.sources}
             self.widened |= {part: kind for part, kind in kinds.items() if kind}
-        if tied and "embedding.weight" in self._matrices:
-            self._matrices["lm_head.weight"] = self._matrices["embedding.weight"]
+        self.unread = set(self._matrices)
+        """Those that nothing asked for yet"""
 
     def __contains__(self, name: str) -> bool:
-        return name in self._matrices
+        return self._same.get(name, name) in self._matrices
 
     def matrices(self, name: str) -> list[list[StoredRows]]:
         """A weight's matrix, or those of a stack: its rows, one below the other; neighbours of one form are one."""
+        name = self._same.get(name, name)
+        self.unread.discard(name)
         return self._matrices[name]
 
     def first_rows(self, name: str, count: int) -> Tensor:
         """A weight's first rows float32 [count or fewer, ...]: of a stack its first matrices. Raises ValueError for
         damaged blocks."""
-        matrices = self.matrices(name)
+        matrices = self._matrices[self._same.get(name, name)]
         if len(matrices) > 1:
             return torch.from_numpy(np.stack([_first_rows(matrix) for matrix in matrices[:count]]))
         return torch.from_numpy(_first_rows(matrices[0], count))
 
-    def _in_blocks(self, weight: Weight, shapes: Mapping[str, torch.Size]) -> list[list[StoredRows]]:
+    def _in_blocks(self, name: str, weight: Weight, shapes: Mapping[str, torch.Size]) -> list[list[StoredRows]]:
         """A weight's matrices; none where a source of it is not in blocks, or operators do not take them so."""
         forms = {part: self._source.form(part) for part in shapes}
         orders = row_orders(weight, [shape[0] for shape in shapes.values()]) if all(forms.values()) else None
         matrices = []
         for order in orders or []:
             parts = [(weight.sources[i], rows) for i, rows in order]
+            columns = [self._source.columns(part) for part, _ in parts]
+            if not all(same_columns(columns[0], other) for other in columns):
+                return []
+            if columns[0] is not None and (len(orders or []) > 1 or name == "embedding.weight"):
+                return []  # of these operators take the features in order
             if not _fits([forms[part] for part, _ in parts], [len(rows) for _, rows in parts]):
                 return []
             groups = groupby(parts, lambda part: forms[part[0]])
@@ -108,7 +121,7 @@ class StoredBlocks:
         self, form: str, parts: tuple[tuple[str, np.ndarray], ...], shapes: Mapping[str, torch.Size]
     ) -> StoredRows:
         shape = sum(len(rows) for _, rows in parts), shapes[parts[0][0]][-1]
-        return StoredRows(form_of(form), shape, self._source, parts)
+        return StoredRows(form_of(form), shape, self._source, parts, self._source.columns(parts[0][0]))
 
 
 def _first_rows(matrix: Sequence[StoredRows], count: int | None = None) -> np.ndarray:
@@ -154,4 +167,4 @@ def _joined(weights: list[BlockWeight]) -> BlockWeight:
     if len(weights) == 1:
         return first
     parts = {name: np.concatenate([weight.parts[name] for weight in weights]) for name in first.parts}
-    return BlockWeight(first.form, np.concatenate([weight.codes for weight in weights]), parts)
+    return BlockWeight(first.form, np.concatenate([weight.codes for weight in weights]), parts, first.columns)

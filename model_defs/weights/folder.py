@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from redraft.model_defs.weights.checkpoint import CheckpointWeights
 
 GGUF = "model.gguf"
 """The GGUF file of a folder that was fetched from one."""
@@ -14,22 +18,50 @@ METHOD = "gguf"
 """The `quant_method` in the `config.json` of such a folder, if operators read all of the file's blocks as they are."""
 
 
+def gguf_file(folder: Path) -> Path | None:
+    """The GGUF file of a folder that was fetched from one. Raises ValueError where safetensors lie beside it."""
+    if not (folder / GGUF).is_file():
+        return None
+    if other := next(folder.glob("*.safetensors"), None):
+        raise ValueError(f"{folder} holds the model twice, in {GGUF} and in {other.name}: move one of them away")
+    return folder / GGUF
+
+
 def files_of(folder: Path) -> list[Path]:
-    """The files with a folder's weights. Raises as `weight_files` does."""
-    if (folder / GGUF).is_file():
-        return [folder / GGUF]
+    """The files with a folder's weights. Raises as `weight_files` does, and as `gguf_file`."""
+    if file := gguf_file(folder):
+        return [file]
     from redraft.model_defs.files import weight_files
 
     return weight_files(folder)
 
 
+def quantized_weights(folder: Path) -> CheckpointWeights | None:
+    """The weights of a folder with quantized safetensors; None for another folder. Raises FileNotFoundError, or
+    ValueError for a damaged file or a quantization that is not read."""
+    if gguf_file(folder):
+        return None
+    from redraft.model_defs.files import read_json, weight_files
+    from redraft.model_defs.weights.checkpoint import CheckpointWeights
+    from redraft.model_defs.weights.quantized import quantization_of
+
+    config = read_json(folder / "config.json")
+    try:
+        quantization = quantization_of(config)
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+    return CheckpointWeights(folder, weight_files(folder), quantization) if quantization else None
+
+
 def count_numbers(folder: Path) -> int:
     """Numbers in a model folder's weights, of which only the headers are read. Raises FileNotFoundError, or ValueError
     for a damaged file."""
-    if (folder / GGUF).is_file():
+    if file := gguf_file(folder):
         from redraft.model_defs.weights.gguf_header import read_header
 
-        return sum(math.prod(tensor.shape) for tensor in read_header(folder / GGUF).tensors.values())
+        return sum(math.prod(tensor.shape) for tensor in read_header(file).tensors.values())
+    if quantized := quantized_weights(folder):
+        return sum(tensor.numel() for tensor in quantized.shapes().values())
     from redraft.model_defs.files import StoredTensors, weight_files
 
     with StoredTensors.open(weight_files(folder)) as stored:

@@ -94,6 +94,9 @@ class GgufWeights:
         kind = self.tensors[self._names[name].tensor].type.name
         return None if kind in FLOATS else kind
 
+    def columns(self, name: str) -> None:
+        """Features always lie in order."""
+
     def in_blocks(self, name: str, rows: np.ndarray) -> BlockWeight:
         """These rows of a matrix that has a form. Raises ValueError for scales that are not finite."""
         tensor, raw = self._raw(name)

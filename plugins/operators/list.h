@@ -6,6 +6,7 @@
 #define REDRAFT_OPERATORS(X) \
     X(AllReduce)             \
     X(BeamStep)              \
+    X(Columns)               \
     X(DraftRows)             \
     X(DrawStep)              \
     X(Embedding)             \

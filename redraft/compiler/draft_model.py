@@ -13,14 +13,14 @@ from redraft.model_defs.drafters.hub.readers import reader_of
 from redraft.model_defs.files import read_tensors
 from redraft.model_defs.target.errors import UnsupportedModelError
 from redraft.model_defs.target.model import Target
-from redraft.model_defs.weights.folder import GGUF
+from redraft.model_defs.weights.folder import gguf_file
 
 
 def is_model(folder: Path) -> bool:
     """Whether a folder holds a model rather than a trained drafter, ours or the hub's. Raises ValueError for a drafter
     that is not served, FileNotFoundError without a `config.json` or where weights are missing."""
     hub_folder = HubFolder(folder)
-    if (folder / GGUF).is_file():
+    if gguf_file(folder):
         return "model_type" in hub_folder.config
     if "drafter" in hub_folder.config or reader_of(hub_folder) is not None:
         return False

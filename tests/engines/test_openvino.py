@@ -31,6 +31,8 @@ from tests.engines.tiny import (
     tiny_of,
 )
 from tests.model_defs.weights.folders import EXPERT_TYPES, EXPERTS, write_folder
+from tests.model_defs.weights.test_checkpoint import FORMATS
+from tests.model_defs.weights.test_checkpoint import write_folder as write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +147,17 @@ def test_an_engine_of_blocks_computes_their_numbers(request, folder, tmp_path):
     text = [chain(3, [], [5, 9, 2, 77, 31, 8, 44])]
     (logits, _), (want, _) = engine.execute(make_batch(text)), expected(Target.from_folder(quantized), text)
     assert np.abs(logits - want).max() < 0.1 * want.std()
+
+
+@pytest.mark.parametrize("name", ["awq", "act-order", "int8"])
+def test_an_engine_of_other_formats_computes_their_numbers(tmp_path, name):
+    settings, write, _ = FORMATS[name]
+    write_checkpoint(tmp_path / "model", settings, write, 192)
+    target = Target.from_folder(tmp_path / "model", in_blocks=True, float_ends=False)
+    engine = load_engine(tiny_bundle(tmp_path / "bundle", target, precision="source", drafts=False))
+    text = [chain(3, [], [5, 9, 2, 77, 31, 8, 44])]
+    (logits, _), (want, _) = engine.execute(make_batch(text)), expected(Target.from_folder(tmp_path / "model"), text)
+    assert (logits - want).std() < 0.05 * want.std()
 
 
 def test_the_drafter_agrees_with_its_module(engine, target):

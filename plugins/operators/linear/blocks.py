@@ -92,6 +92,11 @@ def form_of(name: str) -> Form:
     return Form(name, int(match[1]), (Part("scale", "float32", span), Part("zero", "uint8", span)), zero=None)
 
 
+def same_columns(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Whether two weights have their columns in one order, as `BlockWeight.columns` says it."""
+    return one is other or (one is not None and other is not None and np.array_equal(one, other))
+
+
 def segments_of(dtype: str) -> np.ndarray:
     """An operator's `dtype`, such as `q4_k:1792,i4g128:256`, as the kernels take it: int32 [segments, 3], the form's
     number, rows and span."""
@@ -112,6 +117,11 @@ class BlockRows(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """N and K"""
+        ...
+
+    @property
+    def columns(self) -> np.ndarray | None:
+        """The feature that each column is of, int32 [K]; None: they are in order."""
         ...
 
     def rows(self, index: slice) -> BlockWeight:
@@ -135,6 +145,10 @@ class RoundedRows:
         rows, features = self.weight.shape
         return rows, features
 
+    @property
+    def columns(self) -> None:
+        return None
+
     def rows(self, index: slice) -> BlockWeight:
         return BlockWeight.quantized(self.weight[index], self.precision)
 
@@ -148,6 +162,8 @@ class BlockWeight:
     """uint8 [N, K]"""
     parts: Mapping[str, np.ndarray]
     """The form's parts by name: [N, ⌈K / its features⌉] of its dtype."""
+    columns: np.ndarray | None = None
+    """The feature that each column of the codes is of, int32 [K]; None: they are in order"""
 
     def __post_init__(self) -> None:
         if self.codes.ndim != 2 or self.codes.dtype != np.uint8:
@@ -209,10 +225,12 @@ class BlockWeight:
 
     def rows(self, index: np.ndarray | slice) -> BlockWeight:
         """These rows, in this order."""
-        return BlockWeight(self.form, self.codes[index], {name: array[index] for name, array in self.parts.items()})
+        parts = {name: array[index] for name, array in self.parts.items()}
+        return BlockWeight(self.form, self.codes[index], parts, self.columns)
 
     def dequantized(self) -> np.ndarray:
-        """float32 [N, K], bit for bit what the format's own arithmetic gives: scale * (code - zero) + minimum."""
+        """float32 [N, K], its features in order, bit for bit what the format's own arithmetic gives: scale * (code -
+        zero) + minimum."""
         size = min(part.features for part in self.form.parts)
         rows, features = self.shape
         codes = np.pad(self.codes, ((0, 0), (0, -features % size))) if features % size else self.codes
@@ -223,7 +241,8 @@ class BlockWeight:
         values *= scale[..., None]
         if minimum is not None:
             values += minimum[..., None]
-        return np.ascontiguousarray(values.reshape(rows, -1)[:, :features])
+        values = np.ascontiguousarray(values.reshape(rows, -1)[:, :features])
+        return values if self.columns is None else values[:, np.argsort(self.columns)]
 
     def factor(self, name: str, size: int) -> np.ndarray | None:
         """`scale`, `minimum` or `zero` for every group of `size` features, float32 [N, ⌈K / size⌉], times its integer

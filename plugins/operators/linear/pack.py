@@ -9,7 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from redraft.plugins.operators.linear.blocks import GROUP as BLOCK_GROUP
-from redraft.plugins.operators.linear.blocks import HALF_PANEL, ROUNDED, BlockRows, BlockWeight, Form, RoundedRows
+from redraft.plugins.operators.linear.blocks import (
+    HALF_PANEL,
+    ROUNDED,
+    BlockRows,
+    BlockWeight,
+    Form,
+    RoundedRows,
+    same_columns,
+)
 
 PANEL = 32
 PRECISIONS = ("fp32", "bf16", *ROUNDED)
@@ -72,7 +80,8 @@ def pack_blocks(weights: Sequence[BlockRows], activation: str = "none") -> Packe
     """Pack weights of one width, one below the other; its dtype says their forms and rows: `q4_k:1792,q6_k:256`.
 
     With a gated activation the first half of all rows is the gate's. Some rows at a time are read. Raises ValueError
-    where widths differ, or where a weight does not end with a half-panel and is not the last (of a half).
+    where widths or the order of columns differ, or where a weight does not end with a half-panel and is not the last
+    (of a half).
     """
     segments, at = cut(weights, activation), 0
     data = np.empty(sum(segment.nbytes for segment in segments), np.uint8)
@@ -104,6 +113,8 @@ def cut(weights: Sequence[BlockRows], activation: str = "none") -> list[Segment]
     widths = {weight.shape[1] for weight in weights}
     if len(widths) != 1:
         raise ValueError(f"segments of {sorted(widths)} features: expected one width")
+    if not all(same_columns(weights[0].columns, weight.columns) for weight in weights):
+        raise ValueError("segments whose columns are in several orders: expected one")
     bounds = [0, *accumulate(weight.shape[0] for weight in weights)]
     ends = [bounds[-1] // 2, bounds[-1]] if activation in GATED else bounds[-1:]
     segments = []

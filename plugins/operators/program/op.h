@@ -6,6 +6,7 @@
 
 #include "../all_reduce/op.h"
 #include "../beam_step/op.h"
+#include "../columns/op.h"
 #include "../draft_rows/op.h"
 #include "../draw_step/op.h"
 #include "../embedding/op.h"

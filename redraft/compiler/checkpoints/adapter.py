@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from redraft.compiler.checkpoints.source import TOKENIZER, Checkpoint, FetchError
-from redraft.compiler.checkpoints.wrapped import own_name
 from redraft.model_defs.files import FLOATS, load_pickled, read_json, read_tensors, require_finite, row_blocks
 from redraft.model_defs.target.bounds import COUNTS, is_number, shown
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import HEAD, weights_of
+from redraft.model_defs.weights.names import own_name
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."

@@ -1,6 +1,7 @@
 """Fetching: any checkpoint to a folder of weights, tokenizer, chat template and `config.json`.
 
-Weights are the source's own file where that is a GGUF file, and bfloat16 safetensors otherwise.
+Weights are the source's own files where that is a GGUF file, or operators take all that is quantized in them as it is,
+and bfloat16 safetensors otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from redraft.model_defs.files import BLOCK, read_json
 from redraft.model_defs.target.bounds import shown
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import Target
-from redraft.model_defs.weights.folder import GGUF, count_numbers, files_of
+from redraft.model_defs.weights.folder import GGUF, count_numbers, files_of, gguf_file
 from redraft.templates.renderer import TemplateError
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -104,7 +105,7 @@ def fetch(request: Request, say: Say) -> Path:
     Raises ValueError (FetchError, UnsupportedModelError) or OSError, and then leaves nothing half written.
     """
     template, fetched = request.chat_template, Path(request.source)
-    if not template and (fetched / GGUF).is_file() and (fetched / TEMPLATE).is_file():
+    if not template and gguf_file(fetched) and (fetched / TEMPLATE).is_file():
         template = fetched / TEMPLATE
     if template:
         read_text(template, "--chat-template")  # before all that takes long
@@ -157,8 +158,8 @@ def _open(request: Request, unpacked: Path, say: Say) -> Checkpoint:
     path = Path(request.source)
     if request.source == "default":
         return GgufCheckpoint(shipped.unpack(request.cache, unpacked, say), shipped.NAME)
-    if (path / GGUF).is_file():  # a fetched model
-        return GgufCheckpoint(path / GGUF, path.resolve().name)
+    if file := gguf_file(path):  # a fetched model
+        return GgufCheckpoint(file, path.resolve().name)
     if path.is_dir():
         return FolderCheckpoint(path, path.resolve().name)
     if path.suffix == ".gguf":
@@ -281,13 +282,13 @@ def try_template(folder: Path, say: Say) -> None:
 
 def describe(folder: Path) -> str:
     """A fetched model in one line: architecture, parameters, quantization, size, context, chat template."""
-    config, record = TargetConfig.load(folder), folder / RECORD
+    raw, config, record = read_json(folder / "config.json"), TargetConfig.load(folder), folder / RECORD
     files, parameters = files_of(folder), count_numbers(folder)
     precision = read_json(record).get("precision") if record.exists() else None
-    stored = "" if files == [folder / GGUF] else " stored as bfloat16"
+    stored = "" if gguf_file(folder) or raw.get("quantization_config") else " stored as bfloat16"
     return ", ".join(
         (
-            read_json(folder / "config.json")["model_type"],
+            raw["model_type"],
             f"{_count(parameters)} parameters",
             f"{precision}{stored}" if precision and precision != "bfloat16" else "bfloat16",
             size(sum(file.stat().st_size for file in files)),

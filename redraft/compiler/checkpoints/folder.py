@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -12,27 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redraft.compiler.checkpoints.quantized import quantization_of
 from redraft.compiler.checkpoints.source import FetchError, load_tokenizer
-from redraft.compiler.checkpoints.wrapped import own_name, read_config
+from redraft.compiler.checkpoints.wrapped import read_config
 from redraft.model_defs.drafters.hub.folder import HubFolder
 from redraft.model_defs.drafters.hub.readers import reader_of
-from redraft.model_defs.files import (
-    FLOATS,
-    PICKLED,
-    StoredTensors,
-    load_pickled,
-    pickled_files,
-    row_blocks,
-    weight_files,
-)
+from redraft.model_defs.files import PICKLED, pickled_files, weight_files
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.errors import UnsupportedModelError
 from redraft.model_defs.target.model import HEAD, has_own_head, weight_names, weights_of
+from redraft.model_defs.weights.checkpoint import CheckpointWeights
+from redraft.model_defs.weights.names import whole_name
+from redraft.model_defs.weights.quantized import quantization_of
 
 SETTINGS = "generation_config.json"
-BASE = "model."
-"""Before the names of all weights but the head's; some checkpoints leave it out (OPT of 6.7B and more)."""
 
 
 class FolderCheckpoint:
@@ -49,39 +41,45 @@ class FolderCheckpoint:
         self.files: dict[str, Path] = {}
         self.config = read_config(folder)
         try:
-            self._quantization = quantization_of(self.config)
-        except (TypeError, AttributeError, LookupError) as error:
-            raise FetchError(
-                f"{folder / 'config.json'}: quantization_config is not one that is read ({error})"
-            ) from None
-        self._files: dict[str, tuple[Path, str]] = {}
-        self._stored: dict[str, Tensor] = {}
-        self._pickled: dict[Path, dict[str, Tensor]] = {}
-        self._parts: set[str] = set()
+            quantization = quantization_of(self.config)
+        except ValueError as error:
+            raise FetchError(f"{folder / 'config.json'}: {error}") from None
         self.remarks: list[str] = []
-        for file in _weight_files(folder):
-            for name, tensor in _headers(file).items():
-                whole = own_name(name)
-                whole = whole if whole.startswith((BASE, "lm_head.")) else BASE + whole
-                self._require_one(whole, file, name)
-                self._files[whole], self._stored[whole] = (file, name), tensor
+        files = _weight_files(folder)
+        self._weights = CheckpointWeights(folder, files, quantization)
         try:
             target = TargetConfig.load(folder, self.config)
         except UnsupportedModelError:
             refuse_drafter(folder)
             raise
         wanted = weight_names(self._tied_as_stored(target))
-        headers = {name: self._header(name) for name in wanted}
+        headers = {name: self._weights.header(name) for name in wanted}
         self._meta = {name: tensor for name, tensor in headers.items() if tensor is not None}
         if len(self._meta) < len(wanted):
             refuse_drafter(folder)
         self._remark_unread(wanted)
-        plain = {str(self._stored[name].dtype).removeprefix("torch.") for name in self._meta if not self._packed(name)}
-        self.precision = self._quantization.title if self._quantization else ", ".join(sorted(plain))
-        read = [self._stored[name].nbytes for name in self._meta if not self._packed(name)]
-        unpacked = [3 * 4 * tensor.numel() for name, tensor in self._meta.items() if self._packed(name)]
-        pickled = {file for file, _ in self._files.values() if file.suffix != ".safetensors"}
-        self.memory = max((*(file.stat().st_size for file in pickled), *read, *unpacked), default=0)
+        if others := sorted(folder.glob("*.gguf")):
+            self.remarks.append(f"{others[0]} is not read: give the file itself instead of its folder to read it")
+        quantized = list(filter(self._weights.is_quantized, self._meta))
+        plain = [self._weights.stored[name] for name in self._meta if name not in quantized]
+        dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in plain}
+        self.precision = quantization.title if quantization else ", ".join(sorted(dtypes))
+        unpacked = [3 * 4 * self._meta[name].numel() for name in quantized]
+        pickled = {file.stat().st_size for file in files if file.suffix != ".safetensors"}
+        self.memory = max((*pickled, *(tensor.nbytes for tensor in plain), *unpacked), default=0)
+        self.files = self._kept(files, quantized)
+
+    def _kept(self, files: list[Path], quantized: list[str]) -> dict[str, Path]:
+        """The files, if operators take all that is quantized in them as it is."""
+        if odd := next((name for name in quantized if not self._weights.form(name)), None):
+            self.remarks.append(
+                f"operators take integers of 2, 4 or 8 bits in groups of a multiple of 32 as they are, and {odd} is "
+                "stored otherwise: the weights are written as bfloat16"
+            )
+            return {}
+        kept = {file.name: file for file in files if file.suffix == ".safetensors"}
+        renamed = any(whole_name(name) != whole for whole, (_, name) in self._weights.places.items())
+        return kept if quantized and len(kept) == len(files) and not renamed else {}
 
     def shapes(self) -> dict[str, Tensor]:
         """Meta tensors by Hugging Face name."""
@@ -90,21 +88,14 @@ class FolderCheckpoint:
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor's rows as blocks [rows, ...] of the stored dtype, or float32 of a quantized one. The file is mapped
         while one tensor is read."""
-        weight = self._dequantized(name, self._read) if self._packed(name) else self._of_file(*self._files[name])
-        return (weight[rows] for rows in row_blocks(tuple(weight.shape)))
-
-    def _require_one(self, whole: str, file: Path, name: str) -> None:
-        """Raise FetchError where another file, or another name, has another weight in this one's place."""
-        if whole in self._files and not torch.equal(self._of_file(file, name), self._of_file(*self._files[whole])):
-            both = " and ".join(f"{name} in {file.name}" for file, name in (self._files[whole], (file, name)))
-            raise FetchError(f"{self.folder} holds two different weights for one place: {both}")
+        return self._weights.blocks(name)
 
     def _tied_as_stored(self, target: TargetConfig) -> TargetConfig:
         """The configuration of weights as transformers reads them: tied where embeddings and LM head are one, or one is
         missing, whatever `tie_word_embeddings` says beside two that differ."""
         (embedding,) = weights_of(target)["embedding.weight"].sources
-        if target.tie_embeddings and embedding not in self._stored and HEAD in self._stored:
-            self._files[embedding], self._stored[embedding] = self._files[HEAD], self._stored[HEAD]
+        if target.tie_embeddings and embedding not in self._weights.stored and HEAD in self._weights.stored:
+            self._weights.add_name(embedding, HEAD)
         if not has_own_head(target, self._readable(embedding, HEAD), self._is_same):
             return target
         self.config = self.config | {"tie_word_embeddings": False}
@@ -116,7 +107,7 @@ class FolderCheckpoint:
 
     def _readable(self, *names: str) -> list[str]:
         """Those of these weights that the folder holds, quantized or not."""
-        return [name for name in names if self._header(name) is not None]
+        return [name for name in names if self._weights.header(name) is not None]
 
     def _is_same(self, name: str, other: str) -> bool:
         pairs = zip_longest(self.blocks(name), self.blocks(other))
@@ -124,62 +115,15 @@ class FolderCheckpoint:
 
     def _remark_unread(self, wanted: list[str]) -> None:
         """Say which tensors are left out. A head that equals the embeddings is read with them."""
-        read = {*wanted, HEAD, *self._parts}
+        read = {HEAD, *(part for name in wanted for part in self._weights.parts(name))}
         unread = sorted(
-            name for whole, (_, name) in self._files.items() if whole not in read and not name.endswith("inv_freq")
+            name
+            for whole, (_, name) in self._weights.places.items()
+            if whole not in read and not name.endswith("inv_freq")
         )
         if unread:
             more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
             self.remarks.append(f"no layer reads these weights, which are left out: {', '.join(unread[:3])}{more}")
-
-    def _part(self, name: str) -> Tensor | None:
-        """A part of a quantized weight as a meta tensor."""
-        self._parts.add(name)
-        return self._stored.get(name)
-
-    def _packed(self, name: str) -> bool:
-        """Whether a weight has to be dequantized."""
-        stored = self._stored.get(name)
-        return stored is None or stored.dtype not in FLOATS
-
-    def _header(self, name: str) -> Tensor | None:
-        """A wanted weight's shape as a meta tensor; None where the folder lacks it."""
-        if not self._packed(name):
-            if not (stored := self._stored[name]).ndim:
-                raise FetchError(f"{self.folder}: {name} is a single number, expected rows")
-            return stored
-        if self._quantization is None:
-            if name in self._stored:
-                raise FetchError(f"{self.folder}: {name} is {self._stored[name].dtype}, expected floating point")
-            return None
-        try:
-            return self._dequantized(name, self._part)
-        except KeyError:
-            return None
-
-    def _dequantized(self, name: str, read: Callable[[str], Tensor | None]) -> Tensor:
-        assert self._quantization is not None
-        layer = name.removesuffix(".weight")
-        try:
-            return self._quantization.weight(lambda suffix: read(f"{layer}.{suffix}"))
-        except FetchError as refusal:
-            raise FetchError(f"{self.folder}: {layer}.{refusal}") from None
-        except (IndexError, RuntimeError, TypeError, ValueError, ArithmeticError) as error:
-            raise FetchError(
-                f"{self.folder}: {layer} is not quantized as its tensors and quantization_config say together "
-                f"({str(error).partition(chr(10))[0]})"
-            ) from error
-
-    def _read(self, name: str) -> Tensor | None:
-        return self._of_file(*self._files[name]) if name in self._files else None
-
-    def _of_file(self, file: Path, name: str) -> Tensor:
-        if file.suffix == ".safetensors":
-            with StoredTensors.open([file]) as stored:
-                return stored.read(name)
-        if file not in self._pickled:  # the last one is kept, as one of torch's old format is read as a whole
-            self._pickled = {file: load_pickled(file, mmap=True)}
-        return self._pickled[file][name]
 
     def tokenizer(self) -> Any:
         """The folder's tokenizer."""
@@ -210,10 +154,3 @@ def _weight_files(folder: Path) -> list[Path]:
         if pickled := pickled_files(folder):
             return pickled
         raise FetchError(f"{error} (and no {PICKLED}): expected a model folder with its weights") from None
-
-
-def _headers(file: Path) -> dict[str, Tensor]:
-    if file.suffix == ".safetensors":
-        with StoredTensors.open([file]) as stored:
-            return stored.shapes()
-    return {name: tensor.to("meta") for name, tensor in load_pickled(file, mmap=True).items()}

@@ -42,7 +42,7 @@ def download(source: str, revision: str | None, cache: Path, say: Callable[[str]
         weights = _weights(list(sizes), folder)
         total = sum(sizes[name] for name in weights)
         require_disk(cache, 2 * total)
-        say(f"downloading {size(total)} of weights of {source}, which take {size(2 * total)} with their copy")
+        say(f"downloading {size(total)} of weights of {source}, which take up to {size(2 * total)} with a copy")
         snapshot_download(source, revision=revision, cache_dir=hub_cache, allow_patterns=[*SMALL, *weights])
     except HFValidationError as error:
         raise FetchError(f"{source!r} is not a hub id ({error})") from error

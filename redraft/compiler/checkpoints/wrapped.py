@@ -12,12 +12,6 @@ from redraft.model_defs.target.families.registry import FAMILIES, SUPPORTED
 
 WRAPPERS = ("gemma3", "mistral3")
 """The wrappers' `model_type`s"""
-BEGINNINGS = {
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "model.language_model.": "model.",
-}
-"""How names of the language model's weights begin within a wrapper, before transformers 4.52 and since, and without"""
 OUTSIDE = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "tie_word_embeddings")
 """What a wrapper's configuration says of the language model beside `text_config`"""
 
@@ -40,11 +34,3 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UnsupportedModelError(f"a language model of model_type {kind!r} within {wrapper!r}", SUPPORTED)
     said = {name: raw[name] for name in OUTSIDE if raw.get(name) is not None}
     return text | said | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]}
-
-
-def own_name(name: str) -> str:
-    """A weight's name in the language model's own checkpoint."""
-    for beginning, replacement in BEGINNINGS.items():
-        if name.startswith(beginning):
-            return replacement + name.removeprefix(beginning)
-    return name

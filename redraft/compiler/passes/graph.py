@@ -27,6 +27,8 @@ class Stored(NamedTuple):
     """Its bytes"""
     dtype: str
     """The operator's attribute"""
+    columns: ir.Value | None = None
+    """The feature that each column is of, int32 [K], where they are not in order"""
 
 
 class Editor:
@@ -46,20 +48,22 @@ class Editor:
         kept in memory."""
         key = (str(weight.name), transposed, gated)
         if key not in self.packed:
-            make, size, dtype = self._packing(weight, transposed, "swiglu" if gated else "none")
+            make, size, dtype, columns = self._packing(weight, transposed, "swiglu" if gated else "none")
             name = f"{weight.name}.{dtype}{'.gated' if gated else ''}"
             if name not in self.graph.initializers:
                 lazy = ir.LazyTensor(
                     lambda: ir.tensor(make(), name=name), ir.DataType.UINT8, ir.Shape([size]), name=name
                 )
                 self.graph.register_initializer(ir.val(name, const_value=lazy))
-            self.packed[key] = Stored(self.graph.initializers[name], dtype)
+            order = None if columns is None else self.constant(f"{name}.columns", columns)
+            self.packed[key] = Stored(self.graph.initializers[name], dtype, order)
         return self.packed[key]
 
     def _packing(
         self, weight: ir.Value, transposed: bool, activation: str
-    ) -> tuple[Callable[[], np.ndarray], int, str]:
-        """What packs a weight, the bytes that it gives, and the operator's attribute."""
+    ) -> tuple[Callable[[], np.ndarray], int, str, np.ndarray | None]:
+        """What packs a weight, the bytes that it gives, the operator's attribute, and the features of its columns where
+        they are not in order."""
         stored = constant_of(weight)
         assert stored is not None
         stack = stored if stored.ndim == 3 else stored[None]
@@ -69,13 +73,14 @@ class Editor:
             blocks = [[RoundedRows(matrix, self.precision)] for matrix in matrices]
         if blocks is None:
             pack_all = partial(_joined_packs, partial(pack, precision=self.precision, activation=activation), matrices)
-            return pack_all, len(matrices) * packed_bytes(matrices[0].shape, self.precision), self.precision
+            return pack_all, len(matrices) * packed_bytes(matrices[0].shape, self.precision), self.precision, None
         segments = [cut(each, activation) for each in blocks]
         dtypes = {dtype_of(each): sum(segment.nbytes for segment in each) for each in segments}
         if len(dtypes) > 1:
             raise ValueError(f"{weight.name} has matrices in {', '.join(dtypes)}: expected the same forms in all")
         ((dtype, size),) = dtypes.items()
-        return partial(_joined_packs, partial(pack_blocks, activation=activation), blocks), len(blocks) * size, dtype
+        pack_all = partial(_joined_packs, partial(pack_blocks, activation=activation), blocks)
+        return pack_all, len(blocks) * size, dtype, blocks[0][0].columns
 
     def node(
         self,

@@ -108,9 +108,24 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
             if activation == "none" and (activated := silu_product(add.outputs[0])):
                 last, activation = activated, "silu_last"
     stored = editor.packed_weight(weight, transposed, gated is not None)
+    if stored.columns:
+        x = _in_columns(editor, node, x, stored.columns, optional)
     attributes |= {"out_features": out_features, "dtype": stored.dtype, "activation": activation}
     (out,) = _operator(editor, last, "Linear", [x, stored.weight], optional, attributes)
     editor.replace(last, last.outputs[0], out)
+
+
+def _in_columns(
+    editor: Editor, before: ir.Node, x: ir.Value, columns: ir.Value, optional: dict[str, ir.Value]
+) -> ir.Value:
+    """x with the features of a weight's columns in their order, which the norm's weights take too."""
+    for name in ("norm", "norm_bias"):
+        if name in optional:
+            weight, features = constant_of(optional[name]), constant_of(columns)
+            assert weight is not None
+            assert features is not None
+            optional[name] = editor.constant(f"{optional[name].name}.{columns.name}", weight[features])
+    return editor.node(before, "Columns", [x, columns], domain=DOMAIN)[0]
 
 
 def _operator(

@@ -78,6 +78,8 @@ def lower_target(network: ir.Model, precision: Precision, blocks: StoredBlocks |
     lowered = lower(network, Precision.bf16, blocks_of)
     if left := [name for name in lowered.graph.initializers if parameter(name) in blocks]:
         raise ValueError(f"no operator takes {left[0]} in blocks: choose another --precision")
+    if blocks.unread:
+        raise ValueError(f"the network has no {min(blocks.unread)}: choose another --precision")
     return lowered
 
 

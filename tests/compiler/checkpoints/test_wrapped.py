@@ -9,20 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from redraft.compiler.checkpoints.wrapped import own_name, read_config
+from redraft.compiler.checkpoints.wrapped import read_config
 from redraft.model_defs.files import SINGLE
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import Target
 from tests.compiler.checkpoints.tiny_llama import fetch
 from tests.model_defs.target.references import VOCAB, write_reference
-
-
-@pytest.mark.parametrize("beginning", ["language_model.model.", "model.language_model."])
-def test_names_of_either_version_of_transformers_are_known(beginning):
-    assert own_name(f"{beginning}layers.0.mlp.up_proj.weight") == "model.layers.0.mlp.up_proj.weight"
-    assert own_name("language_model.lm_head.weight") == "lm_head.weight"
-    assert own_name("model.layers.0.mlp.up_proj.weight") == "model.layers.0.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ The slow cases would catch a drafter or a construction with an operation that st
 import dataclasses
 from collections import Counter
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 
 from redraft.compiler.passes.fusing import fuse
+from redraft.compiler.passes.graph import constant_of
 from redraft.compiler.passes.lowering import lower
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
 from redraft.model_defs.export.drafter import export_drafter_plugin
@@ -20,6 +22,7 @@ from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.random_draws import RandomDraws
 from redraft.model_defs.target.families.base import Experts
 from redraft.model_defs.target.model import MixtureOfExperts
+from redraft.plugins.operators.linear.blocks import BlockWeight, form_of
 from redraft.plugins.operators.linear.pack import PRECISIONS
 from tests.conftest import slow, slow_but
 from tests.engines.draws import LEVELS as LEVELS_OF
@@ -133,6 +136,35 @@ def test_opt_is_one_program():
     layer = ["bias,norm,norm_bias", "bias,residual"] * 2
     assert [each["inputs"].value for each in linear] == [*layer, *layer, "norm,norm_bias,rows"]
     assert [each["activation"].value for each in linear] == [*["none", "none", "relu", "none"] * 2, "none"]
+
+
+@pytest.mark.parametrize("family", ["opt", "qwen3"])
+def test_features_are_put_in_the_order_of_a_weights_columns(family):
+    """Those of the norm before it too; all is still one program."""
+    rng = np.random.default_rng(0)
+
+    network = export_target_plugin(tiny_of(family), CACHE)
+
+    def blocks_of(name: str) -> list[list[BlockWeight]] | None:
+        if "layers." not in name:
+            return None
+        rows, features = network.graph.initializers[name].shape
+        codes = rng.integers(0, 16, (rows, features), dtype=np.uint8)
+        spans = -(-features // 32)
+        parts = {"scale": np.ones((rows, spans), np.float32), "zero": np.ones((rows, spans), np.uint8)}
+        return [[BlockWeight(form_of("i4g32"), codes, parts, rng.permutation(features).astype(np.int32))]]
+
+    lowered = lower(network, "bf16", blocks_of)
+    assert Counter(node.op_type for node in lowered.graph)["Columns"] == 8
+    assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
+    linear = next(node for node in lowered.graph if node.op_type == "Linear")
+    columns = constant_of(linear.inputs[0].producer().inputs[1])
+    names = linear.attributes["inputs"].value.split(",")
+    for name in {"norm", "norm_bias"} & set(names):
+        reordered = linear.inputs[2 + names.index(name)]
+        own = reordered.name.removesuffix(f".{linear.inputs[0].producer().inputs[1].name}")
+        original = constant_of(network.graph.initializers[own])
+        np.testing.assert_array_equal(constant_of(reordered), original[columns])
 
 
 @pytest.mark.parametrize(("shape", "expected"), [((8,), ["Norm"]), ((5, 8), ["LayerNormalization"])])
