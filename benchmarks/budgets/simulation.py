@@ -165,11 +165,14 @@ def simulate(
     controller = started(machine, rng, calibration or Calibration())
     table = controller.costs.tables[0]
     table.seconds[:2] = [few_rows * seconds for seconds in table.seconds[:2]]
+    before = 0
     while (drawn := source.draw(now, rng)) is not None:
         streams, prompt_rows = len(drawn.scores), drawn.prompt_rows
-        controller.begin(StepShape(streams, int(prompt_rows > 0), prompt_rows))
-        bands = bands_of(drawn.temperatures)
-        drafts = controller.pays(METHOD, bands)
+        unasked = controller.unasked > 0 and streams == before and not prompt_rows
+        if not unasked:
+            controller.begin(StepShape(streams, int(prompt_rows > 0), prompt_rows))
+        before, bands = streams, bands_of(drawn.temperatures)
+        drafts = not unasked and controller.pays(METHOD, bands)
         counts = [0] * streams
         if drafts:
             choice = choose_nodes(tree_of(drawn.scores, np.isfinite(drawn.scores)), controller.terms(METHOD))
@@ -177,7 +180,10 @@ def simulate(
             counts = choice.counts
         tree, accepted = cut(drawn, counts)
         step = taken(machine, drawn, int(tree.sizes.sum()), accepted, drafts, rng, delayed)
-        controller.end([METHOD] * streams, bands, tree, accepted.tolist(), step.seconds, step.target_s)
+        if unasked:
+            controller.note_unasked(step.seconds)
+        else:
+            controller.end([METHOD] * streams, bands, tree, accepted.tolist(), step.seconds, step.target_s)
         source.accept(accepted)
         steps.append((step.seconds, step.plain_s))
         now += step.seconds

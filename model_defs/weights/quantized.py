@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -68,7 +69,7 @@ class Codes:
         values *= self.scale[rows][:, self.group]
         return values
 
-    @property
+    @cached_property
     def span(self) -> Span | None:
         """How groups lie; None where operators do not take them so."""
         features, count = len(self.group), self.scale.shape[1]
@@ -76,7 +77,9 @@ class Codes:
         columns = self.group.argsort(stable=True)
         spans = torch.arange(features) // max(size, 1)
         whole = self.zero is not None and self.codes.dtype == torch.uint8
-        if not whole or size % GROUP or not torch.equal(self.group[columns], spans):
+        if not whole or size % GROUP or -(-features // max(size, 1)) != count:
+            return None
+        if not torch.equal(self.group[columns], spans):
             return None
         return Span(size, None if torch.equal(self.group, spans) else columns)
 

@@ -24,7 +24,7 @@ PLAIN_EVERY = 100
 """Steps with drafts at a load after which one does without: what plain decoding costs shows only where it is done."""
 CREDIT_S = 0.1
 """Most seconds that the ledger holds: what is lost at once when predictable text ends."""
-LONGEST_REST = 4
+MOST_UNASKED = 4
 """Most steps without drafts between two that learn from what they took: to ask and to learn takes a fiftieth of a short
 step, which is what may not be lost."""
 FIRST_CREDIT = 3
@@ -100,7 +100,7 @@ class Step:
     """By method that drafts whatever pays."""
     drafts: dict[str, ChosenDrafts] = field(default_factory=dict)
     """By method that asked, and drafts."""
-    rest: float = math.inf
+    unasked: float = math.inf
     """For how many more steps all methods that asked would be told not to draft."""
 
     @property
@@ -126,8 +126,8 @@ class BudgetController:
     credited with ALLOWED_LOSS of the time, debited with what each step with drafts lost, and paid back what it won. On
     an empty one nothing is drafted. A full one pays for probes of what is not expected to pay.
 
-    While the ledger saves for a probe, the same sequences may take `rests` steps without drafts that nothing is asked
-    of: `rest` is all that is done for each.
+    While the ledger saves for a probe, the same sequences may take `unasked` steps without drafts that nothing is asked
+    of: `note_unasked` is all that is done for each.
     """
 
     def __init__(self, estimates: Estimates):
@@ -135,7 +135,7 @@ class BudgetController:
         self.balance_s = min(FIRST_CREDIT * estimates.costs.of(StepShape(1)).target(1), CREDIT_S)
         self._since_plain: dict[str, int] = {}
         """Steps with drafts since the last one without, by load."""
-        self.rests = 0
+        self.unasked = 0
         """Steps without drafts, prompts and questions that may follow for the same sequences."""
         self.held_back = 0
         """Methods' drafts, one a step, that should have paid and that the ledger did not allow."""
@@ -159,7 +159,7 @@ class BudgetController:
     def include(self, method: str, bands: Sequence[int], tree: TokenTree) -> None:
         """Count the trees of a method with a fixed budget, for sequences of these bands."""
         if method != AUTO_REGRESSIVE:
-            self.step.rest = 0
+            self.step.unasked = 0
         if nodes := len(tree.tokens) - len(tree):
             step, ratios = self.step, self._calibration(method).ratios(bands)
             expected = sum(ratio * count for ratio, count in zip(ratios, tree.promises, strict=True))
@@ -171,7 +171,7 @@ class BudgetController:
     def pays(self, method: str, bands: Sequence[int]) -> bool:
         """Whether the method should draft for its sequences, of these bands: whether its last drafts at this load made
         steps faster, or a probe is due."""
-        step, longest, self.step.rest = self.step, self.step.rest, 0
+        step, longest, self.step.unasked = self.step, self.step.unasked, 0
         if step.plain:
             return False
         history = self.estimates.histories.get(self._key(method, bands))
@@ -183,7 +183,7 @@ class BudgetController:
             needed_s = min(max(loss, 0.0), CREDIT_S)
         if self.balance_s <= 0 or self.balance_s < needed_s:
             self.held_back += should_pay
-            step.rest = min(longest, (needed_s - self.balance_s) / (ALLOWED_LOSS * plain_s))
+            step.unasked = min(longest, (needed_s - self.balance_s) / (ALLOWED_LOSS * plain_s))
             return False
         step.drafts[method] = ChosenDrafts(bands=bands, probes=not should_pay)
         return True
@@ -234,13 +234,13 @@ class BudgetController:
             tokens = shape.running + sum(accepted) - won
             self.balance_s += plain_s + (plain_s - prompt_s) * won / tokens - taken
         self.balance_s = min(self.balance_s, CREDIT_S)
-        known = not shape.prompt_rows and step.rest < math.inf
-        self.rests = int(min(step.rest, LONGEST_REST)) if known else 0
+        known = not shape.prompt_rows and step.unasked < math.inf
+        self.unasked = int(min(step.unasked, MOST_UNASKED)) if known else 0
         self._since_plain[costs.load] = self._since_plain.get(costs.load, 0) + 1 if step.drafts else 0
 
-    def rest(self, step_s: float) -> None:
-        """Count a step of `rests`, which took `step_s`."""
-        self.rests -= 1
+    def note_unasked(self, step_s: float) -> None:
+        """Count a step of `unasked`, which took `step_s`."""
+        self.unasked -= 1
         self.balance_s = min(self.balance_s + ALLOWED_LOSS * step_s, CREDIT_S)
 
     def _calibrate(

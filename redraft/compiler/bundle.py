@@ -71,7 +71,7 @@ def load_target(model: Path, backend: Backend, precision: Precision, drafts: boo
         if target.blocks and (widened := target.blocks.widened):
             name, kind = next(iter(widened.items()))
             more = f" and {len(widened) - 1} more" if len(widened) > 1 else ""
-            err.print(f"  {name}{more} of type {kind}, which no operator reads as it is: stored in bf16", markup=False)
+            err.print(f"  {name}{more}, {kind}: no operator takes it as it is, so it is stored in bf16", markup=False)
         return target
     if backend.loads_fp32 or precision == Precision.fp32:
         return Target.from_folder(model)

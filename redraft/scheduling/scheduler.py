@@ -197,10 +197,10 @@ class Scheduler:
         chunks = self._prefill_chunks(len(decoding))
         if not self._running:
             return outputs
-        rests = bool(self._budgets and self._budgets.rests and not chunks)
-        if self._budgets and not rests:
+        unasked = bool(self._budgets and self._budgets.unasked and not chunks)
+        if self._budgets and not unasked:
             self._budgets.begin(StepShape(len(decoding), len(chunks), sum(count for _, count in chunks)))
-        tree = roots_only(decoding) if rests else self._draft(decoding)
+        tree = roots_only(decoding) if unasked else self._draft(decoding)
         batch = self._batch(decoding, tree, chunks)
         prefilling = (sequence for sequence, _ in chunks)
         samplers = [sequence.chooser or self._chooser(sequence) for sequence in (*decoding, *prefilling)]
@@ -213,8 +213,8 @@ class Scheduler:
         target_s, draft_s = self.clock.target_s - target_s, self.clock.draft_s - draft_s
         step_s = time.perf_counter() - started
         self.metrics.note_step(step_s, target_s + draft_s, draft_s, gaps_s)
-        if self._budgets and rests:
-            self._budgets.rest(step_s)
+        if self._budgets and unasked:
+            self._budgets.note_unasked(step_s)
         elif self._budgets and decoding:
             accepted = [len(verdict.path) - 1 for verdict in verdicts]
             self._budgets.end(decoding.methods, decoding.bands, tree, accepted, step_s, target_s)
@@ -290,7 +290,7 @@ class Scheduler:
             self._parts = [(source, indices, decoding.of(indices)) for source, indices in ordered]
             self._decoding = decoding
             if self._budgets:
-                self._budgets.rests = 0
+                self._budgets.unasked = 0
         return self._decoding
 
     def _draft(self, decoding: Group) -> TokenTree:
@@ -366,7 +366,7 @@ class Scheduler:
             return [None] * (len(sequences) + len(chunks))
         if len(tree.tokens) == len(sequences) and not chunks:  # nothing is drafted: a row of each
             copy = take_rows(features, [*range(len(sequences))])
-            return [copy[row : row + 1] for row in range(len(sequences))]
+            return [copy[row : row + 1] if each.reads_features else None for row, each in enumerate(sequences)]
         rows, ends = list[int](), [0]
         for sequence, start, verdict in zip(sequences, tree.offsets.tolist(), verdicts, strict=False):
             rows += [start + node for node in sequence.kept(verdict.path)]

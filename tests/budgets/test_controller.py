@@ -7,7 +7,7 @@ import math
 import pytest
 
 from redraft.budgets.choice import choose_nodes
-from redraft.budgets.controller import ALLOWED_LOSS, LONGEST_REST, BudgetController, Estimates
+from redraft.budgets.controller import ALLOWED_LOSS, MOST_UNASKED, BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, StepShape, TimeTable
 from redraft.decoding.token_tree import TokenTree
 
@@ -78,21 +78,21 @@ def plain_step(controller: BudgetController, shape: StepShape, *asks: str, fixed
 def test_nothing_is_asked_while_the_ledger_saves_for_a_probe(controller):
     controller.balance_s = 0.0
     plain_step(controller, StepShape(1), "chosen", "other")
-    assert controller.rests == LONGEST_REST
+    assert controller.unasked == MOST_UNASKED
     before = controller.balance_s
-    for left in reversed(range(LONGEST_REST)):
-        controller.rest(0.01)
-        assert controller.rests == left
-    assert controller.balance_s == pytest.approx(before + LONGEST_REST * ALLOWED_LOSS * 0.01)
+    for left in reversed(range(MOST_UNASKED)):
+        controller.note_unasked(0.01)
+        assert controller.unasked == left
+    assert controller.balance_s == pytest.approx(before + MOST_UNASKED * ALLOWED_LOSS * 0.01)
 
 
-def test_a_probe_does_not_wait_for_the_end_of_a_rest(controller):
+def test_a_probe_is_not_late(controller):
     controller.balance_s = 0.0
     plain_step(controller, StepShape(1), "chosen")
     loss_s = controller.costs.of(StepShape(1)).step(2, "chosen") - controller.costs.of(StepShape(1)).step(1, "")
     controller.balance_s = loss_s - 1.5 * ALLOWED_LOSS * 0.01
     plain_step(controller, StepShape(1), "chosen")
-    assert controller.rests == 1
+    assert controller.unasked == 1
 
 
 @pytest.mark.parametrize("case", ["prompts", "nobody asks", "a fixed budget"])
@@ -106,4 +106,4 @@ def test_every_step_is_asked_where_its_answer_may_change(controller, case):
     else:
         fixed = "fixed"
     plain_step(controller, shape, *asks, fixed=fixed)
-    assert controller.rests == 0
+    assert controller.unasked == 0

@@ -79,7 +79,11 @@ class FolderCheckpoint:
             return {}
         kept = {file.name: file for file in files if file.suffix == ".safetensors"}
         renamed = any(whole_name(name) != whole for whole, (_, name) in self._weights.places.items())
-        return kept if quantized and len(kept) == len(files) and not renamed else {}
+        if quantized and (renamed or len(kept) < len(files)):
+            what = "tensors have other names than their layers" if renamed else "files are torch's"
+            self.remarks.append(f"its {what}, so the quantized weights are written as bfloat16")
+            return {}
+        return kept if quantized else {}
 
     def shapes(self) -> dict[str, Tensor]:
         """Meta tensors by Hugging Face name."""

@@ -79,6 +79,7 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
     if (softmax := only_user(last.outputs[0], "LogSoftmax")) and (topk := only_user(softmax.outputs[0], "TopK")):
         k = int(constant_of(input_of(topk, 1)).item())  # type: ignore[union-attr]
         stored = editor.packed_weight(weight, transposed)
+        assert stored.columns is None, "LinearTopK takes features in their own order"
         attributes |= {"out_features": out_features, "dtype": stored.dtype, "k": k}
         if renumbered := _renumbered(editor, topk.outputs[1]):
             result, table = renumbered
@@ -195,6 +196,7 @@ def _lower_embedding(editor: Editor, node: ir.Node) -> None:
     rows, features = shape_of(table)
     ids, clamped = _clamped(input_of(node, 1), rows)
     stored = editor.packed_weight(table, transposed=False)
+    assert stored.columns is None, "Embedding gives features in their own order"
     last, factor = node, 1.0
     optional: dict[str, ir.Value] = {}
     product = only_user(last.outputs[0], "Mul")

@@ -80,6 +80,7 @@ def codes(bits: int, groups: list[int], count: int) -> Codes:
         (4, [0] * 32 + [1] * 40, 2, None),
         (4, [0] * 32 + [2] * 32, 3, None),
         (4, [1] * 32, 2, None),
+        (4, [0] * 32 + [1] * 32, 3, None),
     ],
 )
 def test_groups_of_a_multiple_of_32_are_blocks(bits, groups, count, form):
