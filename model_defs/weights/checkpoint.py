@@ -22,7 +22,7 @@ class CheckpointWeights:
         """Read the headers of a folder's files. Raises ValueError for a damaged file, or two weights of one name."""
         self._folder, self._quantization = folder, quantization
         self._pickled: dict[Path, dict[str, Tensor]] = {}
-        self._small: dict[str, Tensor | None] = {}
+        self._shaped: dict[str, Codes] = {}
         self._last: tuple[str, Codes] | None = None
         self.places: dict[str, tuple[Path, str]] = {}
         """The file of each stored tensor, and its name there"""
@@ -64,7 +64,7 @@ class CheckpointWeights:
                 raise ValueError(f"{self._folder}: {name} is {self.stored[name].dtype}, expected floating point")
             return None
         try:
-            return torch.empty(self._codes(name, self._part_header).codes.shape, device="meta")
+            return torch.empty(self._shape_of(name).codes.shape, device="meta")
         except KeyError:
             return None
 
@@ -96,7 +96,7 @@ class CheckpointWeights:
 
     def form(self, name: str) -> str | None:
         """The form of a weight that operators take as it is stored; None for others."""
-        form = self._codes(name, self._part_header).form if self.is_quantized(name) else None
+        form = self._shape_of(name).form if self.is_quantized(name) else None
         return form.name if form else None
 
     def quantization(self, name: str) -> str | None:
@@ -105,7 +105,7 @@ class CheckpointWeights:
 
     def columns(self, name: str) -> np.ndarray | None:
         """The features in the order of a weight's columns in blocks, int32 [K]; None where that is their own."""
-        span = self._codes(name, self._part_header).span
+        span = self._shape_of(name).span
         return None if span is None or span.columns is None else span.columns.int().numpy()
 
     def in_blocks(self, name: str, rows: np.ndarray) -> BlockWeight:
@@ -116,6 +116,12 @@ class CheckpointWeights:
         if not np.isfinite(weight.parts["scale"]).all():
             raise ValueError(f"{self._folder}: {name} holds NaN or infinity: the file is damaged")
         return weight
+
+    def _shape_of(self, name: str) -> Codes:
+        """A quantized weight whose numbers are meta tensors, but for the order of its columns. Raises as `_codes`."""
+        if name not in self._shaped:
+            self._shaped[name] = self._codes(name, self._part_header)
+        return self._shaped[name]
 
     def _codes(self, name: str, read: Callable[[str], Tensor | None]) -> Codes:
         """A quantized weight, of which `read` gives the stored tensors. Raises KeyError where one is missing, or
@@ -138,11 +144,7 @@ class CheckpointWeights:
 
     def _part_header(self, name: str) -> Tensor | None:
         """A stored tensor's shape as a meta tensor, or the tensor where it is needed to tell a weight's."""
-        if not name.endswith(SMALL):
-            return self.stored.get(name)
-        if name not in self._small:
-            self._small[name] = self._part(name)
-        return self._small[name]
+        return self._part(name) if name.endswith(SMALL) else self.stored.get(name)
 
     def _of_file(self, file: Path, name: str) -> Tensor:
         if file.suffix == ".safetensors":

@@ -314,6 +314,8 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     """int32 [..., n] to its numbers of so many bits, uint8 [..., n * 32 / bits], the lowest bits first."""
     if words.dtype != torch.int32:
         raise TypeError(f"words are {words.dtype}")
+    if words.is_meta:  # operations on such tensors take milliseconds
+        return words.new_empty((*words.shape[:-1], words.shape[-1] * 32 // bits), dtype=torch.uint8)
     data = words.contiguous().view(torch.uint8)
     if bits == 8:
         return data
