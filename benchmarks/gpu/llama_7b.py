@@ -18,11 +18,12 @@ from typing import Annotated, Any, Literal, cast
 import numpy as np
 import torch
 import typer
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.command import Repeats, console, run
 from benchmarks.gpu.machine import Device, Output, device_of, milliseconds, write_report
 from redraft.batch import TargetBatch
+from redraft.compiler.passes import float8
 from redraft.engines.cuda.graphs import CudaGraphCache, Inputs, available_graphs
 from redraft.engines.cuda.transfer import Results
 from redraft.loadtest.tables import Table
@@ -30,7 +31,7 @@ from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.eagle3 import Eagle3Drafter
 from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
 from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
-from redraft.model_defs.export.programs import TorchTarget
+from redraft.model_defs.export.programs import TorchTarget, export_drafter_torch, export_target_torch
 from redraft.model_defs.export.target import CacheShape
 from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.context_cache import CacheTables
@@ -74,6 +75,9 @@ SHAPES = {
 ShapeName = Literal["llama-2-7b", "llama-3.1-8b", "smollm2-135m", "tiny"]
 Shape = Annotated[ShapeName, typer.Option(help="Sizes of the target.")]
 Context = Annotated[int, typer.Option(help="Cached tokens of each sequence.")]
+Precision = Annotated[
+    Literal["bf16", "fp8"], typer.Option(help="How matrices are stored and multiplied: fp8 as in a bundle.")
+]
 Batches = Annotated[list[int], typer.Option(help="Sequences at once.")]
 Rows = Annotated[list[int], typer.Option(help="Rows of each sequence.")]
 
@@ -120,11 +124,16 @@ def graphs(
 class TargetSteps:
     """Steps of a target over `context` cached tokens a sequence, each with the greedy choice made on the device."""
 
-    def __init__(self, target: Target, context: int, slots: int, most_rows: int):
+    def __init__(self, target: Target, context: int, slots: int, most_rows: int, precision: str = "bf16"):
         """`slots` sequences with `most_rows` rows each at most."""
         config, self.device = target.config, target.embedding.weight.device
         self._vocab_size, self._context, self._shape = config.vocab_size, context, CacheShape(slots, context, most_rows)
-        self._module = TorchTarget(target, self._shape, features_output=True).to(self.device)
+        self._module: nn.Module
+        if precision == "fp8":
+            with self.device:
+                self._module = export_target_torch(target, self._shape, rewrite=float8.quantize).module()
+        else:
+            self._module = TorchTarget(target, self._shape, features_output=True).to(self.device)
         size = (slots, config.num_kv_heads, self._shape.rows, config.head_size)
         self._caches = [
             [torch.zeros(size, dtype=torch.bfloat16, device=self.device) for _ in range(config.num_layers)]
@@ -145,11 +154,17 @@ class TargetSteps:
 
 
 def time_target(
-    target: Target, context: int, batches: list[int], rows: list[int], repeats: int, eager: bool = False
+    target: Target,
+    context: int,
+    batches: list[int],
+    rows: list[int],
+    repeats: int,
+    eager: bool = False,
+    precision: str = "bf16",
 ) -> list[dict[str, Any]]:
     """Milliseconds of a step of every batch and number of rows, over `context` cached tokens; `eager`: also without a
     CUDA graph."""
-    steps = TargetSteps(target, context, max(batches), max(rows))
+    steps = TargetSteps(target, context, max(batches), max(rows), precision)
     ways = {"milliseconds": True} | ({"eager_milliseconds": False} if eager else {})
     return [
         {"batch": batch, "rows": count}
@@ -160,10 +175,19 @@ def time_target(
 
 
 def time_drafting(
-    drafter: Drafter, shape: tuple[int, int, int], context: int, batches: list[int], repeats: int
+    drafter: Drafter,
+    shape: tuple[int, int, int],
+    context: int,
+    batches: list[int],
+    repeats: int,
+    precision: str = "bf16",
 ) -> list[dict[str, Any]]:
     """Milliseconds of a draft of every batch."""
     loop, device = BeamSearch(drafter, *shape), drafter.embedding.device
+    draft_of: Callable[[list[Tensor]], Sequence[Tensor]] = loop
+    if precision == "fp8":
+        with device:
+            draft_of = export_drafter_torch(loop, float8.quantize).module()
     caches: list[Tensor] = []
     if drafter.reads_context:
         tables = cast(CacheTables, drafter.tables)
@@ -172,7 +196,7 @@ def time_drafting(
 
     def draft(inputs: dict[str, Tensor]) -> list[Tensor]:
         features, *others = inputs.values()
-        candidates, log_probs, parents = loop([features.to(torch.bfloat16), *others, *caches])[:3]
+        candidates, log_probs, parents = draft_of([features.to(torch.bfloat16), *others, *caches])[:3]
         return [candidates, log_probs.float(), parents]
 
     result = []
@@ -225,6 +249,7 @@ def main(
     context: Context = 512,
     batches: Batches = [1, 2, 4, 8, 16, 32, 64],
     rows: Rows = [1, 2, 4, 8, 16, 32, 64],
+    precision: Precision = "bf16",
     no_drafters: Annotated[bool, typer.Option("--no-drafters", help="Step times of the target only.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Time steps without CUDA graphs too.")] = False,
     repeats: Repeats = 30,
@@ -233,14 +258,14 @@ def main(
     on_device = device_of(device, output, kernels=True)
     torch.manual_seed(0)
     target = random_target(SHAPES[shape], on_device)
-    report: dict[str, Any] = {"shape": shape, "context": context, "systems": {}}
-    report["steps"] = time_target(target, context, batches, sorted({1, *rows}), repeats, eager)
+    report: dict[str, Any] = {"shape": shape, "precision": precision, "context": context, "systems": {}}
+    report["steps"] = time_target(target, context, batches, sorted({1, *rows}), repeats, eager, precision)
     for name, sizes in () if no_drafters else SYSTEMS.items():
         width, length, _ = sizes
         drafter = random_drafter(drafter_of(name, target), on_device, context + PAIRS + width * length, length)
         report["systems"][name] = {
             "parameters": sum(weight.numel() for weight in drafter.parameters()),
-            "drafting": time_drafting(drafter, sizes, context, batches, repeats),
+            "drafting": time_drafting(drafter, sizes, context, batches, repeats, precision),
         }
     for table in tables(report):
         table.show(console)

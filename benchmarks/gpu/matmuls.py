@@ -3,7 +3,8 @@
     python -m benchmarks.gpu.matmuls
 
 Each product of a layer, and the head, for several numbers of rows: in bf16 as torch chooses, in bf16 by cuBLASLt, and
-in FP8 (E4M3) with one scale per tensor or per row and channel. Quantizing activations is not in these times.
+in FP8 (E4M3) with one scale per tensor or per row and channel, over activations that are quantized before. The last way
+is the operator of a bundle, which quantizes them itself: FP8 pays where it takes at most the share of bf16 in GOALS.
 Weights are used in turn, more of them than a GPU's L2 cache holds. A way that this GPU or torch refuses is an answer.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,19 +24,16 @@ from benchmarks.gpu.llama_7b import SHAPES, Rows, Shape
 from benchmarks.gpu.machine import Device, Output, device_of, write_report
 from redraft.loadtest.tables import Table
 from redraft.model_defs.target.config import TargetConfig
+from redraft.plugins.operators.fp8_linear.reference import quantize_rows
+from redraft.plugins.operators.fp8_linear.torch_op import fp8_linear
 
-E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
-LARGEST = torch.finfo(E4M3).max
+BF16 = torch.bfloat16
 BF16_WAY, CUBLASLT, FP8_TENSOR, FP8_ROW = "bf16", "bf16 by cuBLASLt", "fp8 per tensor", "fp8 per row"
-WAYS = (BF16_WAY, CUBLASLT, FP8_TENSOR, FP8_ROW)
+OPERATOR = "fp8 of a bundle"
+WAYS = (BF16_WAY, CUBLASLT, FP8_TENSOR, FP8_ROW, OPERATOR)
+GOALS = {16: 0.7, 512: 0.6}
+"""The share of bf16's time that the operator may take at so many rows"""
 MOST_COPIES = 16
-
-
-class Quantized(NamedTuple):
-    """A matrix [N, K] in E4M3 and its scales in float32, [1, 1] or [N, 1]."""
-
-    values: Tensor
-    scale: Tensor
 
 
 def products(config: TargetConfig) -> dict[str, tuple[int, int]]:
@@ -52,24 +50,25 @@ def products(config: TargetConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def quantize(matrix: Tensor, per_row: bool) -> Quantized:
-    """A matrix [N, K] with the scale that takes its largest value, of all or of each row, to E4M3's largest."""
-    largest = matrix.abs().amax(dim=1, keepdim=True) if per_row else matrix.abs().max().reshape(1, 1)
-    scale = (largest.float() / LARGEST).clamp(min=1e-12)
-    return Quantized((matrix.float() / scale).to(E4M3), scale)
+def quantize(matrix: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
+    """A matrix [N, K] in E4M3, and its scales float32: [N, 1], or one for all, [1, 1]."""
+    codes, scale = quantize_rows(matrix if per_row else matrix.reshape(1, -1))
+    return codes.reshape(matrix.shape), scale[:, None]
 
 
 def calls_of(way: str, x: Tensor, weights: list[Tensor]) -> list[Callable[[], Tensor]]:
     """The product of x [M, K] with each of the weights [N, K]."""
     if way in (BF16_WAY, CUBLASLT):
         return [lambda w=weight: x @ w.T for weight in weights]  # type: ignore[misc]
-    per_row = way == FP8_ROW
-    given, quantized = quantize(x, per_row), [quantize(weight, per_row) for weight in weights]
+    quantized = [quantize(weight, way != FP8_TENSOR) for weight in weights]
+    if way == OPERATOR:
+        return [lambda w=codes, s=scale[:, 0]: fp8_linear(x, w, s) for codes, scale in quantized]  # type: ignore[misc]
+    codes_of_x, scale_of_x = quantize(x, way == FP8_ROW)
     return [
-        lambda w=weight: torch._scaled_mm(  # type: ignore[misc]
-            given.values, w.values.T, scale_a=given.scale, scale_b=w.scale.T, out_dtype=BF16, use_fast_accum=True
+        lambda w=codes, s=scale: torch._scaled_mm(  # type: ignore[misc]
+            codes_of_x, w.T, scale_a=scale_of_x, scale_b=s.T, out_dtype=BF16, use_fast_accum=True
         )
-        for weight in quantized
+        for codes, scale in quantized
     ]
 
 
@@ -114,17 +113,28 @@ def measure(config: TargetConfig, rows: list[int], device: torch.device, repeats
     return results
 
 
-def table(results: list[dict[str, Any]], layers: int) -> Table:
-    """A step's products by rows: milliseconds of all layers and the head in each way, and FP8's share of bf16's."""
+def sums(results: list[dict[str, Any]], layers: int) -> dict[int, dict[str, float]]:
+    """A step's products by rows and way: milliseconds of all layers and the head."""
+    found: dict[int, dict[str, float]] = {}
+    for entry in results:
+        times = 1 if entry["product"] == "head" else layers
+        ways = found.setdefault(entry["rows"], dict.fromkeys(WAYS, 0.0))
+        ways[entry["way"]] += times * entry.get("microseconds", float("nan")) / 1e3
+    return found
+
+
+def table(found: dict[int, dict[str, float]]) -> Table:
+    """Those with each way's share of bf16's."""
     result = Table("all products of a step, ms (share of bf16)", ["rows", *WAYS])
-    for count in dict.fromkeys(entry["rows"] for entry in results):
-        sums = dict.fromkeys(WAYS, 0.0)
-        for entry in results:
-            if entry["rows"] == count:
-                times = 1 if entry["product"] == "head" else layers
-                sums[entry["way"]] += times * entry.get("microseconds", float("nan")) / 1e3
-        result.rows.append([str(count), *(f"{ms:.2f} ({ms / sums[BF16_WAY]:.2f})" for ms in sums.values())])
+    for count, ways in found.items():
+        result.rows.append([str(count), *(f"{ms:.2f} ({ms / ways[BF16_WAY]:.2f})" for ms in ways.values())])
     return result
+
+
+def verdicts(found: dict[int, dict[str, float]]) -> list[dict[str, Any]]:
+    """The operator's share of bf16's time at the rows of GOALS, and whether it pays."""
+    shares = {rows: found[rows][OPERATOR] / found[rows][BF16_WAY] for rows in GOALS if rows in found}
+    return [{"rows": n, "share": share, "goal": GOALS[n], "pays": share <= GOALS[n]} for n, share in shares.items()]
 
 
 def main(
@@ -137,10 +147,13 @@ def main(
     on_device = device_of(device, output)
     torch.manual_seed(0)
     results = measure(SHAPES[shape], rows, on_device, repeats)
-    table(results, SHAPES[shape].num_layers).show(console)
+    found = sums(results, SHAPES[shape].num_layers)
+    table(found).show(console)
+    for verdict in verdicts(found):
+        console.print("fp8 at {rows} rows: {share:.2f} of bf16, the goal is {goal}".format(**verdict))
     for refused in sorted({f"{entry['way']}: {entry['error']}" for entry in results if "error" in entry}):
         console.print(refused, markup=False)
-    write_report(output, __file__, on_device, {"shape": shape, "products": results})
+    write_report(output, __file__, on_device, {"shape": shape, "products": results, "verdicts": verdicts(found)})
 
 
 if __name__ == "__main__":

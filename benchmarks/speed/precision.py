@@ -6,7 +6,8 @@
 Without bundles it runs the networks that TensorRT for RTX builds engines from, native form in float16, in ONNX Runtime
 on the CPU, and the target in bfloat16 beside them. With bundles it runs their engines, and llama.cpp over GGUF files of
 the same target, where an interpreter that has llama-cpp-python is named. Figures: KL divergence from float32 in nats,
-mean over all positions of the prompts, and how often both have the same most likely token.
+mean over all positions of the prompts, and how often both have the same most likely token. With --max-tokens also how
+many tokens a step gives in a bundle's greedy answers, by its first method.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from benchmarks.command import LlamaModels, LlamaPython, ModelFolder, NumPrompts, Report, require_llama, run
 from benchmarks.load.llama_cpp import LlamaCpp
+from benchmarks.speed.acceptance import acceptance_figures
 from benchmarks.speed.inprocess import load_llm, teacher_force
 from redraft.compiler.calibration import Calibration
 from redraft.compiler.passes.quantization import FP8, INT8, quantize_network
@@ -43,6 +45,7 @@ from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
 from redraft.prompts import load_prompts, spread
+from redraft.request import GenerateRequest
 
 
 @dataclass
@@ -56,6 +59,8 @@ class Difference:
     kl: float = 0.0
     largest_kl: float = 0.0
     same: int = 0
+    acceptance_length: float | None = None
+    """Tokens that a step gives, one more than it accepts of a draft"""
 
     def add(self, reference: Tensor, log_probs: Tensor) -> None:
         """Count a text's positions: log-probabilities float32 [N, V] of the reference and of what is compared."""
@@ -105,17 +110,32 @@ class Network:
 
 LogProbs = Callable[[list[int]], Tensor]
 """Log-probabilities float32 [N, V] after every token of a text."""
-Contenders = dict[str, tuple[float, LogProbs]]
-"""The megabytes of each contender's weights and its log-probabilities, by name."""
+
+
+class Contender(NamedTuple):
+    """What is compared with float32."""
+
+    megabytes: float
+    """Size of its weights"""
+    log_probs: LogProbs
+    acceptance_length: Callable[[list[list[int]]], float | None] | None = None
+    """Tokens per step of its answers to these texts"""
+
+
+Contenders = dict[str, Contender]
+"""Contenders by name."""
 
 
 def compare(target: Target, texts: list[list[int]], contenders: Contenders) -> list[Difference]:
     """Contenders against the target in float32, text by text."""
-    results = {name: Difference(name, megabytes) for name, (megabytes, _) in contenders.items()}
+    results = {name: Difference(name, contender.megabytes) for name, contender in contenders.items()}
     for ids in tracked(texts, "compare", "texts"):
         reference = module_log_probs(target, ids)
-        for name, (_, log_probs) in contenders.items():
-            results[name].add(reference, log_probs(ids))
+        for name, contender in contenders.items():
+            results[name].add(reference, contender.log_probs(ids))
+    for name, contender in contenders.items():
+        if contender.acceptance_length:
+            results[name].acceptance_length = contender.acceptance_length(texts)
     return list(results.values())
 
 
@@ -126,7 +146,7 @@ def open_networks(target: Target, rows: int, calibration: Calibration | None) ->
     half.load_state_dict(target.state_dict())
     half.to(torch.bfloat16)
     megabytes = 2e-6 * sum(weight.numel() for weight in half.parameters())
-    contenders: Contenders = {"bf16": (megabytes, partial(module_log_probs, half))}
+    contenders: Contenders = {"bf16": Contender(megabytes, partial(module_log_probs, half))}
     network = export_target_native(deepcopy(target).half(), CacheShape(1, rows, 1), features_output=False)
     networks = {"fp16": network, INT8: quantize_network(network, INT8)}
     if calibration:
@@ -134,26 +154,32 @@ def open_networks(target: Target, rows: int, calibration: Calibration | None) ->
     with ExitStack() as stack:
         for name, compared in networks.items():
             session = Network(compared, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-            contenders[name] = session.megabytes, session.log_probs
+            contenders[name] = Contender(session.megabytes, session.log_probs)
         yield contenders
 
 
 @contextmanager
-def open_engines(bundles: list[Path], python: Path | None, models: list[Path], rows: int) -> Iterator[Contenders]:
-    """Bundles' engines and llama.cpp over GGUF files, for texts of so many rows. Raises typer.BadParameter."""
+def open_engines(
+    bundles: list[Path], python: Path | None, models: list[Path], rows: int, max_tokens: int | None
+) -> Iterator[Contenders]:
+    """Bundles' engines and llama.cpp over GGUF files, for texts of so many rows; bundles that draft answer in up to
+    `max_tokens`. Raises typer.BadParameter."""
     with ExitStack() as stack:
         contenders: Contenders = {}
         for bundle in bundles:
             llm = stack.enter_context(load_llm(bundle))
-            megabytes = 1e-6 * sum(file.stat().st_size for file in bundle.glob("target*.weights"))
-            contenders[bundle.name] = megabytes, partial(engine_log_probs, llm)
+            weights = [*bundle.glob("target*.weights"), *bundle.glob("target.pt2")]
+            megabytes = 1e-6 * sum(file.stat().st_size for file in weights)
+            answers = partial(acceptance_length, llm, max_tokens) if max_tokens and llm.runtime.methods else None
+            contenders[bundle.name] = Contender(megabytes, partial(engine_log_probs, llm), answers)
         for model in models:
             assert python is not None
             try:
                 peer = stack.enter_context(closing(LlamaCpp(python, model, rows, all_logits=True)))
             except RuntimeError as error:
                 raise typer.BadParameter(f"--llama-cpp: {error}") from None
-            contenders[f"llama.cpp {model.stem}"] = 1e-6 * model.stat().st_size, partial(peer_log_probs, peer)
+            megabytes = 1e-6 * model.stat().st_size
+            contenders[f"llama.cpp {model.stem}"] = Contender(megabytes, partial(peer_log_probs, peer))
         yield contenders
 
 
@@ -163,6 +189,13 @@ def engine_log_probs(llm: LLM, ids: list[int]) -> Tensor:
     return torch.from_numpy(logits).float().log_softmax(-1)
 
 
+def acceptance_length(llm: LLM, max_tokens: int, texts: list[list[int]]) -> float | None:
+    """Tokens per step of a bundle's greedy answers, where as much is drafted as may be."""
+    llm.runtime.fix_budget()
+    requests = [GenerateRequest(id=str(i), input_ids=ids, max_tokens=max_tokens) for i, ids in enumerate(texts)]
+    return acceptance_figures(llm.run(requests))["acceptance_length"]
+
+
 def peer_log_probs(peer: LlamaCpp, ids: list[int]) -> Tensor:
     """Those of llama.cpp."""
     return torch.from_numpy(peer.logits(ids)).log_softmax(-1)
@@ -170,11 +203,20 @@ def peer_log_probs(peer: LlamaCpp, ids: list[int]) -> Tensor:
 
 def table(results: list[Difference]) -> Table:
     """A row per precision."""
-    columns = ["precision", "weights, MB", "KL, mean", "KL, largest", "same likeliest token", "positions"]
+    columns = [
+        "precision",
+        "weights, MB",
+        "KL, mean",
+        "KL, largest",
+        "same likeliest token",
+        "tokens/step",
+        "positions",
+    ]
     result = Table("Next-token distributions against float32", columns)
     for entry in results:
         cells = [f"{entry.kl / entry.positions:.4f}", f"{entry.largest_kl:.3f}"]
-        cells += [f"{entry.same / entry.positions:.1%}", f"{entry.positions}"]
+        cells += [f"{entry.same / entry.positions:.1%}"]
+        cells += [f"{entry.acceptance_length:.2f}" if entry.acceptance_length else "", f"{entry.positions}"]
         result.rows.append([entry.name, f"{entry.megabytes:.0f}", *cells])
     return result
 
@@ -194,6 +236,10 @@ def main(
     max_prompt_tokens: Annotated[
         int, typer.Option(min=2, help="Tokens of a prompt at most; longer ones are cut.")
     ] = 512,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of an answer of each bundle that drafts; default: none, so no tokens/step."),
+    ] = None,
     output: Report = Path("artifacts/reports/precision.json"),
 ) -> None:
     require_llama(llama_cpp, llama_models)
@@ -214,7 +260,10 @@ def main(
         raise typer.BadParameter(str(error)) from None
     rows = max(map(len, texts))
     engines = bundles or llama_models
-    opened = open_engines(bundles, llama_cpp, llama_models, rows) if engines else open_networks(target, rows, ranges)
+    if engines:
+        opened = open_engines(bundles, llama_cpp, llama_models, rows, max_tokens)
+    else:
+        opened = open_networks(target, rows, ranges)
     with opened as contenders:
         results = compare(target, texts, contenders)
     finish(output, {"rows": [asdict(entry) for entry in results]}, table(results))

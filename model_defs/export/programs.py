@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 
 from redraft.model_defs.drafters.token_info import TokenInfoTable
@@ -16,6 +19,9 @@ from redraft.model_defs.target.model import Target, add
 from redraft.model_defs.target.shards import rank_join
 from redraft.plugins.operators.all_reduce.torch_op import all_reduce
 from redraft.plugins.operators.tree_attention.torch_op import tree_attention
+
+Rewrite = Callable[[fx.GraphModule], fx.GraphModule]
+"""Changes the module of an exported program, which is exported again then."""
 
 
 class TorchTarget(nn.Module):
@@ -41,7 +47,13 @@ class TorchTarget(nn.Module):
 
 
 def export_target_torch(
-    target: Target, cache: CacheShape, *, features_output: bool = True, rank: int = 0, ranks: int = 1
+    target: Target,
+    cache: CacheShape,
+    *,
+    features_output: bool = True,
+    rank: int = 0,
+    ranks: int = 1,
+    rewrite: Rewrite | None = None,
 ) -> ExportedProgram:
     """The target's program in the module's dtype, or one rank's of several: arguments input_ids, [positions,
     row_offsets, slots, cache_lengths, tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see
@@ -55,7 +67,14 @@ def export_target_torch(
     fixed: list[dict] = [{}] * config.num_layers
     shapes = ({0: t}, [{0: t}, {0: b1}, {0: b}, {0: b}, {0: t}, {0: c}, {0: b1}], {0: r}, fixed, fixed)
     module = TorchTarget(target, cache, features_output, rank, ranks).eval()
-    return torch.export.export(module, arguments, dynamic_shapes=shapes)
+    return _exported(module, arguments, shapes, rewrite)
+
+
+def _exported(module: nn.Module, arguments: tuple, shapes: Any, rewrite: Rewrite | None) -> ExportedProgram:
+    program = torch.export.export(module, arguments, dynamic_shapes=shapes)
+    if rewrite is None:
+        return program
+    return torch.export.export(rewrite(program.module(check_guards=False)), arguments, dynamic_shapes=shapes)
 
 
 def in_precision(drafting: Drafting, dtype: torch.dtype) -> Drafting:
@@ -72,21 +91,21 @@ def in_precision(drafting: Drafting, dtype: torch.dtype) -> Drafting:
     return drafting
 
 
-def export_drafter_torch(drafting: Drafting) -> ExportedProgram:
+def export_drafter_torch(drafting: Drafting, rewrite: Rewrite | None = None) -> ExportedProgram:
     """The drafter's program: weights and caches in the dtype of the loop's drafter, log-probabilities float32. Its one
     argument is the list of its network's inputs, see `DrafterInputs`."""
     inputs = DrafterInputs.of(drafting, next(drafting.parameters()).dtype)
     batch = Dim("B", min=1)
     sizes = {"B": batch, "B1": batch + 1, "P": Dim("P", min=1), "slots": Dim("slots", min=1)}
     shapes = [{axis: sizes[name] for axis, name in axes.items()} for axes in inputs.axes]
-    return torch.export.export(drafting.eval(), (inputs.examples,), dynamic_shapes=(shapes,))
+    return _exported(drafting.eval(), (inputs.examples,), (shapes,), rewrite)
 
 
-def export_resampler_torch(drafting: BeamSearch) -> ExportedProgram:
+def export_resampler_torch(drafting: BeamSearch, rewrite: Rewrite | None = None) -> ExportedProgram:
     """The program that re-samples from chains, with one argument: the list of `resampling_examples`."""
     examples, module = resampling_examples(drafting), Resampling(drafting).eval()
     del module.drafter  # what it looks up becomes constants; all else of the drafter stays out
-    return torch.export.export(module, (examples,), dynamic_shapes=([{0: Dim("B", min=1)}] * len(examples),))
+    return _exported(module, (examples,), ([{0: Dim("B", min=1)}] * len(examples),), rewrite)
 
 
 def _ints(*shape: int) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -196,6 +197,8 @@ class Target(nn.Module):
     """The parts of the features, side by side; none: they are the hidden states"""
     blocks: StoredBlocks | None = None
     """The weights that stay in their source's blocks: parameters without storage stand for them"""
+    row_scales: Mapping[str, Tensor] = MappingProxyType({})
+    """The scales float32 [N] of the rows of matrices that the source stores in E4M3: of those that `float8` reads"""
 
     def __init__(self, config: TargetConfig):
         super().__init__()

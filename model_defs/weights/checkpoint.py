@@ -99,9 +99,21 @@ class CheckpointWeights:
         form = self._shape_of(name).form if self.is_quantized(name) else None
         return form.name if form else None
 
+    def is_served(self, name: str) -> bool:
+        """Whether a quantized weight is served as it is stored: in blocks, or as E4M3, whose blocks' scales may become
+        rows'."""
+        return self.form(name) is not None or self._shape_of(name).in_e4m3
+
     def quantization(self, name: str) -> str | None:
         """What the checkpoint calls the way in which a weight is quantized; None for floats."""
         return self._quantization.title if self._quantization and self.is_quantized(name) else None
+
+    def row_scale(self, name: str) -> Tensor | None:
+        """The scale of each row, float32 [N], of a weight in E4M3 with one for each row or for all; None for others."""
+        if not self.is_quantized(name) or not self._shape_of(name).in_rows:
+            return None
+        scale = self._codes(name, lambda part: self.stored[name] if part == name else self._part(part)).scale[:, 0]
+        return torch.where(scale == 0, 1.0, scale)
 
     def columns(self, name: str) -> np.ndarray | None:
         """The features in the order of a weight's columns in blocks, int32 [K]; None where that is their own."""

@@ -6,8 +6,9 @@ torch is imported only where they are read.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from redraft.model_defs.weights.checkpoint import CheckpointWeights
@@ -16,6 +17,19 @@ GGUF = "model.gguf"
 """The GGUF file of a folder that was fetched from one."""
 METHOD = "gguf"
 """The `quant_method` in the `config.json` of such a folder, if operators read all of the file's blocks as they are."""
+
+
+FP8_METHODS = ("fp8", "fbgemm_fp8")
+"""`quant_method`s whose numbers are in FP8; those of compressed-tensors may be."""
+
+
+def stored_precision(quantization: Mapping[str, Any]) -> str | None:
+    """The `--precision` that stores the weights of a kept folder as they are, from its `quantization_config`: fp8 or
+    source; None for floats."""
+    method = quantization.get("quant_method")
+    groups = (quantization.get("config_groups") or {}).values()
+    types = {(group.get("weights") or {}).get("type") for group in groups}
+    return "fp8" if method in FP8_METHODS or types == {"float"} else "source" if method else None
 
 
 def gguf_file(folder: Path) -> Path | None:

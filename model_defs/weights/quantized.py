@@ -84,6 +84,16 @@ class Codes:
         return Span(size, None if torch.equal(self.group, spans) else columns)
 
     @property
+    def in_e4m3(self) -> bool:
+        """Whether codes are numbers of E4M3, with scales only."""
+        return self.codes.dtype == torch.float8_e4m3fn and self.zero is None
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether they are, with one scale for all of a row."""
+        return self.in_e4m3 and self.scale.shape[1] == 1
+
+    @property
     def form(self) -> Form | None:
         """The form of its blocks. Codes of two bits are stored in four."""
         return form_of(f"i{max(self.bits, 4)}g{self.span.size}") if self.span else None
@@ -160,7 +170,8 @@ def gptq_format(settings: Mapping[str, Any]) -> str:
     return str(settings.get("checkpoint_format") or settings.get("format") or GPTQ_FORMATS[0]).lower()
 
 
-SCALED = ("weight", "weight_scale", "weight_scale_inv", "weight_zero_point")
+SCALED = ("weight", "weight_scale", "weight_scale_inv", "weight_zero_point", "input_scale")
+"""Activations have a scale for each row here, so that `input_scale`, one for all texts, says nothing"""
 PACKED = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
 
 

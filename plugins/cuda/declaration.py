@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 PLUGINS = Path(__file__).resolve().parents[1]
 NAMESPACE = "redraft"
-DTYPES = ("bf16", "int32", "float32")
+DTYPES = ("bf16", "int32", "float32", "e4m3")
 RESERVED_NAMES = {"outputs", "stream", "tactic"}
 """Names that tensorrt.plugin keeps for itself."""
 ALIAS = "alias"

@@ -19,7 +19,12 @@ from redraft.plugins.cuda.compile import headers, ptx
 from redraft.plugins.cuda.declaration import Kernel
 from redraft.plugins.library import CACHE, FLAGS, BuildError
 
-TORCH_DTYPES = {"bf16": torch.bfloat16, "int32": torch.int32, "float32": torch.float32}
+TORCH_DTYPES = {
+    "bf16": torch.bfloat16,
+    "int32": torch.int32,
+    "float32": torch.float32,
+    "e4m3": torch.float8_e4m3fn,
+}
 UNSUPPORTED_PTX_VERSION = 222
 """CUDA_ERROR_UNSUPPORTED_PTX_VERSION of cuda.h."""
 HOST_FLAGS = [*FLAGS, "-shared", "-Wno-unknown-pragmas", "-x", "c++"]

@@ -49,6 +49,8 @@ class Backend:
     """CPU features that its engine needs, as Linux names them."""
     precisions: tuple[Precision, ...]
     usual_precision: Precision = Precision.bf16
+    calibrated: tuple[Precision, ...] = ()
+    """Those whose scales of activations `redraft calibrate` finds"""
     forms: tuple[Form, ...] = ()
     """The target's forms to choose from, the usual one first."""
     native_drafters: bool = False
@@ -108,7 +110,7 @@ TORCH = Backend(
     engine="redraft.engines.torch:TorchEngine",
     writer="redraft.compiler.writers.torch:write",
     devices=("cuda", "cpu"),
-    precisions=(Precision.fp32, Precision.bf16),
+    precisions=(Precision.fp32, Precision.bf16, Precision.fp8),
     token_info=("int8", "fp8", "bf16", "low_rank"),
     build_copies=1.7,
 )
@@ -119,6 +121,7 @@ TENSORRT = Backend(
     writer="redraft.compiler.writers.tensorrt:write",
     devices=("cuda",),
     precisions=(Precision.bf16, Precision.int8, Precision.fp8),
+    calibrated=(Precision.fp8,),
     forms=(Form.plugin, Form.native),
     native_drafters=True,
     token_info=("bf16", "low_rank"),  # it would widen a table of 8-bit numbers as a whole at each execution

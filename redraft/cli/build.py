@@ -150,7 +150,8 @@ def main(
     precision: Annotated[
         Precision | None,
         typer.Option(
-            help="Stored weights; default: source (openvino) where the model is quantized, else "
+            help="Stored weights; default: source (openvino) where the model is quantized, fp8 (torch) where it is in "
+            "fp8, else "
             f"{by_backend(lambda backend: backend.usual_precision)}.",
             show_default=False,
         ),
@@ -169,7 +170,10 @@ def main(
     ] = False,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="What redraft calibrate wrote for the target, for --precision fp8; default: its usual file."),
+        typer.Option(
+            help="What redraft calibrate wrote for the target, for --precision fp8 of TensorRT; default: its usual "
+            "file."
+        ),
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
     max_len: Annotated[
@@ -216,9 +220,10 @@ def main(
         form = form or next(iter(backend.forms), None)
         if alias and form != Form.plugin:
             raise BundleError("--alias: only plugins declare aliases: expected --backend tensorrt and --form plugin")
-        if (calibration is not None) != (precision == Precision.fp8):
-            wrong = f"--calibration {calibration}: expected only with --precision fp8, got {precision}"
-            raise BundleError(wrong if calibration else "--precision fp8 needs --calibration, from redraft calibrate")
+        if (calibration is not None) != (precision in backend.calibrated):
+            wrong = f"--calibration {calibration}: expected only with --precision fp8 of TensorRT"
+            needed = f"--precision {precision} needs --calibration, from redraft calibrate"
+            raise BundleError(wrong if calibration else needed)
         if methods and (given or no_drafter or method_name):
             others = ["--no-drafter"] * no_drafter + ["--method-name"] * bool(method_name)
             named = [*others, *(f"--{name.replace('_', '-')}" for name in given)]

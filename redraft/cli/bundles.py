@@ -24,6 +24,7 @@ from redraft.console.output import err
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL, HOME, calibration_of, drafter_of
+from redraft.model_defs.weights.folder import stored_precision
 
 OF_DRAFTS = ("--construction", "--ngram", "--no-ngram")
 """Options that say how to draft: they are not for n-grams from what was served."""
@@ -45,7 +46,7 @@ def complete(options: dict[str, str]) -> dict[str, str]:
             result["--drafter"] = str(drafter)
         elif not result.keys() & OF_DRAFTS:  # else `redraft build` asks what the drafts shall come from
             result |= {"--no-drafter": "", "--construction": NGRAM_TRIE}
-    if precision == "fp8" and "--calibration" not in result and (calibration := calibration_of(model.name)).is_file():
+    if needs_calibration(result) and (calibration := calibration_of(model.name)).is_file():
         result["--calibration"] = str(calibration)
     split = "" if backend == OPENVINO else f"-{backend}"
     split += f"-tp{result['--tp']}" if result.get("--tp", "1") != "1" else ""
@@ -54,15 +55,21 @@ def complete(options: dict[str, str]) -> dict[str, str]:
     return result
 
 
+def needs_calibration(options: dict[str, str]) -> bool:
+    """Whether a build with these complete options lacks its --calibration."""
+    backend = BACKENDS.get(options["--backend"], OPENVINO)
+    return options["--precision"] in backend.calibrated and "--calibration" not in options
+
+
 def usual_precision(
     model: Path, backend: Backend, otherwise: Precision | None = None, split: bool = False
 ) -> Precision:
-    """`source` for a model folder whose weights are quantized, where the backend takes it and ranks do not split it;
-    else the one given, or the backend's."""
-    if Precision.source in backend.precisions and not split:
-        with suppress(OSError, ValueError, AttributeError):  # what is wrong with it, the build says
-            if (json.loads((model / "config.json").read_bytes()).get("quantization_config") or {}).get("quant_method"):
-                return Precision.source
+    """The precision that a model folder's weights are quantized in, `source` or `fp8`, where the backend takes it
+    without more and ranks do not split it; else the one given, or the backend's."""
+    with suppress(OSError, ValueError, AttributeError):  # what is wrong with it, the build says
+        stored = stored_precision(json.loads((model / "config.json").read_bytes()).get("quantization_config") or {})
+        if stored in backend.precisions and stored not in backend.calibrated and not split:
+            return Precision(stored)
     return otherwise or backend.usual_precision
 
 

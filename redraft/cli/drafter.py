@@ -52,7 +52,8 @@ def main(
     precision: Annotated[
         Precision | None,
         typer.Option(
-            help="Stored weights of the bundles; default: source on CPUs where the model is quantized, else bf16.",
+            help="Stored weights of the bundles; default: source on CPUs where the model is quantized, fp8 on torch "
+            "where it is in fp8, else bf16.",
             show_default=False,
         ),
     ] = None,

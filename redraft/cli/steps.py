@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from redraft.bound import bound
-from redraft.cli.bundles import as_arguments, complete, needs_build
+from redraft.cli.bundles import as_arguments, complete, needs_build, needs_calibration
 from redraft.console.output import err, fail
 from redraft.errors import BundleError
 
@@ -50,7 +50,7 @@ class Steps:
         bundle of other files in the folder is replaced, unless the options name it."""
         replace = [] if {"--output", "--replace"} & options.keys() else ["--replace"]
         options = complete(options)
-        if options["--precision"] == "fp8" and "--calibration" not in options:
+        if needs_calibration(options):
             self.run("calibrate", "--model", options["--model"])
             options = complete(options)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +38,7 @@ from redraft.model_defs.loops.context_cache import CacheTables
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import FeatureReader, Target, give_layers
 from redraft.model_defs.target.shards import plan_shards
+from redraft.model_defs.weights.float8 import row_scales
 from redraft.model_defs.weights.folder import count_numbers, files_of
 from redraft.runtime import BIGRAMS_FILE_NAME
 
@@ -69,17 +70,26 @@ def load_target(model: Path, backend: Backend, precision: Precision, drafts: boo
     if precision == Precision.source:
         target = Target.from_folder(model, in_blocks=True, float_ends=drafts)
         if target.blocks and (widened := target.blocks.widened):
-            name, kind = next(iter(widened.items()))
-            more = f" and {len(widened) - 1} more" if len(widened) > 1 else ""
-            err.print(f"  {name}{more}, {kind}: no operator takes it as it is, so it is stored in bf16", markup=False)
+            say_some(widened, "no operator takes it as it is, so it is stored in bf16")
         return target
     if backend.loads_fp32 or precision == Precision.fp32:
         return Target.from_folder(model)
     target = Target.from_folder(model, None)
+    if backend == TORCH and precision == Precision.fp8:
+        target.row_scales, rounded = row_scales(model, target.config)
+        if rounded:
+            say_some(rounded, "rounded to E4M3 with a scale for each row")
     if drafts:
         target.embedding.float()
         target.lm_head.float()
     return target
+
+
+def say_some(kinds: Mapping[str, str], what: str) -> None:
+    """Say what becomes of weights, of which `kinds` says how they are quantized; one is named."""
+    name, kind = next(iter(kinds.items()))
+    more = f" and {len(kinds) - 1} more" if len(kinds) > 1 else ""
+    err.print(f"  {name}{more}, {kind}: {what}", markup=False)
 
 
 def weight_bytes(model: Path, precision: Precision) -> int:
@@ -341,5 +351,5 @@ def info_bytes(info: TokenInfoTable | TokenInfoFactors, config: BundleConfig) ->
         return sum(x.numel() * (width if x.is_floating_point() else x.element_size()) for x in info.buffers())
     if isinstance(info, TokenInfoTable):
         return info.nbytes
-    width = WIDTH[config.precision] if config.backend == TORCH else 4 if config.precision == "fp32" else 1
+    width = WIDTH.get(config.precision, 2) if config.backend == TORCH else 4 if config.precision == "fp32" else 1
     return sum(factor.numel() * width for factor in info.buffers())

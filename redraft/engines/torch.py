@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.export.passes import move_to_device_pass
 
 import redraft.plugins.operators.all_reduce.torch_op
+import redraft.plugins.operators.fp8_linear.torch_op
 import redraft.plugins.operators.perturbed_topk.torch_op
 import redraft.plugins.operators.tree_attention.torch_op  # noqa: F401 (they register operators that the programs call)
 from redraft.batch import DraftBatch, TargetBatch
@@ -41,7 +42,8 @@ from redraft.plugins.cuda.compile import ptx
 from redraft.plugins.library import BuildError
 from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_KERNELS, HEAD_SIZES, KERNELS
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+"""What a bundle's caches and activations are in"""
 ROWS = ("input_ids", "positions", "tree_mask")
 SEQUENCES, BOUNDS = ("slots", "cache_lengths"), ("row_offsets", "commit_offsets")
 PAIRS, NEXT = ("features", "tokens"), "row_offsets"
@@ -267,10 +269,12 @@ def no_batch(mask_words: int) -> TargetBatch:
 
 
 def require_kernels(bundle: Bundle, device: torch.device) -> None:
-    """Raise BundleError where the GPU is too old for the CUDA kernels, or they cannot be compiled, or do not take the
-    bundle's heads."""
+    """Raise BundleError where the GPU is too old for the CUDA kernels or for the bundle's precision, or they cannot be
+    compiled, or do not take the bundle's heads."""
     gpu.require_capability(device)
     config = bundle.config
+    if config.precision == "fp8":
+        gpu.require_capability(device, "products in fp8", gpu.OLDEST_FOR["fp8"], "build with --precision bf16")
     write, *_ = FP32_KERNELS if config.precision == "fp32" else KERNELS
     try:
         ptx(write.source, gpu.architecture(device))

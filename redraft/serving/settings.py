@@ -129,7 +129,8 @@ class ServeSettings(BaseModel):
     )
     precision: Precision | None = Field(
         default=None,
-        description="Stored weights of a model; default: source on CPUs where the model is quantized, else bf16.",
+        description="Stored weights of a model; default: source on CPUs where the model is quantized, fp8 on torch "
+        "where it is in fp8, else bf16.",
     )
     tp: int = Field(
         default=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import shutil
 import subprocess
@@ -382,6 +383,12 @@ def test_what_is_left_out_follows_from_the_rest(tmp_path, monkeypatch):
     assert folder() == f"{model.name}-redrafter-source"
     assert folder(backend="torch") == f"{model.name}-redrafter-bf16-torch"
     assert folder(precision="int8") == f"{model.name}-redrafter-int8"
+    floats = {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "float"}}}}
+    for settings in ({"quant_method": "fp8"}, floats):
+        (model / "config.json").write_text(json.dumps({"quantization_config": settings}))
+        assert folder() == f"{model.name}-redrafter-bf16", "openvino's operators have no fp8"
+        assert folder(backend="torch") == f"{model.name}-redrafter-fp8-torch"
+        assert folder(backend="tensorrt") == f"{model.name}-redrafter-bf16-tensorrt", "which would need a calibration"
     for odd in ("{}", "[]", '{"quantization_config": null}', "{"):
         (model / "config.json").write_text(odd)
         assert folder() == f"{model.name}-redrafter-bf16"
@@ -397,7 +404,8 @@ def test_what_is_left_out_follows_from_the_rest(tmp_path, monkeypatch):
     calibration = tmp_path / "calibration" / f"{model.name}.json"
     calibration.parent.mkdir()
     calibration.write_text("{}")
-    assert complete({"--precision": "fp8"})["--calibration"] == str(calibration)
+    assert complete({"--precision": "fp8", "--backend": "tensorrt"})["--calibration"] == str(calibration)
+    assert "--calibration" not in complete({"--precision": "fp8", "--backend": "torch"})
 
 
 def test_a_folder_is_named_however_it_is_written(tmp_path, monkeypatch):

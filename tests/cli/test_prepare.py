@@ -138,9 +138,12 @@ def test_a_model_is_split_over_ranks(commands):
     assert options(commands.ran[1])["--tp"] == "2"
 
 
-def test_a_target_in_fp8_is_calibrated_first(commands):
+def test_a_target_in_fp8_is_calibrated_first_where_the_backend_asks_for_it(commands):
     bundle_of(precision="fp8")
     assert commands.names == ["fetch", "calibrate", "build"]
+    commands.ran.clear()
+    prepared(ServeSettings(backend="torch", precision="fp8"))
+    assert commands.names == ["fetch", "build"]
 
 
 def test_a_step_that_fails_ends_it(commands, capsys):

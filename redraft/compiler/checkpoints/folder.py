@@ -70,11 +70,11 @@ class FolderCheckpoint:
         self.files = self._kept(files, quantized)
 
     def _kept(self, files: list[Path], quantized: list[str]) -> dict[str, Path]:
-        """The files, if operators take all that is quantized in them as it is."""
-        if odd := next((name for name in quantized if not self._weights.form(name)), None):
+        """The files, if all that is quantized in them is so that a precision stores it as it is, or nearly."""
+        if odd := next((name for name in quantized if not self._weights.is_served(name)), None):
             self.remarks.append(
-                f"operators take integers of 2, 4 or 8 bits in groups of a multiple of 32 as they are, and {odd} is "
-                "stored otherwise: the weights are written as bfloat16"
+                "operators take fp8 and integers of 2, 4 or 8 bits in groups of a multiple of 32 as they are, and "
+                f"{odd} is stored otherwise: the weights are written as bfloat16"
             )
             return {}
         kept = {file.name: file for file in files if file.suffix == ".safetensors"}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from redraft.bundle.backends import Precision
 from redraft.bundle.config import BundleConfig
+from redraft.compiler.passes import float8
 from redraft.compiler.writers.shared import Loops, cache_shape, distinct, resampling_loop, target_parts
 from redraft.console.progress import step
 from redraft.model_defs.export.programs import (
@@ -17,12 +20,18 @@ from redraft.model_defs.export.programs import (
 )
 from redraft.model_defs.target.model import Target
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+"""What a precision stores that is not quantized, and computes in"""
 
 
 def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, features: bool) -> dict[str, str]:
     """Write the programs to `folder`. Returns no versions: every manifest has torch's."""
     dtype = DTYPES[config.precision]
+    rewrite = float8.quantize if config.precision == Precision.fp8 else None
+    # A rank's rows are not those of the source.
+    scales = (
+        {f"target.{name}": scale for name, scale in target.row_scales.items()} if config.tensor_parallel == 1 else {}
+    )
     for part in target_parts(config, target.to(dtype), folder):
         with step(f"export {part.name}"):
             program = export_target_torch(
@@ -31,13 +40,14 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, feat
                 features_output=features and part.rank == 0,
                 rank=part.rank,
                 ranks=config.tensor_parallel,
+                rewrite=partial(rewrite, scales=scales) if rewrite else None,
             )
             save(program, part.folder / "target.pt2")
     for name, names, loop in distinct(loops, folder):
         with step(f"export {names}"):
-            save(export_drafter_torch(in_precision(loop, dtype)), folder / f"drafter.{name}.pt2")
+            save(export_drafter_torch(in_precision(loop, dtype), rewrite), folder / f"drafter.{name}.pt2")
             if again := resampling_loop(config, name, loop):
-                save(export_resampler_torch(again), folder / f"resampler.{name}.pt2")
+                save(export_resampler_torch(again, rewrite), folder / f"resampler.{name}.pt2")
     return {}
 
 

@@ -6,6 +6,7 @@ other device, than it was declared with: on the CPU nothing shows it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from redraft.engines import load_engine
 from redraft.engines.cuda.graphs import CudaGraphCache, Inputs
 from redraft.engines.torch import TorchEngine
 from redraft.plugins.cuda.launch import TORCH_DTYPES
+from redraft.plugins.operators.fp8_linear import cuda as fp8
+from redraft.plugins.operators.fp8_linear.torch_op import fp8_linear
 from redraft.plugins.operators.tree_attention import torch_op
 from tests.engines.draws import LEVELS, SUPPORT
 from tests.engines.tiny import VOCAB, bundle_of_methods, chain, make_batch, tiny_drafter_of, tiny_lm
@@ -32,8 +35,11 @@ DRAWS = ("independent",)
 METHODS = {
     "fp32": ("eagle",),
     "bf16": ("recurrent", "medusa", "hidden_state", "eagle", "draft_lm", *DRAWS),
+    "fp8": ("recurrent", "hidden_state", "eagle"),
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+OPERATORS = {fp8_linear: fp8.fp8_linear}
+"""What kernels with declarations compute, beside attention, by operator"""
 HOT = 50
 """Tokens that a tiny drafter knows."""
 COUNT = 3
@@ -112,12 +118,17 @@ def engine(bundle, monkeypatch):
     monkeypatch.setattr(CudaGraphCache, "eager", call)
     monkeypatch.setattr(TorchEngine, "self_test", lambda _: None)
     monkeypatch.setattr(torch, "as_tensor", lambda given, device: given)
+    by_kernels = OPERATORS | {torch_op.tree_attention: partial(torch_op.by_kernels, run=declared)}
+    for operator in OPERATORS:
+        monkeypatch.setattr(f"redraft.plugins.operators.{operator._name.strip('_')}.cuda.run", declared)
     with mode:
         engine = load_engine(bundle)
-        usual = torch_op.tree_attention._abstract_fn
-        torch.library.register_fake(torch_op.tree_attention, lambda *given: torch_op.by_kernels(*given, run=declared))
+        usual = {operator: operator._abstract_fn for operator in by_kernels}
+        for operator, function in by_kernels.items():
+            torch.library.register_fake(operator, function)
         yield engine
-        torch.library.register_fake(torch_op.tree_attention, usual)
+        for operator, function in usual.items():
+            torch.library.register_fake(operator, function)
 
 
 def ran(call) -> list[tuple[tuple[int, ...], torch.dtype]]:

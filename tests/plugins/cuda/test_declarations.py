@@ -11,6 +11,7 @@ import pytest
 from redraft.plugins.cuda import compile, quick_plugin
 from redraft.plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Kernel, entries, entry_ptx
 from redraft.plugins.library import BuildError
+from redraft.plugins.operators.fp8_linear.cuda import QUANTIZE_ROWS
 from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
 from redraft.plugins.operators.sampling.cuda import FILTER, RACE
 from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE, eps_bits
@@ -65,7 +66,9 @@ def test_a_wheels_ptx_needs_no_nvcc(monkeypatch, tmp_path):
         compile.ptx(RACE.source, "sm_90")
 
 
-@pytest.mark.parametrize("kernel", [*KERNELS, FILTER, RACE, PERTURBED_TOPK], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [*KERNELS, FILTER, RACE, PERTURBED_TOPK, QUANTIZE_ROWS], ids=lambda kernel: kernel.name
+)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("architecture", compile.ARCHITECTURES)
 def test_declarations_fit_the_ptx(kernel: Kernel, head_size, architecture):

@@ -1,0 +1,44 @@
+"""The scales of weights that a checkpoint stores in E4M3 with one scale for each row, or for all, by our names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.model import weights_of
+from redraft.model_defs.weights.blocks import row_orders
+from redraft.model_defs.weights.folder import quantized_weights
+
+
+class RowScales(NamedTuple):
+    """What of a quantized checkpoint products in FP8 take as it is."""
+
+    scales: Mapping[str, Tensor]
+    """float32 [N], by our names of matrices"""
+    rounded: Mapping[str, str]
+    """How the other quantized weights are quantized, by Hugging Face name"""
+
+
+def row_scales(folder: Path, config: TargetConfig) -> RowScales:
+    """Those of a model folder; none where its weights are not quantized. A matrix that is read as floats has the same
+    codes again when it is divided by its scales: rounding to bfloat16 moves a number by less than a sixteenth of what
+    lies between two codes. Raises FileNotFoundError, or ValueError for a damaged file."""
+    scales: dict[str, Tensor] = {}
+    rounded: dict[str, str] = {}
+    if (stored := quantized_weights(folder)) is None:
+        return RowScales(scales, rounded)
+    for name, weight in weights_of(config).items():
+        parts = [stored.row_scale(source) for source in weight.sources]
+        found = [part for part in parts if part is not None]
+        orders = row_orders(weight, [len(part) for part in found]) if len(found) == len(parts) else None
+        if orders and len(orders) == 1:
+            scales[name] = torch.cat([found[i][torch.from_numpy(rows)] for i, rows in orders[0]])
+            continue
+        kinds = {source: stored.quantization(source) for source in weight.sources}
+        rounded |= {source: kind for source, kind in kinds.items() if kind}
+    return RowScales(scales, rounded)

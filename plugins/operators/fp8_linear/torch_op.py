@@ -1,0 +1,25 @@
+"""`Fp8Linear` as a torch operator, `torch.ops.redraft.fp8_linear`, for exported programs on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from redraft.plugins.operators.fp8_linear import cuda, reference
+
+
+@torch.library.custom_op("redraft::fp8_linear", mutates_args=())
+def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See README.md. On a GPU by the CUDA kernel and `torch._scaled_mm`."""
+    return reference.fp8_linear(x, weight, scale, bias)
+
+
+@fp8_linear.register_fake
+def _(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    reference.check(x, weight, scale, bias)
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+@fp8_linear.register_kernel("cuda")
+def _(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    return cuda.fp8_linear(x, weight, scale, bias)

@@ -1,0 +1,135 @@
+"""Bundles in FP8, by the operator's reference: their numbers, their size, and the same text with drafts as without.
+
+The slow cases would catch a kind of drafter whose program has a product that the operator does not take.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from redraft.bundle.backends import TORCH, Precision
+from redraft.bundle.method import MethodConfig
+from redraft.compiler.bundle import load_target
+from redraft.engines import load_engine
+from redraft.errors import BundleError
+from redraft.model_defs.files import SINGLE
+from redraft.plugins.operators.fp8_linear.reference import E4M3
+from tests.conftest import slow
+from tests.engines.scheduling import generate
+from tests.engines.tiny import (
+    METHOD,
+    chain,
+    expected,
+    make_batch,
+    random_tree,
+    tiny_bundle,
+    tiny_drafter_of,
+    tiny_of,
+    tiny_target,
+    write_model,
+)
+from tests.engines.torch.test_scheduling import PLANS
+from tests.model_defs.weights.layouts import TENSORS, group_of, quantize, scaled, scaled_as_a_whole
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return tiny_bundle(tmp_path_factory.mktemp("fp8"), tiny_target(), "torch", "fp8")
+
+
+def constants(bundle, name: str = "target") -> dict[str, torch.Tensor]:
+    program = torch.export.load(bundle.path / f"{name}.pt2")
+    return program.state_dict | {n: x for n, x in program.constants.items() if isinstance(x, torch.Tensor)}
+
+
+def test_logits_are_near_the_modules_and_matrices_in_e4m3(bundle):
+    step = [chain(0, [], [5, 6, 7, 90, 2, 44, 8], causal=True)]
+    logits, _ = load_engine(bundle).execute(make_batch(step))
+    want = expected(tiny_target(), step)[0]
+    assert 0.02 < np.abs(logits - want).mean() / np.abs(want).mean() < 0.4
+    stored = constants(bundle)
+    assert sum(x.dtype == E4M3 for x in stored.values()) == 2 * 4 + 1
+    assert {x.shape for x in stored.values() if x.ndim == 2 and x.dtype == torch.bfloat16} == {(111, 96)}
+    assert any(x.dtype == E4M3 for x in constants(bundle, f"drafter.{METHOD}").values())
+
+
+def test_a_row_s_logits_do_not_depend_on_those_beside_it(bundle):
+    """Three sequences at once, and each by itself: in the same bits where attention has as many rows."""
+    engine, rng = load_engine(bundle), np.random.default_rng(0)
+    trees = [random_tree(rng, slot, [], 5) for slot in (0, 3, 7)]
+    together = engine.execute(make_batch(trees))[0].copy()
+    for i, tree in enumerate(trees):
+        np.testing.assert_array_equal(engine.execute(make_batch([tree]))[0], together[5 * i : 5 * i + 5])
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "eagle3", *map(slow, ("eagle", "hidden_state", "draft_lm", "medusa"))])
+def test_speculation_gives_the_text_of_fp8_itself(kind, tmp_path):
+    target = tiny_target()
+    engine = load_engine(tiny_bundle(tmp_path, target, "torch", "fp8", trained=tiny_drafter_of(target, kind)))
+    text = generate(engine, None)[0]
+    for name, plan in PLANS.items():
+        tokens, scheduler = generate(engine, MethodConfig(**plan))
+        assert tokens == text, name
+        assert scheduler.totals.drafted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["gemma3", "opt", "mixtral", "qwen3 moe", "phi4"])
+def test_layers_of_every_kind(layers, tmp_path):
+    """Experts and their router keep bf16."""
+    target = tiny_of(layers)
+    bundle = tiny_bundle(tmp_path, target, "torch", "fp8", drafts=False)
+    step = [chain(0, [], [5, 6, 7, 90, 2], causal=True)]
+    logits, _ = load_engine(bundle).execute(make_batch(step))
+    want = expected(tiny_of(layers), step)[0]
+    assert np.abs(logits - want).mean() / np.abs(want).mean() < 0.5
+
+
+def test_two_ranks_have_scales_of_their_own_rows(tmp_path):
+    bundle = tiny_bundle(tmp_path, tiny_of("qwen3"), "torch", "fp8", drafts=False, tensor_parallel=2)
+    for rank in (0, 1):
+        folder = bundle.path / f"rank{rank}"
+        assert any(x.dtype == E4M3 for x in torch.export.load(folder / "target.pt2").state_dict.values())
+
+
+FLOAT8 = {"quant_method": TENSORS, "format": "float-quantized", "config_groups": group_of(8, "float")}
+SOURCES = {
+    "a scale for each row": (FLOAT8, lambda w: scaled(w, E4M3)),
+    "a scale for all": (FLOAT8, scaled_as_a_whole),
+    "blocks": ({"quant_method": "fp8", "weight_block_size": [24, 20]}, lambda w: scaled(w, E4M3, (24, 20))),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_checkpoint_in_fp8_keeps_its_bytes(source, tmp_path, capsys):
+    """Those with blocks have other scales, which is said."""
+    write_model(tiny_target(), tmp_path / "source")
+    quantize(tmp_path / "source", *SOURCES[source])
+    target = load_target(tmp_path / "source", TORCH, Precision.fp8, drafts=False)
+    said = capsys.readouterr().err
+    bundle = tiny_bundle(tmp_path, target, "torch", "fp8", drafts=False)
+    stored = {x.view(torch.uint8).numpy().tobytes() for x in constants(bundle).values() if x.dtype == E4M3}
+    layer = load_file(tmp_path / "source" / SINGLE)
+    for parts in ("qkv", "o"):
+        names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in parts]
+        codes = torch.cat([layer[name].view(torch.uint8) for name in names])
+        assert (codes.numpy().tobytes() in stored) == (source != "blocks")
+    if source == "blocks":
+        assert "fp8: rounded to E4M3 with a scale for each row" in said
+        return
+    assert not said
+    step = [chain(0, [], [5, 6, 7], causal=True)]
+    want = expected(target.float(), step)[0]
+    logits = load_engine(bundle).execute(make_batch(step))[0]
+    assert np.abs(logits - want).mean() / np.abs(want).mean() < 0.4
+
+
+def test_an_older_gpu_is_refused_with_the_remedy(bundle, monkeypatch):
+    monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "A100")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (8, 0))
+    with pytest.raises(BundleError, match=r"A100 .*8\.0: products in fp8 need 8\.9 or later; .*--precision bf16"):
+        load_engine(bundle)
