@@ -75,9 +75,6 @@ SHAPES = {
 ShapeName = Literal["llama-2-7b", "llama-3.1-8b", "smollm2-135m", "tiny"]
 Shape = Annotated[ShapeName, typer.Option(help="Sizes of the target.")]
 Context = Annotated[int, typer.Option(help="Cached tokens of each sequence.")]
-Precision = Annotated[
-    Literal["bf16", "fp8"], typer.Option(help="How matrices are stored and multiplied: fp8 as in a bundle.")
-]
 Batches = Annotated[list[int], typer.Option(help="Sequences at once.")]
 Rows = Annotated[list[int], typer.Option(help="Rows of each sequence.")]
 
@@ -124,12 +121,12 @@ def graphs(
 class TargetSteps:
     """Steps of a target over `context` cached tokens a sequence, each with the greedy choice made on the device."""
 
-    def __init__(self, target: Target, context: int, slots: int, most_rows: int, precision: str = "bf16"):
+    def __init__(self, target: Target, context: int, slots: int, most_rows: int, fp8: bool = False):
         """`slots` sequences with `most_rows` rows each at most."""
         config, self.device = target.config, target.embedding.weight.device
         self._vocab_size, self._context, self._shape = config.vocab_size, context, CacheShape(slots, context, most_rows)
         self._module: nn.Module
-        if precision == "fp8":
+        if fp8:
             with self.device:
                 self._module = export_target_torch(target, self._shape, rewrite=float8.quantize).module()
         else:
@@ -160,11 +157,11 @@ def time_target(
     rows: list[int],
     repeats: int,
     eager: bool = False,
-    precision: str = "bf16",
+    fp8: bool = False,
 ) -> list[dict[str, Any]]:
     """Milliseconds of a step of every batch and number of rows, over `context` cached tokens; `eager`: also without a
     CUDA graph."""
-    steps = TargetSteps(target, context, max(batches), max(rows), precision)
+    steps = TargetSteps(target, context, max(batches), max(rows), fp8)
     ways = {"milliseconds": True} | ({"eager_milliseconds": False} if eager else {})
     return [
         {"batch": batch, "rows": count}
@@ -180,12 +177,12 @@ def time_drafting(
     context: int,
     batches: list[int],
     repeats: int,
-    precision: str = "bf16",
+    fp8: bool = False,
 ) -> list[dict[str, Any]]:
     """Milliseconds of a draft of every batch."""
     loop, device = BeamSearch(drafter, *shape), drafter.embedding.device
     draft_of: Callable[[list[Tensor]], Sequence[Tensor]] = loop
-    if precision == "fp8":
+    if fp8:
         with device:
             draft_of = export_drafter_torch(loop, float8.quantize).module()
     caches: list[Tensor] = []
@@ -249,7 +246,7 @@ def main(
     context: Context = 512,
     batches: Batches = [1, 2, 4, 8, 16, 32, 64],
     rows: Rows = [1, 2, 4, 8, 16, 32, 64],
-    precision: Precision = "bf16",
+    fp8: Annotated[bool, typer.Option("--fp8", help="Store and multiply matrices in FP8, as a bundle does.")] = False,
     no_drafters: Annotated[bool, typer.Option("--no-drafters", help="Step times of the target only.")] = False,
     eager: Annotated[bool, typer.Option("--eager", help="Time steps without CUDA graphs too.")] = False,
     repeats: Repeats = 30,
@@ -258,14 +255,14 @@ def main(
     on_device = device_of(device, output, kernels=True)
     torch.manual_seed(0)
     target = random_target(SHAPES[shape], on_device)
-    report: dict[str, Any] = {"shape": shape, "precision": precision, "context": context, "systems": {}}
-    report["steps"] = time_target(target, context, batches, sorted({1, *rows}), repeats, eager, precision)
+    report: dict[str, Any] = {"shape": shape, "precision": "fp8" if fp8 else "bf16", "context": context, "systems": {}}
+    report["steps"] = time_target(target, context, batches, sorted({1, *rows}), repeats, eager, fp8)
     for name, sizes in () if no_drafters else SYSTEMS.items():
         width, length, _ = sizes
         drafter = random_drafter(drafter_of(name, target), on_device, context + PAIRS + width * length, length)
         report["systems"][name] = {
             "parameters": sum(weight.numel() for weight in drafter.parameters()),
-            "drafting": time_drafting(drafter, sizes, context, batches, repeats, precision),
+            "drafting": time_drafting(drafter, sizes, context, batches, repeats, fp8),
         }
     for table in tables(report):
         table.show(console)
