@@ -9,13 +9,14 @@ import numpy as np
 
 from redraft.engines.features import Features
 
-BESIDE_STREAMS = 2
-"""Beside sequences that decode, a step takes one in so many of the rows that it may take: each row delays them all."""
+BESIDE_STREAMS, MOST_BESIDE = 2, 256
+"""Beside sequences that decode, a step takes one in so many of the rows that it may take, and at most so many: each row
+delays them all, on a GPU beyond its spare arithmetic."""
 
 
 def step_rows(prefill_chunk: int, decoding: int) -> int:
     """Most prompt rows of a step in which `decoding` sequences decode: what the scheduler fills and engines prepare."""
-    return max(prefill_chunk // BESIDE_STREAMS, 1) if decoding else prefill_chunk
+    return min(max(prefill_chunk // BESIDE_STREAMS, 1), MOST_BESIDE) if decoding else prefill_chunk
 
 
 @dataclass

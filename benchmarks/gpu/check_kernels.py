@@ -151,7 +151,7 @@ def with_norms(batch: Batch) -> Batch:
     """The batch with norms of query and key heads, whose projections are three times as large."""
     _, kv_heads, _, size = batch.k_cache.shape
     generator = torch.Generator().manual_seed(1)
-    query, key = (1 + torch.randn(2, size, generator=generator) / 4).to(batch.qkv.dtype)
+    query, key = 1 + torch.randn(2, size, generator=generator) / 4
     scaled = batch.qkv.clone()
     scaled[:, : -kv_heads * size] *= 3
     return batch._replace(qkv=scaled, norms=(query, key))
@@ -175,9 +175,7 @@ def check(batch: Batch, heads: Heads, device: str) -> dict[str, float]:
     """Largest and root-mean-square error of the output. Raises ArithmeticError beyond the tolerance, where the caches
     differ by more than a rounding or, in fp32, where a sequence on its own has other bits."""
     expected_batch, found_batch = batch.to("cpu"), batch.to(device)
-    widened = expected_batch._replace(
-        qkv=batch.qkv.float(), norms=batch.norms and (batch.norms[0].float(), batch.norms[1].float())
-    )
+    widened = expected_batch._replace(qkv=batch.qkv.float())
     expected = reference.tree_attention(*widened[:-2], **widened.options(heads))
     out, dtype = attend(found_batch, heads), batch.qkv.dtype
     if out[int(batch.row_offsets[-1]) :].any():
@@ -236,7 +234,7 @@ def seconds(call: Callable[[], object], repeats: int = 20) -> float:
 
 def add_bandwidth() -> float:
     """Bytes per second that `torch.add` reads and writes: nearly the chip's own limit, which `copy_` of bytes is far
-    from (H200: 4.25 and 2.75 TB/s)."""
+    from."""
     source = torch.empty(1 << 28, device="cuda")
     result = torch.empty_like(source)
     return 2 * source.nbytes / seconds(lambda: torch.add(source, 1, out=result))

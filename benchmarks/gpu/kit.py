@@ -100,7 +100,7 @@ def split(file: Path, first_bytes: int, first: Path, second: Path) -> None:
 
 
 def write_kernels(folder: Path) -> None:
-    """Put the kernels' PTX into a folder, under the names of a wheel's. Raises BuildError without nvcc."""
+    """Put the compiled kernels into a folder, under the names of a wheel's. Raises BuildError without nvcc."""
     from redraft.plugins.cuda.compile import compile_for_wheel
 
     compile_for_wheel(folder, (ARCHITECTURE,))

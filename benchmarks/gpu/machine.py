@@ -49,7 +49,7 @@ def device_of(
 def obstacle(device: str, packages: Sequence[str] = (), kernels: bool = False) -> str | None:
     """What keeps this machine from measuring on the device, in one line with the remedy."""
     if missing := absent(packages):
-        remedy = "python -m benchmarks.gpu.kit makes wheels to carry (docs/gpu.md)"
+        remedy = "python -m benchmarks.gpu.kit makes wheels to carry (docs/developers/gpu.md)"
         return f"not installed here: {', '.join(missing)}. {remedy}"
     if device == "cpu":
         return None

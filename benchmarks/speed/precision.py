@@ -33,7 +33,7 @@ from benchmarks.load.llama_cpp import LlamaCpp
 from benchmarks.speed.acceptance import acceptance_figures
 from benchmarks.speed.inprocess import load_llm, teacher_force
 from redraft.compiler.calibration import Calibration
-from redraft.compiler.passes.quantization import FP8, INT8, quantize_network
+from redraft.compiler.passes.quantization import FP8, INT4, INT8, quantize_network
 from redraft.console.progress import tracked
 from redraft.llm import LLM
 from redraft.loadtest.results import finish
@@ -141,14 +141,16 @@ def compare(target: Target, texts: list[list[int]], contenders: Contenders) -> l
 
 @contextmanager
 def open_networks(target: Target, rows: int, calibration: Calibration | None) -> Iterator[Contenders]:
-    """The target in bf16 and its networks in fp16, int8 and, with a calibration, fp8, for texts of so many rows."""
+    """The target in bf16, its networks in fp16, int8, int4 and, with a calibration, fp8, for texts of so many rows."""
     half = Target(target.config).eval().requires_grad_(False)
     half.load_state_dict(target.state_dict())
-    half.to(torch.bfloat16)
+    half.in_dtype(torch.bfloat16)
     megabytes = 2e-6 * sum(weight.numel() for weight in half.parameters())
     contenders: Contenders = {"bf16": Contender(megabytes, partial(module_log_probs, half))}
-    network = export_target_native(deepcopy(target).half(), CacheShape(1, rows, 1), features_output=False)
-    networks = {"fp16": network, INT8: quantize_network(network, INT8)}
+    network = export_target_native(
+        deepcopy(target).in_dtype(torch.float16), CacheShape(1, rows, 1), features_output=False
+    )
+    networks = {"fp16": network, **{name: quantize_network(network, name) for name in (INT8, INT4)}}
     if calibration:
         networks[FP8] = quantize_network(network, FP8, calibration.largest_inputs)
     with ExitStack() as stack:

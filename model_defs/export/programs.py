@@ -58,7 +58,7 @@ def export_target_torch(
     """The target's program in the module's dtype, or one rank's of several: arguments input_ids, [positions,
     row_offsets, slots, cache_lengths, tree_mask, commit_src, commit_offsets], logit_rows, k caches, v caches; see
     `export_target_plugin` for shapes."""
-    config, dtype = target.config, target.norm.weight.dtype
+    config, dtype = target.config, target.embedding.weight.dtype
     rows, sequences, bounds, commits = 5, 3, 4, 2
     t, b, b1, c, r = (Dim(name, min=1) for name in ("T", "B", "B1", "C", "R"))
     caches = [empty_caches(target, cache, cache.slots, dtype) for _ in "kv"]

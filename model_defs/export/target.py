@@ -209,7 +209,7 @@ class _NativeTarget(nn.Module):
         self.target, self.features_output = target, features_output
         self.join = _join(rank, ranks)
         for kind, table in enumerate(rope_tables(target.config, cache.rows, cache.max_len)):
-            cos, sin = table.to(target.norm.weight.dtype).chunk(2, dim=-1)
+            cos, sin = table.to(target.embedding.weight.dtype).chunk(2, dim=-1)
             self.register_buffer(f"rope_cos_{kind}", cos.contiguous())
             self.register_buffer(f"rope_sin_{kind}", sin.contiguous())
 
@@ -232,7 +232,7 @@ class _NativeTarget(nn.Module):
             query, key, value = (x.transpose(1, 2) for x in split_qkv(qkv.unflatten(0, input_ids.shape), config, norms))
             kind = config.attention_of(layer)
             cos, sin = self.get_buffer(f"rope_cos_{kind}"), self.get_buffer(f"rope_sin_{kind}")
-            query, key = (torch.onnx.ops.rotary_embedding(x, cos, sin, positions) for x in (query, key))
+            query, key = (torch.onnx.ops.rotary_embedding(x.to(qkv.dtype), cos, sin, positions) for x in (query, key))
             for cache, update, updated in ((k, key, k_out), (v, value, v_out)):
                 updated.append(scatter_rows(cache[layer], update, write_indices))
             out = torch.onnx.ops.attention(query, k_out[-1], v_out[-1], masks[kind], scale=config.head_size**-0.5)[0]
@@ -337,7 +337,7 @@ def export_target_native(
     head_size]. Outputs: logits [R, V], features [B * N, F] with `features_output`, k_cache.{l}.updated and
     v_cache.{l}.updated. The caller moves the rows of an accepted path between executes.
     """
-    config, dtype = target.config, target.norm.weight.dtype
+    config, dtype = target.config, target.embedding.weight.dtype
     batch, rows = 3, 5
     caches = [empty_caches(target, cache, batch, dtype) for _ in "kv"]
     examples = (

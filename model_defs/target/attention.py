@@ -47,6 +47,11 @@ def apply_rope(x: Tensor, table: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm over the last dimension, in the weight's dtype."""
+    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps)
+
+
 class HeadNorms(NamedTuple):
     """RMS norms of query heads and of key heads, before RoPE: weights [head_size] each."""
 
@@ -61,7 +66,7 @@ def split_qkv(qkv: Tensor, config: TargetConfig, norms: HeadNorms | None) -> tup
         [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=-2
     )
     if norms:
-        q, k = (F.rms_norm(x, weight.shape, weight, norms.eps) for x, weight in ((q, norms.query), (k, norms.key)))
+        q, k = rms_norm(q, norms.query, norms.eps), rms_norm(k, norms.key, norms.eps)
     return q, k, v
 
 
@@ -110,7 +115,7 @@ class DenseCache:
         visible = within_window(keys <= queries, self.config.window_of(layer))
         group = self.config.num_heads // kv_heads
         out = F.scaled_dot_product_attention(
-            q.unflatten(2, (kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3),
+            q.to(v.dtype).unflatten(2, (kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3),
             self.k[layer, :, :, :longest],
             self.v[layer, :, :, :longest],
             attn_mask=visible.repeat(1, group, 1)[:, None],
@@ -128,7 +133,7 @@ def causal_attend(config: TargetConfig, rows: int, device: torch.device | str = 
         kind = config.attention_of(layer)
         q, k, v = split_qkv(qkv, config, norms)
         q, k = apply_rope(q, tables[kind]), apply_rope(k, tables[kind])
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
         mask = masks[kind]
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
         return out.transpose(1, 2).flatten(2)

@@ -66,6 +66,8 @@ class TargetConfig:
     learned_positions: bool = False
     """Whether an embedding of the position is added to the token's"""
     experts: Experts | None = None
+    float32_norms: bool = False
+    """Whether norms stay in float32 in a target of 16 bits, which would round their weights, 1 + what is stored"""
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

@@ -29,6 +29,9 @@ def described(config: TargetConfig) -> dict[str, Any]:
     """The fields that tell targets apart, without features that a target does not have: what knows nothing of a new
     feature keeps its fingerprint."""
     values = asdict(config)
-    absent = {field.name for field in fields(config) if values[field.name] == field.default} | {"family"}
+    absent = {field.name for field in fields(config) if values[field.name] == field.default} | {
+        "family",
+        "float32_norms",
+    }
     rope = {name: value for name, value in values["rope"].items() if value is not None}
     return {name: value for name, value in values.items() if name not in absent} | {"rope": rope}

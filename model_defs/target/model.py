@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redraft.model_defs.files import StoredTensors, require_finite, weight_files
-from redraft.model_defs.target.attention import HeadNorms
+from redraft.model_defs.target.attention import HeadNorms, rms_norm
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.families.base import Weights
 from redraft.model_defs.target.families.registry import FAMILIES
@@ -58,12 +58,15 @@ class States(NamedTuple):
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float):
+    def __init__(self, size: int, eps: float, in_float32: bool = False):
+        """`in_float32`: see `TargetConfig.float32_norms`."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.eps, self.in_float32 = eps, in_float32
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.in_float32:
+            return rms_norm(x, self.weight, self.eps).to(x.dtype)
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
@@ -72,8 +75,9 @@ Norm = RMSNorm | nn.LayerNorm
 
 def norm_of(config: TargetConfig) -> Norm:
     """A norm of hidden states, of the target's kind."""
-    kind = nn.LayerNorm if config.layer_norm else RMSNorm
-    return kind(config.hidden_size, config.rms_norm_eps)
+    if config.layer_norm:
+        return nn.LayerNorm(config.hidden_size, config.rms_norm_eps)
+    return RMSNorm(config.hidden_size, config.rms_norm_eps, config.float32_norms)
 
 
 def table(rows: int, size: int) -> nn.Embedding:
@@ -126,8 +130,9 @@ class DecoderLayer(nn.Module):
         self.attention_norm = norm_of(config)
         self.qkv = nn.Linear(hidden, heads + 2 * kv, bias=config.qkv_bias)
         if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps)
-            self.k_norm = RMSNorm(config.head_size, config.rms_norm_eps)
+            self.q_norm, self.k_norm = (
+                RMSNorm(config.head_size, config.rms_norm_eps, config.float32_norms) for _ in "qk"
+            )
         self.attention_out = nn.Linear(heads, hidden, bias=config.output_bias)
         self.mlp_norm = norm_of(config)
         if config.sandwich_norms:
@@ -219,6 +224,15 @@ class Target(nn.Module):
         readers = cast(Iterable[FeatureReader], self.feature_readers)
         return sum(reader.size for reader in readers) or self.config.hidden_size
 
+    def in_dtype(self, dtype: torch.dtype) -> Target:
+        """Itself with weights of another dtype, except norms that stay in float32 (`TargetConfig.float32_norms`)."""
+        norms = [norm for norm in self.modules() if isinstance(norm, RMSNorm) and norm.in_float32]
+        weights = [norm.weight.detach() for norm in norms]
+        self.to(dtype)
+        for norm, weight in zip(norms, weights, strict=True):
+            norm.weight = nn.Parameter(weight, requires_grad=False)
+        return self
+
     def first_rows(self, name: str, count: int) -> Tensor:
         """The first rows of a parameter, also of one that stays in blocks."""
         if self.blocks is not None and name in self.blocks:
@@ -279,12 +293,18 @@ class Target(nn.Module):
 
     @classmethod
     def from_folder(
-        cls, folder: Path, dtype: torch.dtype | None = torch.float32, in_blocks: bool = False, float_ends: bool = True
+        cls,
+        folder: Path,
+        dtype: torch.dtype | None = torch.float32,
+        in_blocks: bool = False,
+        float_ends: bool = True,
+        beside_blocks: bool = False,
     ) -> Target:
         """Load a model folder's weights, converted to `dtype`, or as they are stored where it is None, except for norms
         that are computed from what is stored, which are in float32 then. Matrices of a GGUF file or beside quantized
         ones are bfloat16 then. With `in_blocks` weights that are stored in blocks are not loaded, and `blocks` reads
-        them; embedding and LM head are floats too then, with `float_ends`.
+        them; embedding and LM head are floats too then, with `float_ends`. With `beside_blocks` all are floats, and
+        `blocks` reads those that are stored so.
 
         The files are mapped, and one weight at a time is concatenated and converted: memory beyond the target's own is
         that of the largest. Raises UnsupportedModelError, FileNotFoundError or ValueError (a missing weight, one of
@@ -299,9 +319,11 @@ class Target(nn.Module):
             target = cls.check_weights(shapes, config)
             if in_blocks:
                 target.blocks = StoredBlocks(weights_of(config), stored_blocks(stored, folder), config.tie_embeddings)
+            elif beside_blocks and isinstance(stored, BlockSource):
+                target.blocks = StoredBlocks(weights_of(config), stored, config.tie_embeddings)
             ends = ENDS if float_ends else ()
             for name, weight in weights_of(config).items():
-                if target.blocks and name in target.blocks and name not in ends:
+                if in_blocks and target.blocks and name in target.blocks and name not in ends:
                     # The exporter takes equal constants for one.
                     weights[name] = torch.tensor(float(len(weights))).expand(target.get_parameter(name).shape)
                     continue

@@ -18,7 +18,7 @@ from redraft.plugins.cuda.declaration import PLUGINS
 from redraft.plugins.library import CACHE, COMPILED, BuildError
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-"""What a wheel has PTX for, and what kernels are reported for; ascending."""
+"""What a wheel has PTX and machine code for, and what kernels are reported for; ascending."""
 FLAGS = ["-std=c++17", "-O3"]
 PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
 REMEDY = (
@@ -55,12 +55,34 @@ def ptx(source: Path, architecture: str = "sm_90") -> str:
     return once(source, architecture, "ptx", compiled)
 
 
+def image(source: Path, architecture: str) -> bytes:
+    """What the driver loads: a wheel's machine code, which runs on its major architecture from its minor one on, or
+    PTX, which the driver compiles first, in a container at every start. Raises BuildError."""
+    same = [
+        name
+        for name in ARCHITECTURES
+        if _number(name) <= _number(architecture) and _major(name) == _major(architecture)
+    ]
+    shipped = [COMPILED / _name(source, name, "cubin") for name in same]
+    if not os.environ.get("NVCC") and shipped and shipped[-1].exists():
+        return shipped[-1].read_bytes()
+    return ptx(source, architecture).encode()
+
+
+def assemble(code: Path, architecture: str, cubin: Path) -> None:
+    """Write the machine code of a file of PTX. Raises BuildError."""
+    run_tool([str(nvcc().with_name("ptxas")), f"-arch={architecture}", str(code), "-o", str(cubin)])
+
+
 def compile_for_wheel(folder: Path, architectures: Sequence[str] = ARCHITECTURES) -> list[Path]:
-    """Put the PTX of all sources into a folder, under the names that `ptx` reads. Raises BuildError."""
+    """Put the PTX and the machine code of all sources into a folder, under the names that `ptx` and `image` read.
+    Raises BuildError."""
     files = []
     for source, architecture in product(sources(), architectures):
-        files.append(folder / _name(source, architecture))
-        files[-1].write_text(ptx(source, architecture))
+        code, cubin = (folder / _name(source, architecture, kind) for kind in ("ptx", "cubin"))
+        code.write_text(ptx(source, architecture))
+        assemble(code, architecture, cubin)
+        files += [code, cubin]
     return files
 
 
@@ -104,6 +126,10 @@ def _name(source: Path, architecture: str, kind: str = "ptx") -> str:
 
 def _number(architecture: str) -> int:
     return int(architecture.removeprefix("sm_"))
+
+
+def _major(architecture: str) -> int:
+    return _number(architecture) // 10
 
 
 def find_program(program: str) -> list[Path]:

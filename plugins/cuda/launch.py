@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from redraft.plugins.cuda.compile import headers, ptx
+from redraft.plugins.cuda.compile import headers, image
 from redraft.plugins.cuda.declaration import Kernel
 from redraft.plugins.library import CACHE, FLAGS, BuildError
 
@@ -102,8 +102,8 @@ def _cuda_function(source: Path, entry: str, device: int) -> ctypes.c_void_p:
     major, minor = torch.cuda.get_device_capability(device)
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):
-        text = ptx(source, f"sm_{major}{minor}").encode()
-        _check(_driver().cuModuleLoadData(ctypes.byref(module), text), f"loading {source.name}")
+        code = image(source, f"sm_{major}{minor}")
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), code), f"loading {source.name}")
     _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, entry.encode()), entry)
     return function
 

@@ -65,7 +65,7 @@ class Backend:
     """A cache slot has a size in bytes that is a multiple of this."""
     prefill_chunk: int = 512
     """Usual prompt rows of a step. On a CPU each row delays the running streams; a GPU has spare arithmetic up to about
-    300 rows (an H100 in bf16)."""
+    300 rows: the arithmetic over the bandwidth of an H100 in bf16."""
     loads_fp32: bool = False
     """Whether a build loads the target in float32, not as it is stored."""
     build_copies: float
@@ -120,7 +120,7 @@ TENSORRT = Backend(
     engine="redraft.engines.tensorrt.engine:TensorRTEngine",
     writer="redraft.compiler.writers.tensorrt:write",
     devices=("cuda",),
-    precisions=(Precision.bf16, Precision.int8, Precision.fp8),
+    precisions=(Precision.bf16, Precision.int8, Precision.int4, Precision.fp8),
     calibrated=(Precision.fp8,),
     forms=(Form.plugin, Form.native),
     native_drafters=True,
@@ -134,7 +134,7 @@ TENSORRT_RTX = replace(
     TENSORRT,
     name="tensorrt_rtx",
     title="TensorRT for RTX",
-    precisions=(Precision.fp16, Precision.bf16, Precision.fp32, Precision.int8, Precision.fp8),
+    precisions=(Precision.fp16, Precision.bf16, Precision.fp32, Precision.int8, Precision.int4, Precision.fp8),
     usual_precision=Precision.fp16,
     forms=(Form.native,),
     build_copies=3.5,

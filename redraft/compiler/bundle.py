@@ -74,7 +74,7 @@ def load_target(model: Path, backend: Backend, precision: Precision, drafts: boo
         return target
     if backend.loads_fp32 or precision == Precision.fp32:
         return Target.from_folder(model)
-    target = Target.from_folder(model, None)
+    target = Target.from_folder(model, None, beside_blocks=precision == Precision.int4)
     if backend == TORCH and precision == Precision.fp8:
         target.row_scales, rounded = row_scales(model, target.config)
         if rounded:

@@ -76,7 +76,8 @@ def test_only_redraft_is_in_the_wheel(wheel):
     ):
         assert f"redraft/{file}" in names
     for source, architecture in itertools.product(compile.sources(), compile.ARCHITECTURES):
-        assert f"redraft/plugins/compiled/{source.parent.name}-{source.stem}-{architecture}.ptx" in names
+        for kind in ("ptx", "cubin"):
+            assert f"redraft/plugins/compiled/{source.parent.name}-{source.stem}-{architecture}.{kind}" in names
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""8-bit engines: TensorRT for RTX builds them from the very file that ONNX Runtime verifies, full TensorRT's are built
-and run by a stand-in library; the script calibrates."""
+"""Quantized engines: TensorRT for RTX builds them from the very file that ONNX Runtime verifies, full TensorRT's are
+built and run by a stand-in library; the script calibrates."""
 
 from __future__ import annotations
 
@@ -24,8 +24,23 @@ from redraft.model_defs.target.model import Target
 from tests.cli.commands import invoke
 from tests.engines.tensorrt import stand_in_tensorrt
 from tests.engines.tiny import chain, expected, make_batch, tiny_lm, tiny_target, write_model
+from tests.model_defs.weights.layouts import compressed, group_of
+from tests.model_defs.weights.test_checkpoint import PACKED, write_folder
 
 TEXT = [5, 9, 2, 77, 31, 8, 44]
+NARROW = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4, "fp8": ir.DataType.FLOAT8E4M3FN}
+LARGEST_ERRORS = {"int8": 0.08, "int4": 0.5, "fp8": 0.5}
+"""Of logits, as a share of their mean magnitude."""
+
+
+def narrow_layers(target: Target, precision: str) -> int:
+    """Linear layers whose weights are in the precision itself."""
+    layers = linear_layers(target)
+    if precision == "int8":
+        return len(layers)
+    return sum(
+        name != "lm_head" and (precision == "fp8" or layer.in_features % 32 == 0) for name, layer in layers.items()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +88,7 @@ def test_what_cannot_be_calibrated_is_refused(model, calibration, tmp_path, opti
     assert not (tmp_path / "c.json").exists()
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp8"])
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp8"])
 def test_the_engine_is_built_from_the_file_that_onnx_runtime_verifies(model, calibration, tmp_path, precision):
     options = ["--model", model, "--backend", "tensorrt_rtx", "--no-drafter", "--precision", precision]
     if precision == "fp8":
@@ -85,9 +100,9 @@ def test_the_engine_is_built_from_the_file_that_onnx_runtime_verifies(model, cal
     assert bundle.config.precision == precision
     assert ("calibration.json" in bundle.manifest.files) == (precision == "fp8")
     layers = json.loads((tmp_path / "b" / "target.engine.json").read_text())["layers"]
-    assert (layers["DEQUANTIZE"], layers.get("QUANTIZE", 0)) == ((9, 0) if precision == "int8" else (16, 8))
+    assert (layers["DEQUANTIZE"], layers.get("QUANTIZE", 0)) == ((16, 8) if precision == "fp8" else (9, 0))
     stored = Counter(value.dtype for value in ir.load(tmp_path / "b" / "target.onnx").graph.initializers.values())
-    assert stored[ir.DataType.INT8 if precision == "int8" else ir.DataType.FLOAT8E4M3FN] >= 8
+    assert stored[NARROW[precision]] >= narrow_layers(tiny_target(), precision)
     assert (tmp_path / "b" / "target.engine").stat().st_size > 0
 
     session = onnxruntime.InferenceSession(tmp_path / "b" / "target.onnx", providers=["CPUExecutionProvider"])
@@ -101,11 +116,11 @@ def test_the_engine_is_built_from_the_file_that_onnx_runtime_verifies(model, cal
     target = tiny_target()
     want = target.lm_head(target(torch.tensor([TEXT]), causal_attend(target.config, len(TEXT))).hidden)[0].numpy()
     error = np.abs(logits.astype(np.float32) - want).mean() / np.abs(want).mean()
-    assert error < (0.08 if precision == "int8" else 0.5)
+    assert error < LARGEST_ERRORS[precision]
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp8"])
-def test_full_tensorrt_takes_8_bits_with_bf16_around(monkeypatch, tmp_path, precision):
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp8"])
+def test_full_tensorrt_takes_quantized_weights_with_bf16_around(monkeypatch, tmp_path, precision):
     """The quantized file in plugin form is what is built; its engine's logits are near the module's."""
     target, model = tiny_lm(), tmp_path / "model"
     write_model(target, model)
@@ -126,11 +141,30 @@ def test_full_tensorrt_takes_8_bits_with_bf16_around(monkeypatch, tmp_path, prec
     assert ("calibration.json" in bundle.manifest.files) == (precision == "fp8")
     constants = ir.load(tmp_path / "b" / "target.onnx").graph.initializers
     stored = Counter(value.dtype for value in constants.values())
-    narrow = ir.DataType.INT8 if precision == "int8" else ir.DataType.FLOAT8E4M3FN
-    assert stored[narrow] >= len(linear_layers(target)) - (precision == "fp8")
+    assert stored[NARROW[precision]] >= narrow_layers(target, precision)
     assert constants["target.norm.weight"].dtype == ir.DataType.BFLOAT16
     assert not stored[ir.DataType.FLOAT16]
     step = [chain(0, [], TEXT, causal=True)]
     logits, _ = load_engine(bundle).execute(make_batch(step, words=1))
     want = expected(target, step)[0]
-    assert np.abs(logits - want).mean() / np.abs(want).mean() < (0.08 if precision == "int8" else 0.5)
+    assert np.abs(logits - want).mean() / np.abs(want).mean() < LARGEST_ERRORS[precision]
+
+
+@pytest.mark.parametrize(("symmetric", "kept"), [(True, 8), (False, 0)])
+def test_weights_of_4_bits_around_their_middle_are_kept_as_they_are(tmp_path, symmetric, kept):
+    """Others are rounded anew."""
+    settings = PACKED | {"config_groups": group_of(4, symmetric=symmetric, group_size=32)}
+    folder = tmp_path / "model"
+    write_folder(folder, settings, lambda w: compressed(w, 4, symmetric=symmetric, size=32), intermediate_size=192)
+    options = ["--model", folder, "--backend", "tensorrt_rtx", "--no-drafter", "--precision", "int4", "--slots", 1]
+    options += ["--max-len", 40, "--max-tree", 8, "--prefill-chunk", 16, "--output", tmp_path / "b"]
+    done = invoke(build.main, *options)
+    assert done.exit_code == 0, done.output
+    assert f"{kept} matrices keep the 4 bits of their source" in done.output
+    constants, exact = ir.load(tmp_path / "b" / "target.onnx").graph.initializers, Target.from_folder(folder)
+    for name in ("layers.0.qkv", "layers.1.down"):
+        values, scale = (constants[f"{name}.{part}"].const_value.numpy() for part in ("weight.int4", "scale"))
+        products = values.astype(np.float32).reshape(*scale.shape, -1) * scale.astype(np.float32)[..., None]
+        weight = exact.get_parameter(f"{name}.weight").numpy()
+        error = np.abs(products.reshape(weight.shape) - weight).max() / np.abs(weight).max()
+        assert error < (2**-10 if symmetric else 0.2)

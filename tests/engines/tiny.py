@@ -98,6 +98,7 @@ LAYERS: dict[str, dict[str, Any]] = {
         "others": Attention(RopeConfig(theta=100.0), window=9, layers=(0,)),
         "qk_norm": True,
         "sandwich_norms": True,
+        "float32_norms": True,
         "activation": "gelu",
         "embedding_scale": 96**0.5,
     },

@@ -21,7 +21,7 @@ def arguments(case: Case, qkv: torch.dtype, cache: torch.dtype, norm_eps: float 
     tensors |= {"qkv": tensors["qkv"].to(qkv)}
     tensors |= {name: tensors[name].to(cache) for name in ("k_cache", "v_cache")}
     starts = tensors.pop("starts", None)
-    norms = [torch.from_numpy(norm).to(qkv) for norm in case.norms or ()]
+    norms = [torch.from_numpy(norm) for norm in case.norms or ()]
     last = [starts, 0, *norms, norm_eps] if norms else [] if starts is None else [starts]
     return [*tensors.values(), case.num_heads, 1, 64, *last]
 

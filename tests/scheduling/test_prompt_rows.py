@@ -112,3 +112,5 @@ def test_a_step_takes_fewer_rows_beside_streams():
     assert step_rows(128, 0) == 128
     assert step_rows(128, 1) == 64
     assert step_rows(1, 3) == 1
+    assert step_rows(2048, 0) == 2048
+    assert step_rows(2048, 1) == 256

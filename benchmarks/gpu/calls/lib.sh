@@ -57,9 +57,9 @@ join() {
   cat "${@:2}" > "$1" || { echo "a part of $1 is missing: run the call before this one on the same machine"; exit 1; }
 }
 
-# use_kernels FOLDER: load the kit's PTX instead of a minute of nvcc. Every call does: what git does not ignore, as these
+# use_kernels FOLDER: load the kit's kernels instead of a minute of nvcc. Every call does: what git does not ignore, as these
 # copies, may be gone when the tree is sent again.
-use_kernels() { [ "$DEVICE" = cpu ] || row kernels 5 bash -c "mkdir -p plugins/compiled && cp '$1'/*.ptx plugins/compiled/"; }
+use_kernels() { [ "$DEVICE" = cpu ] || row kernels 5 bash -c "mkdir -p plugins/compiled && cp '$1'/*.{ptx,cubin} plugins/compiled/"; }
 
 # end: say what came of each row; the call fails where one did.
 end() {

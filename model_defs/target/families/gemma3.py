@@ -46,6 +46,7 @@ def own_fields(raw: HFConfig) -> dict[str, Any]:
         "qk_norm": True,
         "query_scale": (raw["head_dim"] / raw["query_pre_attn_scalar"]) ** 0.5,
         "sandwich_norms": True,
+        "float32_norms": True,
         "activation": "gelu",
         "embedding_scale": raw["hidden_size"] ** 0.5,
     }

@@ -33,8 +33,8 @@ def tree_attention(
     norm_eps: float = 1e-5,
     run: Callable[..., list[Tensor]] = run,
 ) -> Tensor:
-    """Compute `TreeAttention` on a GPU or, for tests, on the CPU; qkv, the `norms` of query and key heads, caches and
-    the result are bf16 or f32.
+    """Compute `TreeAttention` on a GPU or, for tests, on the CPU; qkv, caches and the result are bf16 or f32, the
+    `norms` of query and key heads f32.
 
     Raises ValueError for a head size that is not in HEAD_SIZES and for tensors that do not fit; what they hold is not
     looked at, since that would wait for the GPU.
@@ -49,11 +49,13 @@ def tree_attention(
     write, split, combine = FP32_KERNELS if k_cache.dtype == torch.float32 else KERNELS
     if not tree_mask.numel():
         tree_mask = tree_mask.new_empty(len(qkv), 0)
-    read = norms or (qkv.new_empty(head_size),) * 2  # without norms the kernel reads neither
+    read = norms or (qkv.new_empty(head_size, dtype=torch.float32),) * 2  # without norms the kernel reads neither
     q, k, v = run(
         write,
         (qkv, positions, *offsets, commit_src, commit_offsets, rope_table, *read, k_cache, v_cache),
         attributes | {"norm_eps": eps_bits(norm_eps) if norms else 0},
     )
-    partial, stats = run(split, (q, *offsets, tree_mask, k, v), attributes | {"window": window})
-    return run(combine, (partial, stats, positions, row_offsets, k), attributes)[0]
+    parts = run(split, (q, *offsets, tree_mask, k, v), attributes | {"window": window})
+    others = {"positions": positions, "row_offsets": row_offsets, "k_cache": k}
+    taken = (others[argument.name] for argument in combine.inputs[len(parts) :])
+    return run(combine, (*parts, *taken), attributes)[0]

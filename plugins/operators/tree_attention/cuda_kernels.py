@@ -22,9 +22,7 @@ TILE = 64
 WRITE_ROWS = 64
 WARPS = THREADS // 32
 BLOCKS = 528
-"""Blocks that `TreeAttentionSplit` aims at: 4 for each of an H200's 132 multiprocessors."""
-LEAST_KEYS = 64
-"""Fewest keys of a split."""
+"""Blocks that `TreeAttentionSplit` shares all keys out to: 4 for each of an H200's 132 multiprocessors."""
 FP32_SPLIT_KEYS = 256
 """Keys of every split in fp32."""
 ATTRIBUTES = ("heads", "kv_heads", "head_size")
@@ -39,6 +37,7 @@ _POSITIONS = Argument("positions", "int32", ("rows",))
 _PARTIAL, _STATS = (
     Argument(name, "float32", ("places", size)) for name, size in (("partial", "head_size"), ("stats", "two"))
 )
+_PLAN = Argument("plan", "int32", ("rows", "three"))
 
 
 def eps_bits(eps: float) -> int:
@@ -57,25 +56,17 @@ def tile(sizes: Sizes) -> int:
     return TILE // column_parts(sizes)
 
 
-def tiles(sizes: Sizes) -> int:
-    """Blocks that hold all queries, whatever the sequences' lengths: see `split` in kernel.cu."""
-    return sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) // tile(sizes) + (sizes["bounds"] - 1)
-
-
-def splits(sizes: Sizes) -> int:
-    """Parts of the keys: as many as fill the GPU, so the fewer the more queries there are."""
-    wanted = sizes.most(sizes.quotient(BLOCKS, tiles(sizes) * sizes["kv_heads"]), 1)
-    return sizes.least(wanted, (sizes["cache_rows"] + (LEAST_KEYS - 1)) // LEAST_KEYS)
+def items(sizes: Sizes) -> int:
+    """Blocks for a KV head: at most so many tiles of queries, whatever the sequences' lengths, and the shares of all
+    keys that these are cut into. See `find_item` in kernel.cu."""
+    tiles = sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) // tile(sizes) + (sizes["bounds"] - 1)
+    return tiles + sizes.most(sizes.quotient(BLOCKS, sizes["kv_heads"]), 1)
 
 
 def places(sizes: Sizes) -> int:
-    """Rows under query heads in all splits at most, for any number of rows: the partial results' memory must not depend
-    on how many splits there are, which fall as rows grow.
-
-    With several splits, splits x kv_heads x tiles <= BLOCKS, and a tile holds more than rows x group / tiles queries on
-    average, at most as many as it has room for: splits x rows x heads < BLOCKS x tile.
-    """
-    return sizes.most(sizes["rows"] * sizes["heads"], BLOCKS * tile(sizes))
+    """Partial results: those of all items' queries. They grow with the rows, so that memory for a profile's largest
+    shapes holds all of its shapes."""
+    return sizes["items"] * sizes["kv_heads"] * tile(sizes)
 
 
 WRITE = Kernel(
@@ -88,7 +79,7 @@ WRITE = Kernel(
         *(_ROW_OFFSETS, _SLOTS, _LENGTHS, _STARTS),
         *(Argument("commit_src", "int32", ("commits",)), Argument("commit_offsets", "int32", ("commit_bounds",))),
         *(Argument("rope_table", "float32", ("max_positions", "head_size")),),
-        *(Argument("q_norm", "bf16", ("head_size",)), Argument("k_norm", "bf16", ("head_size",)), _K, _V),
+        *(Argument("q_norm", "float32", ("head_size",)), Argument("k_norm", "float32", ("head_size",)), _K, _V),
     ),
     scalars=(
         *("rows", "commits", "commit_bounds", "max_positions", "cache_slots", "cache_rows"),
@@ -113,10 +104,10 @@ SPLIT = Kernel(
         *(_K, _V),
     ),
     scalars=("rows", "sequences", "words", "cache_slots", "cache_rows", "heads", "kv_heads", "window"),
-    outputs=(_PARTIAL, _STATS),
-    grid=("tiles", "kv_heads", "splits"),
+    outputs=(_PARTIAL, _STATS, _PLAN),
+    grid=("items", "kv_heads", "one"),
     threads=THREADS,
-    derived={"tiles": tiles, "splits": splits, "places": places, "two": lambda _: 2},
+    derived={"items": items, "places": places, "one": lambda _: 1, "two": lambda _: 2, "three": lambda _: 3},
 )
 
 COMBINE = Kernel(
@@ -124,13 +115,13 @@ COMBINE = Kernel(
     source=SOURCE,
     entry="tree_attention_combine_{head_size}",
     attributes=ATTRIBUTES,
-    inputs=(_PARTIAL, _STATS, _POSITIONS, _ROW_OFFSETS, _K),
-    scalars=("rows", "bounds", "heads", "splits"),
+    inputs=(_PARTIAL, _STATS, _PLAN, _ROW_OFFSETS),
+    scalars=("rows", "bounds", "heads", "kv_heads", "items"),
     outputs=(Argument("out", "bf16", ("rows", "columns")),),
     grid=("blocks", "one", "one"),
     threads=THREADS,
     derived={
-        "splits": splits,
+        "items": lambda sizes: sizes["places"] // (sizes["kv_heads"] * tile(sizes)),
         "columns": lambda sizes: sizes["heads"] * sizes["head_size"],
         "blocks": lambda sizes: (sizes["rows"] * sizes["heads"] * column_parts(sizes) + (WARPS - 1)) // WARPS,
         "one": lambda _: 1,
@@ -155,7 +146,8 @@ def fp32_splits(sizes: Sizes) -> int:
 
 
 FP32_SPLIT = replace(
-    _in_fp32(SPLIT),
+    _in_fp32(replace(SPLIT, outputs=(_PARTIAL, _STATS))),
+    grid=("tiles", "kv_heads", "splits"),
     derived={
         "tiles": lambda sizes: (sizes["rows"] * (sizes["heads"] // sizes["kv_heads"]) + (WARPS - 1)) // WARPS,
         "splits": fp32_splits,
@@ -163,7 +155,11 @@ FP32_SPLIT = replace(
         "two": lambda _: 2,
     },
 )
-FP32_COMBINE = replace(_in_fp32(COMBINE), derived={**COMBINE.derived, "splits": fp32_splits})
+FP32_COMBINE = replace(
+    _in_fp32(replace(COMBINE, inputs=(_PARTIAL, _STATS, _POSITIONS, _ROW_OFFSETS, _K))),
+    scalars=("rows", "bounds", "heads", "splits"),
+    derived={**{name: COMBINE.derived[name] for name in ("columns", "blocks", "one")}, "splits": fp32_splits},
+)
 FP32_KERNELS = (_in_fp32(WRITE), FP32_SPLIT, FP32_COMBINE)
 
 

@@ -146,36 +146,92 @@ REDRAFT_DEVICE void attend(const uint32_t (&q)[D / 16][4], const Stage<D>& stage
     }
 }
 
-// Block (tile of queries, KV head, split of the keys). Tile i of sequence b is tile i + row_offsets[b] group / kTile + b of
-// the grid: that leaves each sequence enough tiles, and needs no table. A warp has 16 queries, and all of their columns
-// or, with wide heads, one of two parts. Without parts, two warps take half of each stage's keys with up to 32 queries.
+// A part of a tile's keys that a block takes: that of the sequence's tile, one of `parts`. The sequence's items begin at
+// `first`, tile by tile and part by part.
+struct Item {
+    int sequence, tile, part, parts, first;
+};
+// What the threads of a block share to find it, each for some sequences.
+struct Plan {
+    int work[kThreads], items[kThreads];
+    Item item;
+};
+
+// The item of this number, or a sequence below 0; all threads of a block call it. A sequence's tiles have as many parts
+// as give each part the same share of all tiles' keys, of which there are `shares`: so there are at most as many items as
+// tiles and shares. Keys are counted in kLeastKeys, a tile's as its sequence's last one sees them.
+template <int D, class SpanOf>
+REDRAFT_DEVICE Item find_item(int number, int shares, int sequences, int group, int cache_rows, SpanOf span, Plan& plan) {
+    const int thread = threadIdx.x, each = (sequences + kThreads - 1) / kThreads, threads = least(sequences, kThreads);
+    const int first = least(thread * each, sequences), last = least(first + each, sequences);
+    const auto tiles_of = [=](const Span& s) { return (s.count * group + kTile<D> - 1) / kTile<D>; };
+    const auto keys_of = [=](const Span& s) {
+        return (least(s.start + s.count, cache_rows + kLeastKeys - 1) + kLeastKeys - 1) / kLeastKeys;
+    };
+    int work = 0;
+    for (int b = first; b < last; ++b) {
+        const Span s = span(b);
+        work += tiles_of(s) * keys_of(s);
+    }
+    plan.work[thread] = work;
+    if (thread == 0) plan.item.sequence = -1;
+    __syncthreads();
+    int all = 0;
+    for (int i = 0; i < threads; ++i) all += plan.work[i];
+    const int share = most(1, (all + shares - 1) / shares);
+    const auto parts_of = [=](const Span& s) { return (keys_of(s) + share - 1) / share; };
+    int items = 0;
+    for (int b = first; b < last; ++b) {
+        const Span s = span(b);
+        items += tiles_of(s) * parts_of(s);
+    }
+    plan.items[thread] = items;
+    __syncthreads();
+    int begin = 0;
+    for (int i = 0; i < threads; ++i) begin += i < thread ? plan.items[i] : 0;
+    for (int b = first; b < last; ++b) {
+        const Span s = span(b);
+        const int parts = parts_of(s), end = begin + tiles_of(s) * parts;
+        if (begin <= number && number < end)
+            plan.item = {b, (number - begin) / parts, (number - begin) % parts, parts, begin};
+        begin = end;
+    }
+    __syncthreads();
+    const Item item = plan.item;
+    __syncthreads();  // the plan's memory is free
+    return item;
+}
+
+// Block (item, KV head). A warp has 16 queries, and all of their columns or, with wide heads, one of two parts. Without
+// parts, two warps take half of each stage's keys with up to 32 queries. `plan` has for each row its sequence's first
+// item, the parts of its tiles, and its first row.
 template <int D>
 REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* slots, const int* cache_lengths,
                           const int* starts, const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache,
                           int rows, int sequences, int words, int cache_slots, int cache_rows, int heads, int kv_heads,
-                          int window, float* partial, float* stats) {
+                          int window, float* partial, float* stats, int* plan) {
     constexpr int kColumns = D / kParts<D>, kMerged = kColumns / 2 + 4;  // a lane's numbers of a partial result
     __shared__ Stage<D> stages[kStages];
-    int& sequence = *reinterpret_cast<int*>(stages);
-    const int group = heads / kv_heads, tile = blockIdx.x, head = blockIdx.y;
-    if (threadIdx.x == 0) sequence = -1;
-    __syncthreads();
-    const auto last_tile = [=](int bound, int b) { return within(row_offsets[bound], 0, rows) * group / kTile<D> + b; };
-    for (int b = threadIdx.x; b < sequences; b += kThreads)
-        if (last_tile(b, b) <= tile && tile <= last_tile(b + 1, b)) sequence = b;
-    __syncthreads();
-    const int own = sequence;
-    if (own < 0) return;
-    __syncthreads();  // the first stage's memory is free
-    const auto [begin, count, context, start, slot] =
-        span_of(own, row_offsets, slots, cache_lengths, starts, rows, cache_slots, cache_rows);
-    const int first_query = (tile - (begin * group / kTile<D> + own)) * kTile<D>;
-    const int queries = least(kTile<D>, count * group - first_query);
-    if (queries <= 0) return;
-    const int all_keys = start + (first_query + queries - 1) / group + 1, parts = gridDim.z;
+    const int group = heads / kv_heads, head = blockIdx.y;
+    const auto span = [=](int sequence) {
+        return span_of(sequence, row_offsets, slots, cache_lengths, starts, rows, cache_slots, cache_rows);
+    };
+    const int shares = gridDim.x - (rows * group / kTile<D> + sequences);
+    const Item item = find_item<D>(blockIdx.x, shares, sequences, group, cache_rows, span, *reinterpret_cast<Plan*>(stages));
+    if (item.sequence < 0) return;
+    const auto [begin, count, context, start, slot] = span(item.sequence);
+    if (head == 0 && item.tile == 0 && item.part == 0)
+        for (int row = threadIdx.x; row < count; row += kThreads) {
+            int* own = plan + 3 * static_cast<int64_t>(begin + row);
+            own[0] = item.first;
+            own[1] = item.parts;
+            own[2] = begin;
+        }
+    const int first_query = item.tile * kTile<D>, queries = least(kTile<D>, count * group - first_query);
+    const int all_keys = start + (first_query + queries - 1) / group + 1;
     const int lost = most(0, all_keys - cache_rows) / kLeastKeys * kLeastKeys;  // all windows begin later
-    const int share = ((all_keys - lost + parts - 1) / parts + kLeastKeys - 1) / kLeastKeys * kLeastKeys;
-    const int from = lost + blockIdx.z * share, end = least(all_keys, from + share);
+    const int share = ((all_keys - lost + item.parts - 1) / item.parts + kLeastKeys - 1) / kLeastKeys * kLeastKeys;
+    const int from = lost + item.part * share, end = least(all_keys, from + share);
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int query_warps = kParts<D> > 1 || queries <= 32 ? 2 : 4, query = warp % query_warps * 16 + g;
@@ -255,7 +311,7 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (query + 8 * half >= queries) continue;
-        const int64_t out = static_cast<int64_t>(blockIdx.z) * rows * heads + at[half];
+        const int64_t out = (static_cast<int64_t>(blockIdx.x) * kv_heads + head) * kTile<D> + query + 8 * half;
         if (t == 0 && part == 0) {
             stats[2 * out] = state.maximum[half];
             stats[2 * out + 1] = state.sum[half];
@@ -268,6 +324,24 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     }
 }
 
+// Where `split` put the parts of a row under a head; padding has none.
+template <int D>
+struct PlannedParts {
+    const int* plan;
+    int rows, heads, kv_heads, items;
+
+    REDRAFT_DEVICE Parts operator()(int64_t at) const {
+        const int row = at / heads, head = at % heads, group = heads / kv_heads;
+        if (row >= rows) return {0, 0, 0};
+        const int* own = plan + 3 * static_cast<int64_t>(row);
+        const int first = within(own[0], 0, items), parts = within(own[1], 0, items), begin = within(own[2], 0, row);
+        const int query = (row - begin) * group + head % group;
+        const int64_t item = first + static_cast<int64_t>(query / kTile<D>) * parts, last = items - parts;
+        const int64_t stride = static_cast<int64_t>(kv_heads) * kTile<D>;
+        return {(item < last ? item : last) * stride + head / group * kTile<D> + query % kTile<D>, stride, parts};
+    }
+};
+
 }  // namespace
 }  // namespace redraft
 
@@ -277,7 +351,7 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_commit_write_##D(                   \
         const uint16_t* qkv, const int* positions, const int* row_offsets, const int* slots, const int* cache_lengths, \
         const int* starts, const int* commit_src, const int* commit_offsets, const float* rope_table,                  \
-        const uint16_t* q_norm, const uint16_t* k_norm, const uint16_t*, const uint16_t*, int rows, int commits,       \
+        const float* q_norm, const float* k_norm, const uint16_t*, const uint16_t*, int rows, int commits,             \
         int commit_bounds, int max_positions, int cache_slots, int cache_rows, int heads, int kv_heads, int eps,       \
         uint16_t* q, uint16_t* k_cache, uint16_t* v_cache) {                                                           \
         redraft::commit_write<uint16_t, D>(qkv, positions, row_offsets, slots, cache_lengths, starts, commit_src,      \
@@ -289,14 +363,15 @@ REDRAFT_DEVICE void split(const uint16_t* q, const int* row_offsets, const int* 
         const uint16_t* q, const int* row_offsets, const int* slots, const int* cache_lengths, const int* starts,      \
         const uint32_t* tree_mask, const uint16_t* k_cache, const uint16_t* v_cache, int rows, int sequences,          \
         int words, int cache_slots, int cache_rows, int heads, int kv_heads, int window, float* partial,               \
-        float* stats) {                                                                                                \
+        float* stats, int* plan) {                                                                                     \
         redraft::split<D>(q, row_offsets, slots, cache_lengths, starts, tree_mask, k_cache, v_cache, rows,             \
-                               sequences, words, cache_slots, cache_rows, heads, kv_heads, window, partial, stats);    \
+                          sequences, words, cache_slots, cache_rows, heads, kv_heads, window, partial, stats, plan);   \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_##D(                        \
-        const float* partial, const float* stats, const int*, const int* row_offsets, const uint16_t*, int rows,       \
-        int bounds, int heads, int splits, uint16_t* out) {                                                            \
-        redraft::combine<uint16_t, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                  \
+        const float* partial, const float* stats, const int* plan, const int* row_offsets, int rows, int bounds,       \
+        int heads, int kv_heads, int items, uint16_t* out) {                                                           \
+        const redraft::PlannedParts<D> parts = {plan, row_offsets[bounds - 1], heads, kv_heads, items};                \
+        redraft::combine<uint16_t, D>(partial, stats, rows, heads, parts, out);                                        \
     }
 
 REDRAFT_TREE_ATTENTION(64)

@@ -121,6 +121,15 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
     for (int i = 0; i < kColumns; ++i) partial[out * D + lane * kColumns + i] = values[i];
 }
 
+// A row's partial results lie a split's rows apart; padding has none.
+struct SplitParts {
+    int rows, heads, splits, padded;
+
+    REDRAFT_DEVICE Parts operator()(int64_t at) const {
+        return {at, static_cast<int64_t>(padded) * heads, at / heads < rows ? splits : 0};
+    }
+};
+
 }  // namespace
 }  // namespace redraft
 
@@ -148,7 +157,8 @@ REDRAFT_DEVICE void split(const float* q, const int* row_offsets, const int* slo
     extern "C" __global__ void __launch_bounds__(redraft::kThreads) tree_attention_combine_fp32_##D(                   \
         const float* partial, const float* stats, const int*, const int* row_offsets, const float*, int rows,          \
         int bounds, int heads, int splits, float* out) {                                                               \
-        redraft::combine<float, D>(partial, stats, row_offsets, rows, bounds, heads, splits, out);                     \
+        const redraft::SplitParts parts = {row_offsets[bounds - 1], heads, splits, rows};                              \
+        redraft::combine<float, D>(partial, stats, rows, heads, parts, out);                                           \
     }
 
 REDRAFT_TREE_ATTENTION(64)

@@ -80,10 +80,14 @@ REDRAFT_DEVICE float inverse_rms(const T* head, float eps) {
     return 1.0f / sqrtf(sum / D + eps);
 }
 template <class T>
-REDRAFT_DEVICE void scale(Piece<T>& piece, const T* weights, float by) {
-    const Piece<T> own(load16(weights));
+REDRAFT_DEVICE void scale(Piece<T>& piece, const float* weights, float by) {
+    constexpr int kAtOnce = Piece<float>::kCount;
 #pragma unroll
-    for (int e = 0; e < Piece<T>::kCount; ++e) piece.x[e] *= own.x[e] * by;
+    for (int from = 0; from < Piece<T>::kCount; from += kAtOnce) {
+        const Piece<float> own(load16(weights + from));
+#pragma unroll
+        for (int e = 0; e < kAtOnce; ++e) piece.x[from + e] *= own.x[e] * by;
+    }
 }
 
 // x0 cos - x1 sin and x1 cos + x0 sin.
@@ -103,7 +107,7 @@ REDRAFT_DEVICE void rope(Piece<T>& first, Piece<T>& second, const float* cosine,
 template <class T, int D>
 REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* row_offsets, const int* slots,
                                  const int* cache_lengths, const int* starts, const int* commit_src,
-                                 const int* commit_offsets, const float* rope_table, const T* q_norm, const T* k_norm,
+                                 const int* commit_offsets, const float* rope_table, const float* q_norm, const float* k_norm,
                                  int all_rows, int all_commits, int commit_bounds, int max_positions, int cache_slots,
                                  int cache_rows, int heads, int kv_heads, int eps, T* q, T* k_cache, T* v_cache) {
     constexpr int kEach = Piece<T>::kCount;
@@ -153,7 +157,7 @@ REDRAFT_DEVICE void commit_write(const T* qkv, const int* positions, const int* 
             const float* cosine = rope_table + static_cast<int64_t>(within(positions[at], 0, max_positions - 1)) * D + i;
             if (eps) {
                 const float inverse = inverse_rms<T, D>(x - i, as_float(eps));
-                const T* weights = (vector < group ? q_norm : k_norm) + i;
+                const float* weights = (vector < group ? q_norm : k_norm) + i;
                 scale(first, weights, inverse);
                 scale(second, weights + D / 2, inverse);
             }
@@ -174,30 +178,37 @@ REDRAFT_DEVICE void store_pair(float* to, float even, float odd) {
     to[1] = odd;
 }
 
-// Warp: one row under one head, or one of its parts of 128 columns. Splits without a visible key have sum 0 and no values.
-template <class T, int D>
-REDRAFT_DEVICE void combine(const float* partial, const float* stats, const int* row_offsets, int rows, int bounds,
-                            int heads, int splits, T* out) {
+// The partial results of a row under a head: `count`, at places from `first` on, `stride` apart.
+struct Parts {
+    int64_t first, stride;
+    int count;
+};
+
+// Warp: one row under one head, or one of its parts of 128 columns, with the partial results that parts_of names. Those
+// without a visible key have sum 0 and no values.
+template <class T, int D, class PartsOf>
+REDRAFT_DEVICE void combine(const float* partial, const float* stats, int rows, int heads, PartsOf parts_of, T* out) {
     constexpr int kColumns = D == 64 ? 2 : 4, kParts = D > 128 ? D / 128 : 1;
     constexpr int kAtOnce = 16;  // splits whose values are on their way together
     struct alignas(4 * kColumns) Columns { float x[kColumns]; };
     __shared__ Columns staged[kAtOnce][kThreads];
     const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-    const int64_t at = warp / kParts, all = static_cast<int64_t>(rows) * heads;
-    if (at >= all) return;
-    const int lane = threadIdx.x % 32, used = at / heads < row_offsets[bounds - 1] ? splits : 0;
+    const int64_t at = warp / kParts;
+    if (at >= static_cast<int64_t>(rows) * heads) return;
+    const Parts parts = parts_of(at);
+    const int lane = threadIdx.x % 32, several = parts.count > 1 ? parts.count : 0;
     const int column = least((warp % kParts * 32 + lane) * kColumns, D - kColumns);  // lanes may share the last
-    const int several = used > 1 ? used : 0;
     float maximum = kNone, sum = 0.0f, values[kColumns] = {};
-    if (used == 1 && (sum = stats[2 * at + 1]) != 0.0f) {
-        const Columns only = *reinterpret_cast<const Columns*>(partial + at * D + column);
+    if (parts.count == 1 && (sum = stats[2 * parts.first + 1]) != 0.0f) {
+        const Columns only = *reinterpret_cast<const Columns*>(partial + parts.first * D + column);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) values[c] = only.x[c];
     }
-    for (int s = lane; s < several; s += 32) maximum = fmaxf(maximum, stats[2 * (s * all + at)]);
+    const auto place = [=](int part) { return parts.first + part * parts.stride; };
+    for (int s = lane; s < several; s += 32) maximum = fmaxf(maximum, stats[2 * place(s)]);
     for (int step = 16; step; step /= 2) maximum = fmaxf(maximum, exchange(maximum, step));
     for (int first = 0; first < several; first += 32) {  // a lane has the factor of a split
-        const float* own = stats + 2 * (least(first + lane, several - 1) * all + at);
+        const float* own = stats + 2 * place(least(first + lane, several - 1));
         const float weight = first + lane < several ? own[1] : 0.0f;
         const float factor = weight == 0.0f ? 0.0f : exp2f(own[0] - maximum);
         for (int next = 0; next < least(32, several - first); next += kAtOnce) {
@@ -205,7 +216,7 @@ REDRAFT_DEVICE void combine(const float* partial, const float* stats, const int*
 #pragma unroll 4
             for (int i = 0; i < count; ++i)
                 if (broadcast(factor, next + i) != 0.0f)
-                    copy_async(&staged[i][threadIdx.x], partial + ((first + next + i) * all + at) * D + column);
+                    copy_async(&staged[i][threadIdx.x], partial + place(first + next + i) * D + column);
             end_copies();
             wait_copies<0>();
 #pragma unroll 4

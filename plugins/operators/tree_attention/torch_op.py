@@ -44,7 +44,10 @@ def tree_attention(
     out = torch.zeros(len(qkv), num_heads * head_size, dtype=qkv.dtype, device=qkv.device)
     q, k, v = qkv.unflatten(-1, (-1, head_size)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_norm is not None and k_norm is not None:
-        q, k = (F.rms_norm(x, (head_size,), norm.to(x.dtype), norm_eps) for x, norm in ((q, q_norm), (k, k_norm)))
+        q, k = (
+            F.rms_norm(x.to(norm.dtype), (head_size,), norm, norm_eps).to(x.dtype)
+            for x, norm in ((q, q_norm), (k, k_norm))
+        )
     table = rope_table[positions][:, None]
     q, k = _rope(q, table), _rope(k, table)
     first_rows = cache_lengths if starts is None else starts
@@ -97,7 +100,7 @@ def by_kernels(qkv: Tensor, *arguments: Any, run: Callable[..., list[Tensor]] = 
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         window=window,
-        norms=None if q_norm is None else (q_norm.to(dtype).contiguous(), k_norm.to(dtype).contiguous()),
+        norms=None if q_norm is None else (q_norm.float().contiguous(), k_norm.float().contiguous()),
         norm_eps=norm_eps,
         run=run,
     )

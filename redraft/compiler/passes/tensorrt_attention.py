@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from redraft.plugins.cuda.declaration import ALIAS, NAMESPACE, Kernel
 from redraft.plugins.operators.tree_attention.cuda_kernels import COMBINE, HEAD_SIZES, SPLIT, WRITE, eps_bits
@@ -29,6 +31,7 @@ def tensorrt_form(network: ir.Model, alias: bool = False) -> ir.Model:
     for node in list(rewritten.graph):
         if (node.domain, node.op_type) == (NAMESPACE, "TreeAttention"):
             _rewrite(rewritten.graph, node, alias)
+    RemoveUnusedNodesPass()(rewritten)
     return rewritten
 
 
@@ -42,16 +45,17 @@ def _rewrite(graph: ir.Graph, node: ir.Node, alias: bool) -> None:
     if sizes["head_size"] not in HEAD_SIZES:
         raise ValueError(f"head size {sizes['head_size']}: TensorRT's plugins take {', '.join(map(str, HEAD_SIZES))}")
     norm_eps = eps_bits(node.attributes.get_float("norm_eps", 0.0))
-    if NORMS[0] not in inputs:
+    if NORMS[0] in inputs:
+        inputs |= {name: _in_float32(graph, inputs[name]) for name in NORMS}
+    else:
         inputs |= dict.fromkeys(NORMS, _unread_norm(graph, sizes["head_size"]))
         norm_eps = 0
     written = sizes | {"norm_eps": norm_eps, ALIAS: int(alias)}
     q, k, v = _plugin(graph, node, WRITE, [inputs[name] for name in INPUTS], written)
     inputs |= {"q": q, "k_cache": k, "v_cache": v}
     window = {"window": node.attributes.get_int("window", 0)}
-    partial, stats = _plugin(graph, node, SPLIT, [inputs[argument.name] for argument in SPLIT.inputs], sizes | window)
-    combined = [partial, stats, inputs["positions"], inputs["row_offsets"], k]
-    (out,) = _plugin(graph, node, COMBINE, combined, sizes)
+    parts = _plugin(graph, node, SPLIT, [inputs[argument.name] for argument in SPLIT.inputs], sizes | window)
+    (out,) = _plugin(graph, node, COMBINE, [*parts, inputs["row_offsets"]], sizes)
     for old, new in zip(node.outputs, (out, k, v), strict=False):
         name, new.shape, new.type = old.name, old.shape, old.type
         old.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -63,8 +67,19 @@ def _unread_norm(graph: ir.Graph, size: int) -> ir.Value:
     """What `TreeAttentionWrite` takes for weights of norms that a layer does not have."""
     name = f"unread_norm.{size}"
     if name not in graph.initializers:
-        ones = ir.tensor([1.0] * size, dtype=ir.DataType.BFLOAT16, name=name)
+        ones = ir.tensor([1.0] * size, dtype=ir.DataType.FLOAT, name=name)
         graph.register_initializer(ir.val(name, const_value=ones))
+    return graph.initializers[name]
+
+
+def _in_float32(graph: ir.Graph, norm: ir.Value | None) -> ir.Value:
+    """A norm's constant weights in the dtype that `TreeAttentionWrite` takes."""
+    assert norm is not None
+    assert norm.const_value is not None
+    name = f"{norm.name}.float32"
+    if name not in graph.initializers:
+        widened = ir.tensor(norm.const_value.numpy().astype(np.float32), name=name)
+        graph.register_initializer(ir.val(name, const_value=widened))
     return graph.initializers[name]
 
 

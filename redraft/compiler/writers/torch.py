@@ -32,7 +32,7 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, feat
     scales = (
         {f"target.{name}": scale for name, scale in target.row_scales.items()} if config.tensor_parallel == 1 else {}
     )
-    for part in target_parts(config, target.to(dtype), folder):
+    for part in target_parts(config, target.in_dtype(dtype), folder):
         with step(f"export {part.name}"):
             program = export_target_torch(
                 part.target,

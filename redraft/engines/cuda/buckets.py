@@ -1,7 +1,7 @@
 """Shape buckets of the torch backend: the sizes that steps and drafts are padded to, a CUDA graph each.
 
-Steps with rows of a prompt have buckets too. Without a graph the host launches kernel after kernel, which takes it more
-than 10 ms a step (H200), whatever the model: with up to 128 rows of an 8B model the GPU computes for half as long.
+Steps with rows of a prompt have buckets too. Without a graph the host launches kernel after kernel, which takes
+longer than the GPU computes, up to some hundred rows of an 8B model.
 
 A call that fits no bucket runs without a graph and without padding: a step of scored prompts with more logit rows than
 all trees have, a draft after longer prompts than `prefill_chunk`.
@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from redraft.bundle.config import LimitsInfo
 
 SEQUENCES_FACTOR = 4
-"""The attention kernel wants 4 blocks per multiprocessor and splits keys as if every padded sequence had rows. With at
-most 4 times the sequences, each multiprocessor still has a block with work."""
+"""Sequences of padding have no rows: they cost attention blocks that end at once."""
 FINE_FROM = 128
-"""Rows from which on steps are no longer bound by memory, so that padding costs time. So many give attention enough
-blocks, however many sequences are padding."""
+"""Rows from which on steps are no longer bound by memory, so that padding costs time."""
 DRAFT_PAIRS = (4, 8)
 """Pairs per sequence of a drafter with a context: the tokens of one step."""
 
@@ -62,12 +60,14 @@ def step_buckets(limits: LimitsInfo) -> list[Bucket]:
 
 def draft_buckets(limits: LimitsInfo, reads_context: bool) -> list[Bucket]:
     """Buckets of a drafter's calls, the largest first: 1, 2, 4, ... sequences, with one pair each. For a drafter with a
-    context DRAFT_PAIRS each, and the most of these beside a prompt of `prefill_chunk` tokens."""
+    context DRAFT_PAIRS each, and the most of these beside `max_tree` pairs more, as after a long run of n-grams, or
+    beside a prompt of `prefill_chunk` tokens."""
     sequences = _powers(2, 1, limits.slots)
     if not reads_context:
         return _largest_first(Bucket(b, b) for b in sequences)
     few, many = DRAFT_PAIRS
-    counts = {(b, rows) for b in sequences for rows in (few * b, many * b, many * b + limits.prefill_chunk)}
+    beside = (limits.max_tree, limits.prefill_chunk)
+    counts = {(b, rows) for b in sequences for rows in (few * b, many * b, *(many * b + more for more in beside))}
     return _largest_first(Bucket(b, rows) for b, rows in counts)
 
 

@@ -14,7 +14,7 @@ from benchmarks.command import execute
 from benchmarks.gpu import kit
 from redraft.cli import build, fetch
 from redraft.compiler.methods import read_methods
-from redraft.plugins.cuda.compile import ptx, sources
+from redraft.plugins.cuda.compile import image, ptx, sources
 from tests.benchmarks.gpu.conftest import ROOT, Parsed, parsed_by_typer, raise_parsed
 
 CALLS = ROOT / "benchmarks/gpu/calls"
@@ -75,7 +75,7 @@ def test_the_scripts_of_a_call_run_on_the_cpu(call, tmp_path):
 def test_every_call_loads_the_kernels_of_the_kit(call, tmp_path):
     """Those that a call before it copied into the tree may be gone: the tree is sent anew."""
     listed = run_call(call, tmp_path, DRY="1", DEVICE="cuda").stdout.splitlines()
-    copied = [number for number, line in enumerate(listed) if "common'/*.ptx plugins/compiled/" in line]
+    copied = [number for number, line in enumerate(listed) if "common'/*.{ptx,cubin} plugins/compiled/" in line]
     first = min(number for number, line in enumerate(listed) if line.startswith("python3") and "-m pip" not in line)
     assert len(copied) == 1
     assert copied[0] < first
@@ -114,10 +114,16 @@ def test_a_call_without_its_first_half_says_which_call_is_missing(tmp_path):
 
 def test_the_kernels_of_a_kit_are_the_ones_that_are_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr("redraft.plugins.cuda.compile.ptx", lambda source, architecture: f"{source} {architecture}")
+    monkeypatch.setattr(
+        "redraft.plugins.cuda.compile.assemble", lambda code, *to: to[1].write_bytes(code.read_bytes()[::-1])
+    )
     kit.write_kernels(tmp_path)
     monkeypatch.setattr("redraft.plugins.cuda.compile.COMPILED", tmp_path)
     monkeypatch.delenv("NVCC", raising=False)
     assert [ptx(source, "sm_90") for source in sources()] == [f"{source} sm_90" for source in sources()]
+    assert [image(source, "sm_90")[::-1].decode() for source in sources()] == [
+        f"{source} sm_90" for source in sources()
+    ]
 
 
 def test_a_load_that_is_too_large_says_what_to_leave_out(tmp_path, monkeypatch, capsys):

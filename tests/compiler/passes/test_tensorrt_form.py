@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -24,18 +25,21 @@ from tests.engines.tiny import VOCAB, chain, expected, make_batch, random_model,
 CACHE = CacheShape(4, 40, 8)
 
 
-def normed_lm() -> Target:
-    return random_model(dataclasses.replace(tiny_lm().config, qk_norm=True))
+def normed_lm(float32_norms: bool = False) -> Target:
+    return random_model(dataclasses.replace(tiny_lm().config, qk_norm=True, float32_norms=float32_norms))
 
 
 TEXTS = [[5, 9, 2, 77, 31], [1, 110, 3], list(range(20, 45))]
-TOLERANCES = {"bf16": (0.06, 0.01), "int8": (0.1, 0.02), "fp8": (0.5, 0.1)}
-"""Largest and mean square error, as a share of the largest number. A float8 that lies between two may become either."""
+TOLERANCES = {"bf16": (0.06, 0.01), "int8": (0.1, 0.02), "int4": (0.5, 0.1), "fp8": (0.5, 0.1)}
+"""Largest and mean square error, as a share of the largest number. Between two numbers
+of int4 or float8 either may be taken."""
 
 
 def typed(target: Target) -> ir.Model:
     """The target's plugin form in bf16."""
-    return export_target_plugin(target.bfloat16(), CACHE, cache_dtype=torch.bfloat16, aliased_outputs=True)
+    return export_target_plugin(
+        target.in_dtype(torch.bfloat16), CACHE, cache_dtype=torch.bfloat16, aliased_outputs=True
+    )
 
 
 def test_keys_are_read_from_what_the_write_returns():
@@ -46,9 +50,12 @@ def test_keys_are_read_from_what_the_write_returns():
             assert [value.producer().op_type for value in caches] == [WRITE.name] * 2
 
 
-@pytest.mark.parametrize(("precision", "of"), [*((name, tiny_lm) for name in TOLERANCES), ("bf16", normed_lm)])
+@pytest.mark.parametrize(
+    ("precision", "of"),
+    [*((name, tiny_lm) for name in TOLERANCES), ("bf16", normed_lm), ("bf16", partial(normed_lm, True))],
+)
 def test_the_file_computes_what_the_module_does(precision, of):
-    """In 8 bits, what a module with weights and inputs rounded to 8 bits does."""
+    """Quantized, what a module with weights and inputs rounded in the same way does."""
     target, network = of(), tensorrt_form(typed(of()))
     if precision != "bf16":
         largest = calibrate(target, "", TEXTS).largest_inputs

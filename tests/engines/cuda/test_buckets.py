@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from redraft.batch import step_rows
 from redraft.bundle.config import LimitsInfo
 from redraft.engines.cuda.buckets import (
     FINE_FROM,
@@ -15,7 +16,7 @@ from redraft.engines.cuda.buckets import (
 )
 
 SHAPES = [(1, 1), (9, 40), (17, 5), (32, 16)]
-CHUNKS = (16, 512)
+CHUNKS = (16, 512, 2048)
 
 
 def limits(slots: int, max_tree: int, prefill_chunk: int = 512) -> LimitsInfo:
@@ -26,7 +27,7 @@ def limits(slots: int, max_tree: int, prefill_chunk: int = 512) -> LimitsInfo:
 @pytest.mark.parametrize(("slots", "max_tree"), SHAPES)
 def test_every_decode_step_fits_a_bucket_with_little_padding(slots, max_tree, chunk):
     buckets = step_buckets(limits(slots, max_tree, chunk))
-    assert len(buckets) <= 40
+    assert len(buckets) <= 42
     assert max(bucket.logits for bucket in buckets) == slots * max_tree
     for sequences in range(1, slots + 1):
         for rows in range(sequences, sequences * max_tree + 1):
@@ -44,11 +45,11 @@ def test_every_decode_step_fits_a_bucket_with_little_padding(slots, max_tree, ch
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize(("slots", "max_tree"), SHAPES)
 def test_every_step_with_prompts_fits_a_bucket(slots, max_tree, chunk):
-    """Up to a chunk of prompts' rows, or half as many beside trees; the last row of each prompt has logits."""
+    """Of prompts and, beside trees, fewer rows of them; the last row of each prompt has logits."""
     buckets = step_buckets(limits(slots, max_tree, chunk))
     for decoding in range(slots):
         for prompts in (1, slots - decoding):
-            for rows in range(prompts, (max(chunk // 2, 1) if decoding else chunk) + 1, 7):
+            for rows in range(prompts, step_rows(chunk, decoding) + 1, 7):
                 trees = decoding * max_tree
                 sequences, all_rows = decoding + prompts, trees + rows
                 bucket = fitting(buckets, sequences, all_rows, trees + prompts)
@@ -69,6 +70,16 @@ def test_every_draft_of_a_step_fits_a_bucket(slots, max_tree, reads_context):
             assert bucket is not None
             assert bucket.sequences < 2 * sequences
     assert fitting(buckets, 1, each * slots + prompt + 1) is None
+
+
+@pytest.mark.parametrize(("slots", "max_tree"), SHAPES)
+def test_a_long_run_of_one_sequence_is_not_padded_to_a_prompt(slots, max_tree):
+    """Beside usual ones of the others."""
+    buckets = draft_buckets(limits(slots, max_tree), True)
+    for sequences in range(1, slots + 1):
+        bucket = fitting(buckets, sequences, max_tree + 8 * (sequences - 1))
+        assert bucket is not None
+        assert bucket.rows <= 8 * bucket.sequences + max_tree
 
 
 @pytest.mark.parametrize(("slots", "max_tree"), SHAPES)

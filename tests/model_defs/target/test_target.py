@@ -133,6 +133,36 @@ def test_norms_of_1_and_more_are_not_rounded_as_stored(tiny, tmp_path):
         assert torch.equal(as_stored.state_dict()[name], weight), name
 
 
+@pytest.mark.parametrize("tiny", ["gemma3"], indirect=True)
+def test_norms_of_1_and_more_stay_in_float32_in_a_target_of_16_bits(tiny, tmp_path):
+    """As transformers computes them. In bfloat16 1 + w is off by up to 2^-8."""
+    reference, _, folder = tiny
+    stored = {name: (w + 0.0101).bfloat16() for name, w in load_file(folder / "model.safetensors").items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    kept, rounded = Target.from_folder(tmp_path, None).in_dtype(torch.bfloat16), Target.from_folder(tmp_path).bfloat16()
+    theirs = reference.model.layers[0].input_layernorm.bfloat16()
+    theirs.weight.data = stored["model.layers.0.input_layernorm.weight"]
+    x = torch.randn(500, SHAPE["hidden_size"]).bfloat16()
+    shares = []
+    for target in (kept, rounded):
+        found, want = target.layers[0].attention_norm(x), theirs(x)
+        assert found.dtype == torch.bfloat16
+        shares.append(float((found == want).float().mean()))
+    assert shares[0] > 0.999
+    assert shares[1] < 0.9
+    ids, whole = torch.randint(0, VOCAB, (2, 30)), Target.from_folder(tmp_path)
+    want = whole(ids, causal_attend(whole.config, 30)).hidden
+    errors = [
+        float((target(ids, causal_attend(target.config, 30)).hidden.float() - want).square().mean().sqrt())
+        for target in (kept, rounded)
+    ]
+    assert errors[0] < errors[1]
+    assert {name: w.dtype for name, w in kept.state_dict().items() if w.dtype != torch.bfloat16} == {
+        name: torch.float32 for name in kept.state_dict() if name.endswith("norm.weight")
+    }
+
+
 @pytest.mark.parametrize("tiny", ["granite"], indirect=True)
 def test_matrices_with_multipliers_are_rounded_once(tiny, tmp_path):
     _, _, folder = tiny

@@ -35,7 +35,7 @@ SHAPES = {
         *[(5, 3, 600, 64)] * 2,
     ],
     "TreeAttentionSplit": [(93, 576), (6,), (5,), (5,), (5,), (93, 2), *[(5, 3, 600, 64)] * 2],
-    "TreeAttentionCombine": [(33792, 64), (33792, 2), (93,), (6,), (5, 3, 600, 64)],
+    "TreeAttentionCombine": [(35520, 64), (35520, 2), (93, 3), (6,)],
 }
 SHAPES |= {f"{kernel.name}Fp32": SHAPES[kernel.name] for kernel in ATTENTION}
 SHAPES["TreeAttentionCombineFp32"] = [(2511, 64), (2511, 2), (93,), (6,), (5, 3, 600, 64)]
@@ -64,6 +64,20 @@ def test_a_wheels_ptx_needs_no_nvcc(monkeypatch, tmp_path):
     monkeypatch.setenv("NVCC", "chosen")
     with pytest.raises(BuildError, match="nvcc not found"):
         compile.ptx(RACE.source, "sm_90")
+
+
+def test_a_wheels_machine_code_runs_on_its_major_architecture(monkeypatch, tmp_path):
+    """Others get PTX, which the driver compiles."""
+    for architecture in compile.ARCHITECTURES:
+        for kind in ("ptx", "cubin"):
+            (tmp_path / f"sampling-kernel-{architecture}.{kind}").write_text(f"{architecture} {kind}")
+    monkeypatch.delenv("NVCC", raising=False)
+    monkeypatch.setattr(compile, "COMPILED", tmp_path)
+    wanted = {"sm_80": "sm_80 cubin", "sm_89": "sm_80 cubin", "sm_90": "sm_90 cubin", "sm_103": "sm_100 cubin"}
+    wanted |= {"sm_120": "sm_100 ptx", "sm_121": "sm_100 ptx"}
+    assert {architecture: compile.image(RACE.source, architecture).decode() for architecture in wanted} == wanted
+    (tmp_path / "sampling-kernel-sm_90.cubin").unlink()
+    assert compile.image(RACE.source, "sm_90") == b"sm_90 ptx"
 
 
 @pytest.mark.parametrize(
@@ -233,19 +247,21 @@ class Scalars(dict):
     nbSymExprs = 0
 
 
-def test_splits_fill_the_gpu_for_one_sequence_and_are_few_for_many_rows():
-    def splits(rows: int, sequences: int, heads: int, kv_heads: int, size: int = 128, cached: int = 4096) -> int:
+def test_blocks_fill_the_gpu_beside_the_tiles_of_all_rows():
+    """`find_item` in kernel.cu shares them out."""
+
+    def items(rows: int, sequences: int, heads: int, kv_heads: int, size: int = 128) -> int:
         shapes = [
             *[(rows, heads * size), (sequences + 1,), *[(sequences,)] * 3],
-            *[(rows, 1), *[(sequences, kv_heads, cached, size)] * 2],
+            *[(rows, 1), *[(sequences, kv_heads, 4096, size)] * 2],
         ]
         sizes = SPLIT.sizes(shapes, {"heads": heads, "kv_heads": kv_heads, "head_size": size})
-        return sizes["splits"]
+        return sizes["items"]
 
-    assert splits(16, 1, 32, 8) == 33  # 2 tiles x 8 heads x 33 splits
-    assert splits(1, 1, 32, 32) == 16
-    assert splits(512, 1, 32, 32) == 1
-    assert splits(16, 1, 9, 3, 64, 2080) == 33, "of SmolLM2: at least 64 keys each"
+    assert items(16, 1, 32, 8) == 2 + 66
+    assert items(512, 32, 32, 8) == 64 + 66
+    assert items(1, 1, 32, 32) == 1 + 16
+    assert items(1, 1, 4, 1, 256) == 1 + 528, "tiles of 32 queries"
 
 
 @pytest.mark.parametrize("kernels", [ATTENTION, FP32_KERNELS], ids=["bf16", "fp32"])

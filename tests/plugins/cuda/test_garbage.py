@@ -42,6 +42,7 @@ INTEGERS = {
     "commit_offsets": [0, 3, 5, 6],
     "positions": [row % POSITIONS for row in range(ROWS)],
     "tree_mask": [[1 << row % 31, 0] for row in range(ROWS)],
+    "plan": [*[[0, 1, 0]] * 3, *[[1, 1, 3]] * 37, *[[3, 1, 40]] * 26, *[[0, 0, 0]] * 4],
 }
 """A batch as it should be."""
 MOST, LEAST = 2**31 - 1, -(2**31)

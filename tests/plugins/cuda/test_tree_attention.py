@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from redraft.plugins.cuda.launch import run
 from redraft.plugins.operators.linear.pack import from_bf16_bits
-from redraft.plugins.operators.tree_attention import cuda
-from redraft.plugins.operators.tree_attention.cuda_kernels import HEAD_SIZES, SPLIT
+from redraft.plugins.operators.tree_attention import cuda, cuda_kernels
+from redraft.plugins.operators.tree_attention.cuda_kernels import HEAD_SIZES, SPLIT, TILE
 from tests.plugins.attention_case import LAPS, MIXED, Case, Sequence, make_case, make_levels
 
 
@@ -41,15 +41,14 @@ def tensors(case: Case, padding: int = 0) -> dict[str, torch.Tensor]:
 def attend(case: Case, arguments: dict[str, torch.Tensor], **options) -> torch.Tensor:
     _, kv_heads, _, head_size = case.arrays["k_cache"].shape
     sizes = {"num_heads": case.num_heads, "num_kv_heads": kv_heads, "head_size": head_size}
-    dtype = arguments["qkv"].dtype
-    norms = case.norms and tuple(torch.from_numpy(norm).to(dtype) for norm in case.norms)
+    norms = case.norms and tuple(torch.from_numpy(norm) for norm in case.norms)
     return cuda.tree_attention(**arguments, **sizes, window=case.window, norms=norms, **options)
 
 
 def with_norms(case: Case, rng: np.random.Generator) -> Case:
-    """The case with norms, which bf16 holds, and with queries and keys of very different sizes from row to row."""
+    """The case with norms, and with queries and keys of very different sizes from row to row."""
     size = case.arrays["k_cache"].shape[3]
-    weights = [torch.from_numpy(1 + rng.standard_normal(size) / 4).bfloat16().float().numpy() for _ in "qk"]
+    weights = [(1 + rng.standard_normal(size) / 4).astype(np.float32) for _ in "qk"]
     values = case.arrays["k_cache"].shape[1] * size
     scales = 10.0 ** rng.integers(-3, 3, (len(case.arrays["qkv"]), 1))
     case.arrays["qkv"][:, :-values] *= scales.astype(np.float32)
@@ -128,9 +127,34 @@ def visible_counts(sequences: list[Sequence]) -> list[int]:
     return [s.length + len(s.ancestors(row)) for s in sequences for row in range(s.rows)]
 
 
-def by_split(part: torch.Tensor, rows: int, heads: int) -> torch.Tensor:
-    """Partial results [splits, rows, heads, ...]; their memory holds more splits than there are."""
-    return part[: len(part) // (rows * heads) * rows * heads].unflatten(0, (-1, rows, heads))
+class Parts:
+    """The partial results of `TreeAttentionSplit` as its plan says where they are."""
+
+    def __init__(self, outputs: list[torch.Tensor], case: Case):
+        self.partial, self.stats, plan = outputs
+        self.heads, (_, self.kv_heads, _, self.size) = case.num_heads, case.arrays["k_cache"].shape
+        self.first, self.count, self.begin = plan[: len(case.arrays["qkv"])].T.numpy()
+        self.tile = TILE // (2 if self.size > 128 else 1)
+        self.items = len(self.stats) // (self.kv_heads * self.tile)
+
+    def places(self, row: int, head: int) -> list[int]:
+        """Those of a row under a head."""
+        group = self.heads // self.kv_heads
+        query = (row - self.begin[row]) * group + head % group
+        first = self.first[row] + query // self.tile * self.count[row]
+        assert first + self.count[row] <= self.items
+        items = range(first, first + self.count[row])
+        return [(item * self.kv_heads + head // group) * self.tile + query % self.tile for item in items]
+
+    def sums(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sums [rows, heads] and weighted values [rows, heads, D] of all parts, where all scores are the same."""
+        shape = len(self.first), self.heads
+        places = {(row, head): self.places(row, head) for row in range(shape[0]) for head in range(shape[1])}
+        flat = [place for own in places.values() for place in own]
+        assert len(flat) == len(set(flat)), "no two rows or heads share a place"
+        stats = torch.stack([self.stats[own, 1].sum() for own in places.values()])
+        values = [torch.where(self.stats[own, 1:] > 0, self.partial[own], 0).sum(0) for own in places.values()]
+        return stats.unflatten(0, shape), torch.stack(values).unflatten(0, shape)
 
 
 def check_every_visible_key_counts_once(case: Case, sequences: list[Sequence]) -> None:
@@ -150,11 +174,9 @@ def check_every_visible_key_counts_once(case: Case, sequences: list[Sequence]) -
         return captured[kernel.name]
 
     attend(case, arguments, run=capture)
-    partials, stats = (by_split(part, rows, heads) for part in captured[SPLIT.name])
-    sums = stats[..., 1].nan_to_num().sum(0)
+    sums, total = Parts(captured[SPLIT.name], case).sums()
     counts = torch.tensor(visible_counts(sequences)).float()
     torch.testing.assert_close(sums, counts[:, None].expand(rows, heads), rtol=0, atol=0)
-    total = torch.where(stats[..., 1:] > 0, partials, 0).sum(0)
     expected = torch.from_numpy(case.reference()[0]).view(rows, heads, size) * counts[:, None, None]
     torch.testing.assert_close(total, expected.round(), rtol=0, atol=0)
 
@@ -178,6 +200,43 @@ def batches(draw):
         commits = draw(st.lists(st.integers(0, 20), max_size=min(length, 6), unique=True).map(sorted))
         sequences.append(Sequence(slot, length, rows if kind == "chunk" else parents, tuple(commits)))
     return sequences
+
+
+UNEVEN = [
+    Sequence(slot=2, length=3000, parents=1),
+    *(Sequence(slot=slot, length=5 * slot, parents=[-1, 0, 0]) for slot in (0, 1, 3)),
+    Sequence(slot=4, length=200, parents=70),
+]
+
+
+MANY = [Sequence(slot=slot, length=7 * slot % 90, parents=1 + slot % 2) for slot in range(150)]
+"""More than a block's threads."""
+
+
+@pytest.mark.parametrize(("sequences", "blocks"), [(UNEVEN, 528), (UNEVEN, 8), (UNEVEN, 1), (MANY, 528), (MANY, 40)])
+def test_a_long_sequence_is_cut_into_parts_beside_short_ones(rng, monkeypatch, sequences, blocks):
+    """As many as make none longer than its share of all keys, or than 64. Items follow each other, so that blocks
+    compute each part once."""
+    monkeypatch.setattr(cuda_kernels, "BLOCKS", blocks)
+    case = make_case(rng, sequences, dtype="bf16", heads=2, kv_heads=1)
+    case.arrays["qkv"][:, : 2 * 64] = 0
+    captured = {}
+
+    def capture(kernel, *rest):
+        captured[kernel.name] = run(kernel, *rest)
+        return captured[kernel.name]
+
+    expect_close(attend(in_bf16(case), tensors(case), run=capture), case.reference()[0])
+    parts, begins = Parts(captured[SPLIT.name], case), case.arrays["row_offsets"]
+    tiles = np.array([-(-s.rows * 2 // TILE) for s in sequences])
+    keys = np.array([-(-(s.length + s.rows) // 64) for s in sequences])
+    share = max(1, -(-int(tiles @ keys) // blocks))
+    counts = -(-keys // share)
+    np.testing.assert_array_equal(parts.count, counts.repeat(np.diff(begins)))
+    np.testing.assert_array_equal(parts.begin, begins[:-1].repeat(np.diff(begins)))
+    ends = np.cumsum(tiles * counts)
+    np.testing.assert_array_equal(parts.first, np.array([0, *ends[:-1]]).repeat(np.diff(begins)))
+    assert ends[-1] <= parts.items
 
 
 @settings(max_examples=6)

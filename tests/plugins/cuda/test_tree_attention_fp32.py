@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from redraft.plugins.cuda.launch import run
 from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_SPLIT, FP32_SPLIT_KEYS
 from tests.plugins.attention_case import LAPS, MIXED, TREE, Case, Sequence, make_case, make_levels
-from tests.plugins.cuda.test_tree_attention import attend, batches, by_split, visible_counts, with_norms
+from tests.plugins.cuda.test_tree_attention import attend, batches, visible_counts, with_norms
 
 LONG_TREE = [-1, 0, 0, 1, 1, 2, 3, 5, 0, 8, 9, 9, *([0] * 25), 11, 36, 37, 38, 39]
 
@@ -89,7 +89,7 @@ def test_random_batches(sequences):
     arguments = tensors(case)
     np.testing.assert_allclose(attend(case, arguments, run=capture), expected, atol=1e-5)
     np.testing.assert_array_equal(arguments["v_cache"], v)
-    stats = by_split(captured[FP32_SPLIT.name][1], sum(s.rows for s in sequences), heads=3)
+    stats = captured[FP32_SPLIT.name][1].unflatten(0, (-1, sum(s.rows for s in sequences), 3))
     for row, count in enumerate(visible_counts(sequences)):
         filled = [max(0, min(FP32_SPLIT_KEYS, count - FP32_SPLIT_KEYS * part)) for part in range(len(stats))]
         assert [bool(x) for x in (stats[:, row, 0, 1] > 0).tolist()] == [bool(n) for n in filled]
