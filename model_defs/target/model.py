@@ -285,8 +285,9 @@ class Target(nn.Module):
             except KeyError as missing:
                 raise ValueError(f"weight {missing} is missing") from None
             actual: tuple[int, ...] = (sum(shape[:1].numel() for shape in shapes), *shapes[0][1:])
-            with suppress(RuntimeError, IndexError):  # shapes that do not fit each other, or the change
-                actual = tuple(weight.read([torch.empty(shape, device="meta") for shape in shapes]).shape)
+            if weight.change is not None:
+                with suppress(RuntimeError, IndexError):  # a shape that does not fit the change
+                    actual = tuple(weight.change(torch.empty(actual, device="meta")).shape)
             if actual != expected[name].shape or any(other[1:] != shapes[0][1:] for other in shapes):
                 raise ValueError(f"{name} has shape {actual}, expected {tuple(expected[name].shape)}")
         return target

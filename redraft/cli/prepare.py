@@ -7,7 +7,7 @@ from pathlib import Path
 
 from redraft.bundle.backends import BACKENDS, Precision
 from redraft.cli.bundles import usual_precision
-from redraft.cli.steps import Steps
+from redraft.cli.steps import Steps, one_process
 from redraft.home import DEFAULT_MODEL, HOME
 from redraft.model_defs.weights.folder import GGUF
 from redraft.operator_build import build_apart
@@ -22,14 +22,15 @@ def prepared(settings: ServeSettings) -> Path:
     """The bundle of a model, by way of the commands that make it. Ends the process where one fails."""
     if not are_built():
         build_apart()  # the build leaves cores to it; what goes wrong in it, the start of the service says
-    steps = Steps("redraft serve")
-    model = fetched(settings.source, steps)
-    usual = usual_precision(model, BACKENDS[settings.backend], Precision.bf16, split=settings.tp > 1)
-    precision = settings.precision or usual
-    options = {"--model": str(model), "--precision": precision, "--backend": settings.backend}
-    options |= {"--drafter": str(settings.drafter)} if settings.drafter else {}
-    options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
-    return Path(steps.built_bundle(options)["--output"])
+    with one_process() as execute:
+        steps = Steps("redraft serve", execute=execute)
+        model = fetched(settings.source, steps)
+        usual = usual_precision(model, BACKENDS[settings.backend], Precision.bf16, split=settings.tp > 1)
+        precision = settings.precision or usual
+        options = {"--model": str(model), "--precision": precision, "--backend": settings.backend}
+        options |= {"--drafter": str(settings.drafter)} if settings.drafter else {}
+        options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
+        return Path(steps.built_bundle(options)["--output"])
 
 
 def fetched(source: str, steps: Steps) -> Path:

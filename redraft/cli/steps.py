@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from redraft.bound import bound
 from redraft.cli.bundles import as_arguments, complete, needs_build, needs_calibration
 from redraft.console.output import err, fail
 from redraft.errors import BundleError
 
+Execute = Callable[[list[str]], int]
+"""Runs a command of `redraft`, given as its words, and returns its exit status. Raises KeyboardInterrupt where it was
+interrupted."""
+
 
 class Steps:
     """The steps of `program`, a command such as `redraft serve`, which a log tells too where there is one."""
 
-    def __init__(self, program: str, log: Path | None = None):
+    def __init__(self, program: str, log: Path | None = None, execute: Execute | None = None):
+        """`execute` None: each command is a process of its own."""
         self.program = program
-        self._log = log
+        self._log, self._execute = log, execute or execute_apart
 
     def log(self, text: str) -> None:
         """Write a line to the log, with the time."""
@@ -37,7 +49,7 @@ class Steps:
         err.print(line, markup=False)
         self.log(line)
         try:
-            status = run_to_end([sys.executable, "-m", "redraft.cli", *words])
+            status = self._execute(words)
         except KeyboardInterrupt:
             self.log(f"redraft {command} was interrupted")
             raise
@@ -62,6 +74,11 @@ class Steps:
         return options
 
 
+def execute_apart(words: list[str]) -> int:
+    """Run a command of `redraft` as a process of its own."""
+    return run_to_end([sys.executable, "-m", "redraft.cli", *words])
+
+
 def run_to_end(command: list[str]) -> int:
     """Run a program until it has ended, and return its exit status; it does not outlive this process.
 
@@ -69,7 +86,58 @@ def run_to_end(command: list[str]) -> int:
     KeyboardInterrupt is raised.
     """
     # In a session of its own, or a terminal's Ctrl-C would come twice: from there and from here.
-    process, interrupted = subprocess.Popen(bound(command), start_new_session=True), False
+    process = subprocess.Popen(bound(command), start_new_session=True)
+    return _wait(process, process.wait)
+
+
+@contextmanager
+def one_process() -> Iterator[Execute]:
+    """Runs commands one after the other in one process: what one has imported, which takes seconds, the next has. It
+    begins with the first command, and ends with the context."""
+    ours, theirs = socket.socketpair()
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with ours, theirs, ours.makefile() as answers:
+
+            def execute(words: list[str]) -> int:
+                nonlocal process
+                if process is None:
+                    command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+                    process = subprocess.Popen(bound(command), start_new_session=True, pass_fds=[theirs.fileno()])
+                    theirs.close()  # or its end would not be seen here
+                return _wait(process, partial(_ask, ours, answers, words, process))
+
+            yield execute
+    finally:
+        if process:
+            process.wait()
+
+
+def _ask(connection: socket.socket, answers: TextIO, words: list[str], process: subprocess.Popen[bytes]) -> int:
+    """Have that process run a command. Returns its status, or else that of the process, which has ended."""
+    try:
+        connection.sendall(json.dumps(words).encode() + b"\n")
+        return int(answers.readline() or process.wait())
+    except ConnectionError:
+        return process.wait()
+
+
+def execute_in_turn(connection: socket.socket) -> None:
+    """What that process does: run the commands that come, and answer with their statuses."""
+    from redraft.cli import main
+
+    with connection, connection.makefile() as asked:
+        for line in asked:
+            try:
+                main(*json.loads(line))
+            except SystemExit as end:
+                status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            connection.sendall(b"%d\n" % status)
+
+
+def _wait(process: subprocess.Popen[bytes], status_of: Callable[[], int]) -> int:
+    """Wait for an exit status, and pass interrupts on to the process meanwhile."""
+    interrupted = False
 
     def leave_it_to_the_program(number: int, _: object) -> None:
         nonlocal interrupted
@@ -78,10 +146,15 @@ def run_to_end(command: list[str]) -> int:
 
     before = {number: signal.signal(number, leave_it_to_the_program) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        status = process.wait()
+        status = status_of()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     if interrupted or status in (130, -signal.SIGINT):
         raise KeyboardInterrupt
     return status
+
+
+if __name__ == "__main__":
+    execute_in_turn(socket.socket(fileno=int(sys.argv[1])))
+    os._exit(0)  # each command has cleaned up; to free what the exporter left, object by object, takes seconds

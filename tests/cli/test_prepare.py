@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import runpy
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import typer
 
 from redraft import home
-from redraft.cli import steps
+from redraft.cli import prepare, steps
 from redraft.cli.prepare import prepared
 from redraft.home import SHIPPED
 from redraft.model_defs.weights.folder import GGUF
@@ -22,14 +23,11 @@ class Commands:
 
     def __init__(self) -> None:
         self.ran: list[list[str]] = []
-        self.started: list[list[str]] = []
         self.status: dict[str, int] = {}
 
-    def __call__(self, command: list[str]) -> int:
-        arguments = command[command.index("redraft.cli") + 1 :]
-        self.ran.append(arguments)
-        self.started.append(command)
-        return self.status.get(arguments[0], 0)
+    def __call__(self, words: list[str]) -> int:
+        self.ran.append(words)
+        return self.status.get(words[0], 0)
 
     @property
     def names(self) -> list[str]:
@@ -42,7 +40,7 @@ def commands(tmp_path, monkeypatch) -> Commands:
     runs = Commands()
     for module in ("redraft.home", "redraft.cli.prepare", "redraft.cli.bundles", "redraft.cli.options"):
         monkeypatch.setattr(f"{module}.HOME", tmp_path)
-    monkeypatch.setattr(steps, "run_to_end", runs)
+    monkeypatch.setattr(prepare, "one_process", lambda: nullcontext(runs))
     return runs
 
 

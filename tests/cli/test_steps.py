@@ -11,6 +11,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from redraft.cli.steps import one_process
 from tests.conftest import ROOT, wait_until
 
 STEP = """
@@ -18,30 +19,37 @@ import os, time
 from redraft.console.interrupt import interruptible
 
 @interruptible("step", "all is clean")
-def main():
+def main(*words):
     print(os.getpid(), flush=True)
     try:
         time.sleep(600)
     finally:
         time.sleep(1)
-
-main()
 """
-COMMAND = f"""
+APART = f"""
 import sys
 from redraft.cli.steps import run_to_end
 from redraft.console.interrupt import interruptible
 
-interruptible("command", "it goes on")(run_to_end)([sys.executable, "-c", {STEP!r}])
+interruptible("command", "it goes on")(run_to_end)([sys.executable, "-c", {STEP + "main()"!r}])
+"""
+IN_ONE_PROCESS = """
+from redraft.cli.steps import one_process
+from redraft.console.interrupt import interruptible
+
+with interruptible("command", "it goes on"), one_process() as execute:
+    execute(["step"])
 """
 
 
-@pytest.fixture
-def running():
+@pytest.fixture(params=[pytest.param(APART, id="apart"), pytest.param(IN_ONE_PROCESS, id="one process")])
+def running(request, tmp_path):
     """A command in a session of its own, as a terminal has it, and the process of its step."""
+    (tmp_path / "sitecustomize.py").write_text(f"{STEP}\nimport redraft.cli\nredraft.cli.main = main\n")
     with subprocess.Popen(
-        [sys.executable, "-c", COMMAND],
+        [sys.executable, "-c", request.param],
         cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -74,6 +82,15 @@ def test_a_step_does_not_outlive_its_command(running):
     command, step = running
     command.kill()
     wait_until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_one_process_runs_commands_until_one_kills_it(capfd):
+    with one_process() as execute:
+        assert [execute([*words]) for words in (["--version"], ["stop", "--no-such-option"], ["inspect"])] == [0, 2, 2]
+        (process,) = psutil.Process().children()
+        process.kill()
+        assert execute(["--version"]) == -signal.SIGKILL
+    assert "No such option: --no-such-option" in capfd.readouterr().err
 
 
 def test_an_interrupt_while_a_command_is_imported_is_one_line():

@@ -48,7 +48,7 @@ class Weight:
     change: Callable[[Tensor], Tensor] | None = None
 
     def read(self, parts: list[Tensor]) -> Tensor:
-        """Our weight, from the sources' tensors; on device "meta" too."""
+        """Our weight, from the sources' tensors."""
         whole = torch.cat(parts) if len(parts) > 1 else parts[0]
         return whole if self.change is None else self.change(whole)
 
