@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import atexit
+import gc
 import re
 import sys
 from collections.abc import Callable
@@ -89,6 +91,7 @@ def application(*loaded: str) -> typer.Typer:
 
 def main(*arguments: str) -> NoReturn:
     """Run the command line, by default with the process's arguments, and end the process."""
+    atexit.register(gc.freeze)  # at its end Python looks for cycles, for seconds in what torch's exporter leaves
     if arguments:
         sys.argv = ["redraft", *arguments]
     name = sys.argv[1] if len(sys.argv) > 1 else ""

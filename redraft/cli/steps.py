@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import socket
@@ -157,4 +156,3 @@ def _wait(process: subprocess.Popen[bytes], status_of: Callable[[], int]) -> int
 
 if __name__ == "__main__":
     execute_in_turn(socket.socket(fileno=int(sys.argv[1])))
-    os._exit(0)  # each command has cleaned up; to free what the exporter left, object by object, takes seconds
