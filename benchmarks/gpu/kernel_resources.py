@@ -121,6 +121,11 @@ LIMITS = {
     "perturbed_topk": Limits(registers=64, resident=8),
     # Wide loads: a piece for the row's largest number, and the two that a thread quantizes.
     "quantize_rows": Limits(registers=40, resident=12, wide_loads=3),
+    # Wide loads: both parts of a sum; the sum again and the weight.
+    "add_norm": Limits(registers=40, resident=12, wide_loads=4),
+    "silu_product": Limits(registers=40, resident=12, wide_loads=2),
+    "beam_step": Limits(registers=48, resident=10),
+    "draft_rows": Limits(registers=40, resident=12),
 }
 """Limits by entry. A change that makes a kernel faster may need other limits: whoever makes it changes them here."""
 

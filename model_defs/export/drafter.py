@@ -15,7 +15,7 @@ from redraft.model_defs.export.networks import attention_attributes, cache_names
 from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.chains import Resampler
 from redraft.model_defs.loops.context_cache import CacheTables
-from redraft.model_defs.loops.operators import TORCH, Operators
+from redraft.model_defs.loops.operators import STANDARD, TORCH, Operators
 from redraft.model_defs.loops.padded_context_cache import NativeContext
 from redraft.model_defs.loops.random_draws import RandomDraws
 from redraft.model_defs.target.attention import HeadNorms
@@ -257,7 +257,7 @@ class _NativeDrafter(nn.Module):
 
     def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         if not self.drafting.drafter.reads_context:
-            return list(self.drafting(inputs)[:3])
+            return list(self.drafting(inputs, STANDARD)[:3])
         operators = NativeOperators()
         features, tokens, *others = inputs
         outputs = self.drafting([features.flatten(0, 1), tokens.flatten(), *others], operators)
@@ -304,7 +304,8 @@ def export_resampler_native(drafting: BeamSearch) -> ir.Model:
     """The same of standard operators: raw_logits are [B, L, K], in the module's dtype as the drafter's are."""
     _refuse_noise(drafting)
     axes = [{0: "B"}] * 3
-    return export_network(Resampling(drafting), (resampling_examples(drafting),), (axes,), CHAINS, OUTPUTS)
+    module = Resampling(drafting, STANDARD)
+    return export_network(module, (resampling_examples(drafting),), (axes,), CHAINS, OUTPUTS)
 
 
 class Resampling(nn.Module):

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from redraft.model_defs.loops.context_cache import CacheTables, Context, DraftContext
 from redraft.model_defs.target.attention import HeadNorms
-from redraft.plugins.operators.beam_step.reference import beam_step
-from redraft.plugins.operators.draft_rows.reference import draft_rows, pair_rows
+from redraft.plugins.operators.beam_step import reference as beams
+from redraft.plugins.operators.beam_step import torch_op as beam_op
+from redraft.plugins.operators.draft_rows import reference as rows
+from redraft.plugins.operators.draft_rows import torch_op as rows_op
 from redraft.plugins.operators.draw_step.reference import draw_step
 from redraft.plugins.operators.perturbed_topk.torch_op import perturbed_topk
 from redraft.plugins.operators.token_info_topk.reference import token_info_topk
@@ -17,13 +19,13 @@ from redraft.plugins.operators.tree_attention.torch_op import tree_attention
 
 
 class Operators:
-    """The operators of eager execution and exported programs: see the README.md of each one's folder. Subclasses have
-    some of them as nodes of a network."""
+    """The operators in torch's own: see the README.md of each one's folder. Subclasses have some of them as nodes of a
+    network."""
 
-    beam_step = staticmethod(beam_step)
+    beam_step = staticmethod(beams.beam_step)
     draw_step = staticmethod(draw_step)
-    pair_rows = staticmethod(pair_rows)
-    draft_rows = staticmethod(draft_rows)
+    pair_rows = staticmethod(rows.pair_rows)
+    draft_rows = staticmethod(rows.draft_rows)
     token_info_topk = staticmethod(token_info_topk)
 
     @staticmethod
@@ -48,4 +50,11 @@ class Operators:
         return DraftContext(self, tables, inputs)
 
 
-TORCH = Operators()
+class TorchOperators(Operators):
+    """Those of eager execution and of exported programs for torch, which have kernels on a GPU."""
+
+    beam_step = staticmethod(beam_op.beam_step)
+    draft_rows = staticmethod(rows_op.draft_rows)
+
+
+STANDARD, TORCH = Operators(), TorchOperators()

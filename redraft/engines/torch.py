@@ -19,9 +19,13 @@ import torch
 from torch import Tensor
 from torch.export.passes import move_to_device_pass
 
+import redraft.plugins.operators.add_norm.torch_op
 import redraft.plugins.operators.all_reduce.torch_op
+import redraft.plugins.operators.beam_step.torch_op
+import redraft.plugins.operators.draft_rows.torch_op
 import redraft.plugins.operators.fp8_linear.torch_op
 import redraft.plugins.operators.perturbed_topk.torch_op
+import redraft.plugins.operators.silu_product.torch_op
 import redraft.plugins.operators.tree_attention.torch_op  # noqa: F401 (they register operators that the programs call)
 from redraft.batch import DraftBatch, TargetBatch
 from redraft.bundle.config import BundleConfig, target_folder

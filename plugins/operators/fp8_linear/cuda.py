@@ -29,7 +29,7 @@ def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
     """See README.md. Nothing waits for the GPU and sizes follow from shapes, so that a CUDA graph can hold it. Raises
     ValueError for tensors that do not fit."""
     check(x, weight, scale, bias)
-    codes, row_scale = run(QUANTIZE_ROWS, [x.flatten(0, -2).contiguous()], {})
+    codes, row_scale = run(QUANTIZE_ROWS, [x.contiguous().flatten(0, -2)], {})
     out = torch._scaled_mm(
         codes,
         weight.T,

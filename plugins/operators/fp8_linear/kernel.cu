@@ -14,7 +14,7 @@ constexpr float kSubnormalSteps = 16384.0f;  // float32 numbers from here on are
 // NaN is larger than any number.
 REDRAFT_DEVICE float larger(float a, float b) { return a > b || a != a ? a : b; }
 REDRAFT_DEVICE float magnitude(float x) { return as_float(as_bits(x) & 0x7FFFFFFFu); }
-REDRAFT_DEVICE uint32_t word(const uint4& four, int i) { return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w; }
+REDRAFT_DEVICE float of_both(uint32_t two) { return larger(magnitude(low(two)), magnitude(high(two))); }
 
 // The code of the nearest number in E4M3, rounded to nearest even; NaN beyond 464.
 REDRAFT_DEVICE uint32_t e4m3(float x) {
@@ -41,11 +41,10 @@ extern "C" __global__ void __launch_bounds__(redraft::kThreads)
     const int parts = features / kAtOnce;
     const uint4* row = x + static_cast<int64_t>(blockIdx.x) * parts * 2;
     float largest = 0;
-    for (int i = threadIdx.x; i < parts * 2; i += kThreads)
-        for (int j = 0; j < 4; ++j) {
-            const uint32_t two = word(row[i], j);
-            largest = larger(largest, larger(magnitude(low(two)), magnitude(high(two))));
-        }
+    for (int i = threadIdx.x; i < parts * 2; i += kThreads) {
+        const uint4 a = row[i];
+        largest = larger(largest, larger(larger(of_both(a.x), of_both(a.y)), larger(of_both(a.z), of_both(a.w))));
+    }
     for (int mask = 16; mask; mask /= 2) largest = larger(largest, exchange(largest, mask));
     if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = largest;
     __syncthreads();

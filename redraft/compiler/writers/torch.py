@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor, fx
 
 from redraft.bundle.backends import Precision
 from redraft.bundle.config import BundleConfig
-from redraft.compiler.passes import float8
+from redraft.compiler.passes import fewer_kernels, float8
 from redraft.compiler.writers.shared import Loops, cache_shape, distinct, resampling_loop, target_parts
 from redraft.console.progress import step
 from redraft.model_defs.export.programs import (
@@ -27,7 +29,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, features: bool) -> dict[str, str]:
     """Write the programs to `folder`. Returns no versions: every manifest has torch's."""
     dtype = DTYPES[config.precision]
-    rewrite = float8.quantize if config.precision == Precision.fp8 else None
+    rewrite = None if config.precision == Precision.fp32 else partial(rewritten, config.precision)
     # A rank's rows are not those of the source.
     scales = (
         {f"target.{name}": scale for name, scale in target.row_scales.items()} if config.tensor_parallel == 1 else {}
@@ -49,6 +51,14 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, feat
             if again := resampling_loop(config, name, loop):
                 save(export_resampler_torch(again, rewrite), folder / f"resampler.{name}.pt2")
     return {}
+
+
+def rewritten(
+    precision: Precision, module: fx.GraphModule, scales: Mapping[str, Tensor] | None = None
+) -> fx.GraphModule:
+    """A program's module as kernels for bf16 compute it and, for fp8, with its matrices in E4M3."""
+    module = fewer_kernels.fuse(module)
+    return float8.quantize(module, scales) if precision == Precision.fp8 else module
 
 
 def save(program: torch.export.ExportedProgram, path: Path) -> None:

@@ -21,8 +21,14 @@ from redraft.engines import load_engine
 from redraft.engines.cuda.graphs import CudaGraphCache, Inputs
 from redraft.engines.torch import TorchEngine
 from redraft.plugins.cuda.launch import TORCH_DTYPES
-from redraft.plugins.operators.fp8_linear import cuda as fp8
-from redraft.plugins.operators.fp8_linear.torch_op import fp8_linear
+from redraft.plugins.operators.add_norm.cuda import add_norm as add_norm_kernel
+from redraft.plugins.operators.add_norm.torch_op import add_norm
+from redraft.plugins.operators.beam_step import torch_op as beam_op
+from redraft.plugins.operators.beam_step.cuda import beam_step
+from redraft.plugins.operators.draft_rows import torch_op as rows_op
+from redraft.plugins.operators.draft_rows.cuda import draft_rows
+from redraft.plugins.operators.silu_product.cuda import silu_product as silu_product_kernel
+from redraft.plugins.operators.silu_product.torch_op import silu_product
 from redraft.plugins.operators.tree_attention import torch_op
 from tests.engines.draws import LEVELS, SUPPORT
 from tests.engines.tiny import VOCAB, bundle_of_methods, chain, make_batch, tiny_drafter_of, tiny_lm
@@ -35,10 +41,14 @@ DRAWS = ("independent",)
 METHODS = {
     "fp32": ("eagle",),
     "bf16": ("recurrent", "medusa", "hidden_state", "eagle", "draft_lm", *DRAWS),
-    "fp8": ("recurrent", "hidden_state", "eagle"),
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
-OPERATORS = {fp8_linear: fp8.fp8_linear}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+OPERATORS = {
+    add_norm: add_norm_kernel,
+    silu_product: silu_product_kernel,
+    beam_op._beam_step: lambda *given: tuple(beam_step(*given)),
+    rows_op._draft_rows: lambda *given: tuple(draft_rows(*given)),
+}
 """What kernels with declarations compute, beside attention, by operator"""
 HOT = 50
 """Tokens that a tiny drafter knows."""

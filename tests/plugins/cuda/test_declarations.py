@@ -11,15 +11,21 @@ import pytest
 from redraft.plugins.cuda import compile, quick_plugin
 from redraft.plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Kernel, entries, entry_ptx
 from redraft.plugins.library import BuildError
+from redraft.plugins.operators.add_norm.cuda import ADD_NORM
+from redraft.plugins.operators.beam_step.cuda import BEAM_STEP
+from redraft.plugins.operators.draft_rows.cuda import DRAFT_ROWS
 from redraft.plugins.operators.fp8_linear.cuda import QUANTIZE_ROWS
 from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
 from redraft.plugins.operators.sampling.cuda import FILTER, RACE
+from redraft.plugins.operators.silu_product.cuda import SILU_PRODUCT
 from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE, eps_bits
 from redraft.plugins.operators.tree_attention.cuda_kernels import KERNELS as ATTENTION
 from tests.conftest import OF_TESTS, one_process, run_script
 from tests.plugins import fake_tensorrt
 
 KERNELS = (*ATTENTION, *FP32_KERNELS)
+OTHERS = (FILTER, RACE, PERTURBED_TOPK, QUANTIZE_ROWS, ADD_NORM, SILU_PRODUCT, BEAM_STEP, DRAFT_ROWS)
+"""Those that are no plugins of TensorRT"""
 SHAPES = {
     "TreeAttentionWrite": [
         (93, 576 + 384),
@@ -80,9 +86,7 @@ def test_a_wheels_machine_code_runs_on_its_major_architecture(monkeypatch, tmp_p
     assert compile.image(RACE.source, "sm_90") == b"sm_90 ptx"
 
 
-@pytest.mark.parametrize(
-    "kernel", [*KERNELS, FILTER, RACE, PERTURBED_TOPK, QUANTIZE_ROWS], ids=lambda kernel: kernel.name
-)
+@pytest.mark.parametrize("kernel", [*KERNELS, *OTHERS], ids=lambda kernel: kernel.name)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("architecture", compile.ARCHITECTURES)
 def test_declarations_fit_the_ptx(kernel: Kernel, head_size, architecture):

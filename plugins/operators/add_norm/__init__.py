@@ -1,0 +1,1 @@
+"""A residual's sum and its RMS norm: see README.md."""

@@ -1,0 +1,1 @@
+"""SiLU of a half times the other half: see README.md."""

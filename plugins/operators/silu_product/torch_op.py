@@ -1,0 +1,24 @@
+"""`SiluProduct` as a torch operator, `torch.ops.redraft.silu_product`, for exported programs on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from redraft.plugins.operators.silu_product import cuda, reference
+
+
+@torch.library.custom_op("redraft::silu_product", mutates_args=())
+def silu_product(gate_up: Tensor) -> Tensor:
+    """See README.md. On a GPU by the CUDA kernel."""
+    return reference.silu_product(gate_up)
+
+
+@silu_product.register_fake
+def _(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
+@silu_product.register_kernel("cuda")
+def _(gate_up: Tensor) -> Tensor:
+    return cuda.silu_product(gate_up)
