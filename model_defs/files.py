@@ -21,7 +21,7 @@ PICKLED, PICKLED_INDEX = "pytorch_model*.bin", "pytorch_model.bin.index.json"
 """Weights in torch's format, in one file or in shards."""
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of weights that are not quantized."""
-BLOCK = 1 << 22
+CHUNK = 1 << 22
 """Numbers of a tensor that are converted at once."""
 MOST_JSON = 1 << 27
 """Bytes of a JSON file: an index of a model with a million tensors has fewer."""
@@ -143,10 +143,10 @@ class StoredTensors:
         return self._opened[name].get_tensor(name)
 
 
-def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Slices of the first dimension, each of about BLOCK numbers and at least one row."""
+def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Slices of the first dimension, each of about CHUNK numbers and at least one row."""
     rows, *rest = shape
-    step = max(BLOCK // max(math.prod(rest), 1), 1)
+    step = max(CHUNK // max(math.prod(rest), 1), 1)
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 

@@ -26,7 +26,7 @@ AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 AVX512_VNNI = [*AVX512, "-mavx512vnni"]
 AVX512_BF16 = [*AVX512_VNNI, "-mavx512bf16"]
-AMX = [*AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
+AMX = [*AVX512_BF16, "-mamx-tile", "-mamx-bf16"]
 INSTRUCTION_SETS = {
     "avx2": AVX2, "avxvnni": [*AVX2, "-mavxvnni"],
     "avx512": AVX512, "avx512vnni": AVX512_VNNI, "avx512bf16": AVX512_BF16, "amx": AMX,

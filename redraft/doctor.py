@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from redraft.bundle.manifest import Manifest, cpu_features
 from redraft.chat import render_chat, template_digest
 from redraft.console.resources import cpu_quota
 from redraft.llm import LLM
+from redraft.plugins.operators.linear.pack import bytes_as
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE
 
@@ -39,8 +41,8 @@ NARROW = {
     "bf16": "int8, which reads half the bytes",
     "int8": "int4, which reads fewer bytes",
 }
-EMBEDDING_BYTES = {"fp32": 4, "bf16": 2, "int8": 1.0625, "int4": 0.625, "source": 0.7}
-"""Bytes of a number of an embedding table that is stored for itself: of a source between Q4_K's and Q6_K's"""
+EMBEDDING = re.compile(rb"Embedding\t[^\n]*?\tin_features=(\d+)\tout_features=(\d+)\tdtype=([^\t\n]+)")
+"""The step that takes rows of an embedding table in a network's file, which holds its programs as text"""
 BF16_FEATURES = {"avx512_bf16", "amx_bf16"}
 TRAIN = "train a drafter on your prompts: redraft drafter --model MODEL --prompts PROMPTS"
 
@@ -170,12 +172,10 @@ def bandwidth(threads: int) -> float:
 def memory(path: Path, config: BundleConfig, step: float, read: float) -> Finding:
     """A step of one stream beside its floor: reading every weight of the target once, but for the embedding table, of
     which it reads a row."""
-    stored = sum(
-        file.stat().st_size
-        for rank in range(config.tensor_parallel)
-        for file in target_folder(path, rank, config.tensor_parallel).glob("target.*")
-    )
-    weights = stored - separate_embedding_bytes(config)
+    folders = [target_folder(path, rank, config.tensor_parallel) for rank in range(config.tensor_parallel)]
+    weights = sum(file.stat().st_size for folder in folders for file in folder.glob("target.*"))
+    if not config.target.tie_embeddings:
+        weights -= sum(embedding_bytes(folder / "target.onnx") for folder in folders)
     floor = weights / read
     found = (
         f"a step takes {1e3 * step:.1f} ms; reading {weights / 1e6:.0f} MB of weights at {read / 1e9:.1f} GB/s takes "
@@ -190,13 +190,10 @@ def memory(path: Path, config: BundleConfig, step: float, read: float) -> Findin
     return Finding("memory", f"{found}: bound by memory, as decoding is")
 
 
-def separate_embedding_bytes(config: BundleConfig) -> int:
-    """Bytes of the ranks' embedding tables that are not their LM heads too: about so many where the source's blocks
-    say it."""
-    if config.target.tie_embeddings:
-        return 0
-    numbers = config.tensor_parallel * config.target.vocab_size * config.target.hidden_size
-    return int(numbers * EMBEDDING_BYTES[config.precision])
+def embedding_bytes(network: Path) -> int:
+    """Bytes of the tables of which a target's network takes rows: embeddings and, in some families, positions."""
+    tables = EMBEDDING.findall(network.read_bytes())
+    return sum(bytes_as(dtype.decode(), (int(rows), int(features))) for features, rows, dtype in tables)
 
 
 def acceptance(llm: LLM, path: Path, prompts: Sequence[str]) -> Iterator[Finding]:

@@ -9,6 +9,9 @@ import pytest
 from redraft import doctor
 from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
 from redraft.bundle.method import MethodConfig
+from redraft.model_defs.target.model import Target
+from tests.engines.tiny import tiny_bundle
+from tests.model_defs.weights.folders import write_folder
 
 TARGET = TargetInfo(
     num_layers=3, hidden_size=96, feature_size=96, num_heads=3, num_kv_heads=3, head_size=32, vocab_size=111,
@@ -61,6 +64,17 @@ def test_threads_share_no_core(monkeypatch, threads, quota, physical, wrong):
 def test_a_step_is_held_against_reading_the_weights(bundle, step, wrong):
     (bundle / "target.weights").write_bytes(b"0" * 10_000)
     assert bool(doctor.memory(bundle, config_of(), step, read=1e6).remedy) == wrong
+
+
+def test_the_table_that_a_step_reads_a_row_of_does_not_count(tmp_path):
+    """In the blocks of its source, or in a precision."""
+    folder = write_folder(tmp_path / "model")
+    blocks = Target.from_folder(folder, in_blocks=True, float_ends=False)
+    source = tiny_bundle(tmp_path / "source", blocks, precision="source", drafts=False)
+    half_panel = 32 + 8 * (32 + 384)  # 16 rows of 256 features in Q6_K: floats, then of each group steps and codes
+    assert doctor.embedding_bytes(source.path / "target.onnx") == 7 * half_panel
+    int4 = tiny_bundle(tmp_path / "int4", Target.from_folder(folder), precision="int4", drafts=False)
+    assert doctor.embedding_bytes(int4.path / "target.onnx") == 7 * 16 * 8 * (4 + 16)
 
 
 class Answers:

@@ -196,6 +196,13 @@ def norm(
     return out
 
 
+def reorder_features(x: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """float32 [T, K] to float32 [T, K]: its features in the order int32 [K]."""
+    out, (rows, features) = np.empty_like(x), x.shape
+    call("reorder_features", x=x, rows=rows, features=features, order=order, out=out)
+    return out
+
+
 def beam_step(values: np.ndarray, ids: np.ndarray, width: int, *draft: np.ndarray) -> tuple[np.ndarray, ...]:
     """values float32 and ids int32 [B * n, K] and, after the first level, the first four of the step before's results,
     to candidates, log_probs, parents, chosen, tokens and origins; see beam_step/README.md."""

@@ -40,7 +40,7 @@ def kind_of(folder: Path) -> str:
     return read_json(folder / "config.json").get("drafter") or require_reader(folder)[1].kind
 
 
-def form_of(folder: Path) -> str | None:
+def hub_form(folder: Path) -> str | None:
     """The name of the form of a folder from the hub, None for our own."""
     return None if "drafter" in read_json(folder / "config.json") else require_reader(folder)[1].form
 

@@ -7,7 +7,7 @@ same definition trains drafters (dense attention), generates (a preallocated cac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -325,8 +325,7 @@ class Target(nn.Module):
             ends = ENDS if float_ends else ()
             for name, weight in weights_of(config).items():
                 if in_blocks and target.blocks and name in target.blocks and name not in ends:
-                    # The exporter takes equal constants for one.
-                    weights[name] = torch.tensor(float(len(weights))).expand(target.get_parameter(name).shape)
+                    weights[name] = stand_in(len(weights), target.get_parameter(name).shape)
                     continue
                 parts = [stored.read(source) for source in weight.sources]
                 for source, part in zip(weight.sources, parts, strict=True):
@@ -340,6 +339,17 @@ class Target(nn.Module):
         if config.tie_embeddings:
             target.lm_head.weight = target.embedding.weight
         return target.eval().requires_grad_(False)
+
+
+def stand_in(number: int, shape: Sequence[int]) -> Tensor:
+    """A weight without storage, for one that stays in blocks; of other numbers than any other: the exporter takes equal
+    constants for one."""
+    return torch.tensor(float(number)).expand(*shape)
+
+
+def is_stand_in(weight: Tensor) -> bool:
+    """Whether a weight only stands for one in blocks."""
+    return not any(weight.stride())
 
 
 class StoredWeights(Protocol):

@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import lcm
 
 import torch
 from torch import Tensor, nn
 
 from redraft.model_defs.target.config import TargetConfig
-from redraft.model_defs.target.model import Join, Target, add
+from redraft.model_defs.target.model import Join, Target, add, is_stand_in, stand_in
+from redraft.model_defs.weights.blocks import StoredBlocks
 
 PANEL = 32
 """Columns that kernels take together: shards begin at multiples of it where they can."""
@@ -32,9 +34,10 @@ class Shard:
     vocabulary: range
 
 
-def plan_shards(config: TargetConfig, ranks: int) -> tuple[Shard, ...]:
+def plan_shards(config: TargetConfig, ranks: int, unit: int = PANEL) -> tuple[Shard, ...]:
     """A shard for each rank. KV groups that do not divide go to the first ranks; the MLP's columns are shared out so
-    that every rank holds as many weights of a layer as any other. Raises ValueError for more ranks than KV groups."""
+    that every rank holds as many weights of a layer as any other, and begin at multiples of `unit` where they can.
+    Raises ValueError for more ranks than KV groups."""
     if not 1 <= ranks <= config.num_kv_heads:
         raise ValueError(
             f"{ranks} tensor-parallel ranks: expected 1 to {config.num_kv_heads}, the target's number of KV groups "
@@ -54,7 +57,7 @@ def plan_shards(config: TargetConfig, ranks: int) -> tuple[Shard, ...]:
         Shard(*parts)
         for parts in zip(
             ranges([float(heads) for heads in kv_heads], config.num_kv_heads, 1),
-            ranges(columns if min(columns) > 0 else even, config.intermediate_size, PANEL),
+            ranges(columns if min(columns) > 0 else even, config.intermediate_size, unit),
             ranges(even, config.vocab_size, PANEL),
             strict=True,
         )
@@ -72,6 +75,21 @@ def ranges(shares: list[float], total: int, unit: int) -> Iterator[range]:
         if all(begin < end for begin, end in pairwise(bounds)):
             return (range(begin, end) for begin, end in pairwise(bounds))
     return ranges([1.0] * len(shares), total, 1)
+
+
+def shards_of(target: Target, ranks: int) -> tuple[Shard, ...]:
+    """`plan_shards` of a target, some of whose weights may be in blocks. Raises ValueError too where a part of one
+    would not be whole groups of features."""
+    if (blocks := _only_blocks(target)) is None:
+        return plan_shards(target.config, ranks)
+    down = [name for name, _ in target.named_parameters() if _kind(name) == "down" and name in blocks]
+    plan = plan_shards(target.config, ranks, lcm(PANEL, *map(blocks.feature_step, down)))
+    for shard in plan if ranks > 1 else ():
+        try:
+            shard_blocks(blocks, target, shard)
+        except ValueError as error:
+            raise ValueError(f"{error}: choose other ranks than {ranks}, or another precision than source") from None
+    return plan
 
 
 def shard_target(target: Target, shard: Shard) -> Target:
@@ -92,15 +110,44 @@ def shard_target(target: Target, shard: Shard) -> Target:
         part.lm_head = nn.Linear(config.hidden_size, len(shard.vocabulary), bias=False)
     part.load_state_dict(dict(shard_weights(target, shard)), assign=True)
     part.feature_readers = target.feature_readers
+    if blocks := _only_blocks(target):
+        part.blocks = shard_blocks(blocks, target, shard)
     return part.eval().requires_grad_(False)
 
 
 def shard_weights(target: Target, shard: Shard) -> Iterator[tuple[str, Tensor]]:
     """The rank's weights under the target's names."""
-    config = target.config
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    group = heads // kv_heads
-    queries = range(shard.kv_heads.start * group, shard.kv_heads.stop * group)
+    outputs, inputs = _rows(target.config, shard), _features(target.config, shard)
+    for number, (name, weight) in enumerate(target.state_dict().items()):
+        if name.startswith("feature_readers."):
+            continue
+        kind = _kind(name)
+        if kind in outputs:
+            yield name, _chosen(weight, max(weight.ndim - 2, 0), outputs[kind], number)
+        elif kind in inputs and name.endswith(".bias"):
+            yield name, weight if shard.kv_heads.start == 0 else torch.zeros_like(weight)
+        elif kind in inputs:
+            yield name, _chosen(weight, weight.ndim - 1, torch.tensor(inputs[kind]), number)
+        else:
+            yield name, weight
+
+
+def shard_blocks(blocks: StoredBlocks, target: Target, shard: Shard) -> StoredBlocks:
+    """The rank's weights in blocks. Raises ValueError where its features are not whole groups."""
+    outputs, inputs = _rows(target.config, shard), _features(target.config, shard)
+    names = {name: _kind(name) for name in target.state_dict()}
+    rows = {name: outputs[kind].numpy() for name, kind in names.items() if kind in outputs}
+    return blocks.part(rows, {name: inputs[kind] for name, kind in names.items() if kind in inputs})
+
+
+def _only_blocks(target: Target) -> StoredBlocks | None:
+    """A target's blocks, unless they are beside its weights in floats."""
+    return target.blocks if any(map(is_stand_in, target.parameters())) else None
+
+
+def _rows(config: TargetConfig, shard: Shard) -> dict[str, Tensor]:
+    """The rank's rows, ascending, of each kind of weight whose outputs are split."""
+    heads, kv_heads, queries = config.num_heads, config.num_kv_heads, _queries(config, shard)
     qkv = torch.cat(
         [
             _columns(part, config.head_size) + first * config.head_size
@@ -109,20 +156,31 @@ def shard_weights(target: Target, shard: Shard) -> Iterator[tuple[str, Tensor]]:
     )
     columns = _columns(shard.mlp_columns)
     gate_up = torch.cat([columns, columns + config.intermediate_size])
-    inputs = {"attention_out": _columns(queries, config.head_size), "down": columns}
-    outputs = {"qkv": qkv, "gate_up": gate_up, "up": columns, "lm_head": _columns(shard.vocabulary)}
-    for name, weight in target.state_dict().items():
-        if name.startswith("feature_readers."):
-            continue
-        kind, part = name.removesuffix(".weight").removesuffix(".bias").split(".")[-1], name.split(".")[-1]
-        if kind in outputs:
-            yield name, weight.index_select(max(weight.ndim - 2, 0), outputs[kind])
-        elif kind in inputs and part == "bias":
-            yield name, weight if shard.kv_heads.start == 0 else torch.zeros_like(weight)
-        elif kind in inputs:
-            yield name, weight.index_select(weight.ndim - 1, inputs[kind])
-        else:
-            yield name, weight
+    return {"qkv": qkv, "gate_up": gate_up, "up": columns, "lm_head": _columns(shard.vocabulary)}
+
+
+def _features(config: TargetConfig, shard: Shard) -> dict[str, range]:
+    """The rank's features of each kind of weight whose inputs are split."""
+    queries, size = _queries(config, shard), config.head_size
+    return {"attention_out": range(queries.start * size, queries.stop * size), "down": shard.mlp_columns}
+
+
+def _queries(config: TargetConfig, shard: Shard) -> range:
+    """The rank's query heads."""
+    group = config.num_heads // config.num_kv_heads
+    return range(shard.kv_heads.start * group, shard.kv_heads.stop * group)
+
+
+def _kind(name: str) -> str:
+    """Which of a layer's weights one is: `qkv` of layers.0.qkv.weight."""
+    return name.removesuffix(".weight").removesuffix(".bias").split(".")[-1]
+
+
+def _chosen(weight: Tensor, dim: int, index: Tensor, number: int) -> Tensor:
+    """A weight's numbers at some places of a dimension; of one that stands for blocks another stand-in."""
+    if not is_stand_in(weight):
+        return weight.index_select(dim, index)
+    return stand_in(number, (*weight.shape[:dim], len(index), *weight.shape[dim + 1 :]))
 
 
 def rank_join(rank: int, all_reduce: Callable[[Tensor], Tensor]) -> Join:

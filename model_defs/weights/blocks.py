@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Protocol, runtime_checkable
 
@@ -12,7 +13,15 @@ import torch
 from torch import Tensor
 
 from redraft.model_defs.target.families.base import Weight, Weights
-from redraft.plugins.operators.linear.blocks import HALF_PANEL, BlockWeight, Form, form_of, same_columns
+from redraft.plugins.operators.linear.blocks import (
+    GROUP,
+    HALF_PANEL,
+    BlockWeight,
+    Form,
+    block_form,
+    same_order,
+)
+from redraft.plugins.operators.linear.pack import block_bytes
 
 
 @runtime_checkable
@@ -31,8 +40,8 @@ class BlockSource(Protocol):
         """Meta tensors by Hugging Face name."""
         ...
 
-    def columns(self, name: str) -> np.ndarray | None:
-        """The `columns` of one that has a form."""
+    def feature_order(self, name: str) -> np.ndarray | None:
+        """The `feature_order` of one that has a form."""
         ...
 
     def in_blocks(self, name: str, rows: np.ndarray) -> BlockWeight:
@@ -49,7 +58,10 @@ class StoredRows:
     source: BlockSource
     parts: tuple[tuple[str, np.ndarray], ...]
     """Hugging Face names, and for each the rows that ours has of it, in our order"""
-    columns: np.ndarray | None
+    feature_order: np.ndarray | None
+    """As `BlockWeight` has it"""
+    features: range
+    """Which of the source's features it has: all, or neighbours in order"""
 
     def rows(self, index: slice) -> BlockWeight:
         """Some rows, of which the source is read. Raises ValueError for damaged blocks."""
@@ -59,7 +71,37 @@ class StoredRows:
             (name, rows[max(begin - first, 0) : max(end - first, 0)])
             for (name, rows), first in zip(self.parts, bounds, strict=False)
         ]
-        return _joined([self.source.in_blocks(name, rows) for name, rows in chosen if len(rows)])
+        read = _joined([self.source.in_blocks(name, rows) for name, rows in chosen if len(rows)])
+        return read.features(self.features)
+
+    @property
+    def feature_step(self) -> int:
+        """A part with some of the features begins at a multiple of this: a row in one span may be cut between groups of
+        activations."""
+        return GROUP if self.shape[1] <= self.form.span else self.form.span
+
+    def with_rows(self, index: np.ndarray) -> StoredRows:
+        """Only these of its rows, which ascend."""
+        parts, first = [], 0
+        for name, rows in self.parts:
+            chosen = rows[index[(index >= first) & (index < first + len(rows))] - first]
+            parts += [(name, chosen)] * (len(chosen) > 0)
+            first += len(rows)
+        return replace(self, parts=tuple(parts), shape=(len(index), self.shape[1]))
+
+    def with_features(self, features: range) -> StoredRows:
+        """Only these of all its features. Raises ValueError where they are not in order, or begin within a span."""
+        if features == self.features:
+            return self
+        name = self.parts[0][0]
+        if self.feature_order is not None:
+            raise ValueError(f"the features of {name} lie in an order of their own (act-order)")
+        if any(end % self.feature_step for end in (features.start, features.stop) if end != self.features.stop):
+            raise ValueError(
+                f"{name} is stored in groups of {self.feature_step} features, and a part of it would have those from "
+                f"{features.start} to {features.stop - 1}"
+            )
+        return replace(self, features=features, shape=(self.shape[0], len(features)))
 
 
 class StoredBlocks:
@@ -87,17 +129,40 @@ class StoredBlocks:
 
     def matrices(self, name: str) -> list[list[StoredRows]]:
         """A weight's matrix, or those of a stack: its rows, one below the other; neighbours of one form are one."""
-        name = self._same.get(name, name)
-        self.unread.discard(name)
-        return self._matrices[name]
+        self.unread.discard(self._same.get(name, name))
+        return self._of(name)
+
+    def feature_step(self, name: str) -> int:
+        """The largest `feature_step` of a weight's rows."""
+        return max(part.feature_step for matrix in self._of(name) for part in matrix)
+
+    def nbytes(self, name: str) -> int:
+        """The size of one, packed."""
+        return sum(block_bytes(part.form, part.shape) for matrix in self._of(name) for part in matrix)
+
+    def part(self, rows: Mapping[str, np.ndarray], features: Mapping[str, range]) -> StoredBlocks:
+        """Those of a part of the target: of some weights these rows, which ascend, of others these features, of the
+        rest all. The LM head is then no longer the embedding. Raises ValueError where features are not whole groups, or
+        not in order."""
+        result = copy(self)
+        result._matrices = {
+            name: [list(_part(matrix, rows.get(name), features.get(name))) for matrix in self._of(name)]
+            for name in (*self._matrices, *self._same)
+            if name in self
+        }
+        result._same, result.unread = {}, set(result._matrices)
+        return result
 
     def first_rows(self, name: str, count: int) -> Tensor:
         """A weight's first rows float32 [count or fewer, ...]: of a stack its first matrices. Raises ValueError for
         damaged blocks."""
-        matrices = self._matrices[self._same.get(name, name)]
+        matrices = self._of(name)
         if len(matrices) > 1:
             return torch.from_numpy(np.stack([_first_rows(matrix) for matrix in matrices[:count]]))
         return torch.from_numpy(_first_rows(matrices[0], count))
+
+    def _of(self, name: str) -> list[list[StoredRows]]:
+        return self._matrices[self._same.get(name, name)]
 
     def _in_blocks(self, name: str, weight: Weight, shapes: Mapping[str, torch.Size]) -> list[list[StoredRows]]:
         """A weight's matrices; none where a source of it is not in blocks, or operators do not take them so."""
@@ -106,10 +171,10 @@ class StoredBlocks:
         matrices = []
         for order in orders or []:
             parts = [(weight.sources[i], rows) for i, rows in order]
-            columns = [self._source.columns(part) for part, _ in parts]
-            if not all(same_columns(columns[0], other) for other in columns):
+            feature_orders = [self._source.feature_order(part) for part, _ in parts]
+            if not all(same_order(feature_orders[0], other) for other in feature_orders):
                 return []
-            if columns[0] is not None and (len(orders or []) > 1 or name == "embedding.weight"):
+            if feature_orders[0] is not None and (len(orders or []) > 1 or name == "embedding.weight"):
                 return []  # of these operators take the features in order
             if not _fits([forms[part] for part, _ in parts], [len(rows) for _, rows in parts]):
                 return []
@@ -121,7 +186,20 @@ class StoredBlocks:
         self, form: str, parts: tuple[tuple[str, np.ndarray], ...], shapes: Mapping[str, torch.Size]
     ) -> StoredRows:
         shape = sum(len(rows) for _, rows in parts), shapes[parts[0][0]][-1]
-        return StoredRows(form_of(form), shape, self._source, parts, self._source.columns(parts[0][0]))
+        order = self._source.feature_order(parts[0][0])
+        return StoredRows(block_form(form), shape, self._source, parts, order, range(shape[1]))
+
+
+def _part(matrix: Sequence[StoredRows], rows: np.ndarray | None, features: range | None) -> Iterator[StoredRows]:
+    """Some rows or features of a matrix."""
+    first = 0
+    for stored in matrix:
+        index = None if rows is None else rows[(rows >= first) & (rows < first + stored.shape[0])] - first
+        first += stored.shape[0]
+        if index is None:
+            yield stored if features is None else stored.with_features(features)
+        elif len(index):
+            yield stored.with_rows(index)
 
 
 def _first_rows(matrix: Sequence[StoredRows], count: int | None = None) -> np.ndarray:
@@ -167,4 +245,4 @@ def _joined(weights: list[BlockWeight]) -> BlockWeight:
     if len(weights) == 1:
         return first
     parts = {name: np.concatenate([weight.parts[name] for weight in weights]) for name in first.parts}
-    return BlockWeight(first.form, np.concatenate([weight.codes for weight in weights]), parts, first.columns)
+    return BlockWeight(first.form, np.concatenate([weight.codes for weight in weights]), parts, first.feature_order)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redraft.model_defs.files import FLOATS, StoredTensors, load_pickled, row_blocks
+from redraft.model_defs.files import FLOATS, StoredTensors, load_pickled, row_chunks
 from redraft.model_defs.weights.names import whole_name
-from redraft.model_defs.weights.quantized import SMALL, Codes, Quantization, QuantizationError
+from redraft.model_defs.weights.quantized import SMALL, Quantization, QuantizationError, QuantizedWeight
 from redraft.plugins.operators.linear.blocks import BlockWeight
 
 
@@ -22,8 +22,8 @@ class CheckpointWeights:
         """Read the headers of a folder's files. Raises ValueError for a damaged file, or two weights of one name."""
         self._folder, self._quantization = folder, quantization
         self._pickled: dict[Path, dict[str, Tensor]] = {}
-        self._shaped: dict[str, Codes] = {}
-        self._last: tuple[str, Codes] | None = None
+        self._shaped: dict[str, QuantizedWeight] = {}
+        self._last: tuple[str, QuantizedWeight] | None = None
         self.places: dict[str, tuple[Path, str]] = {}
         """The file of each stored tensor, and its name there"""
         self.stored: dict[str, Tensor] = {}
@@ -79,18 +79,18 @@ class CheckpointWeights:
             return [name]
         return [f"{name.removesuffix('weight')}{suffix}" for suffix in self._quantization.suffixes]
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A weight's rows in order, as blocks [rows, ...] of the stored dtype, or float32 of a quantized one."""
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """A weight's rows in order, as chunks [rows, ...] of the stored dtype, or float32 of a quantized one."""
         if not self.is_quantized(name):
             tensor = self._of_file(*self.places[name])
-            return (tensor[rows] for rows in row_blocks(tuple(tensor.shape)))
-        codes = self._codes(name, self._part)
-        return (codes.dequantized(rows) for rows in row_blocks(tuple(codes.codes.shape)))
+            return (tensor[rows] for rows in row_chunks(tuple(tensor.shape)))
+        weight = self._weight(name, self._part)
+        return (weight.dequantized(rows) for rows in row_chunks(tuple(weight.codes.shape)))
 
     def read(self, name: str) -> Tensor:
         """A weight: float32, or a matrix of floats as it is stored."""
         if self.is_quantized(name):
-            return self._codes(name, self._part).dequantized()
+            return self._weight(name, self._part).dequantized()
         tensor = self._of_file(*self.places[name])
         return tensor if tensor.ndim > 1 else tensor.float()
 
@@ -112,36 +112,36 @@ class CheckpointWeights:
         """The scale of each row, float32 [N], of a weight in E4M3 with one for each row or for all; None for others."""
         if not self.is_quantized(name) or not self._shape_of(name).in_rows:
             return None
-        scale = self._codes(name, lambda part: self.stored[name] if part == name else self._part(part)).scale[:, 0]
+        scale = self._weight(name, lambda part: self.stored[name] if part == name else self._part(part)).scale[:, 0]
         return torch.where(scale == 0, 1.0, scale)
 
-    def columns(self, name: str) -> np.ndarray | None:
-        """The features in the order of a weight's columns in blocks, int32 [K]; None where that is their own."""
+    def feature_order(self, name: str) -> np.ndarray | None:
+        """The order of the features of a weight in blocks, int32 [K]; None where that is their own."""
         span = self._shape_of(name).span
-        return None if span is None or span.columns is None else span.columns.int().numpy()
+        return None if span is None or span.order is None else span.order.int().numpy()
 
     def in_blocks(self, name: str, rows: np.ndarray) -> BlockWeight:
         """These rows of a weight that has a form. Raises ValueError for scales that are not finite."""
         if self._last is None or self._last[0] != name:  # a weight is asked for some rows at a time
-            self._last = name, self._codes(name, self._part)
+            self._last = name, self._weight(name, self._part)
         weight = self._last[1].blocks(torch.from_numpy(rows))
         if not np.isfinite(weight.parts["scale"]).all():
             raise ValueError(f"{self._folder}: {name} holds NaN or infinity: the file is damaged")
         return weight
 
-    def _shape_of(self, name: str) -> Codes:
-        """A quantized weight whose numbers are meta tensors, but for the order of its columns. Raises as `_codes`."""
+    def _shape_of(self, name: str) -> QuantizedWeight:
+        """A quantized weight whose numbers are meta tensors, but for the order of its features. Raises as `_weight`."""
         if name not in self._shaped:
-            self._shaped[name] = self._codes(name, self._part_header)
+            self._shaped[name] = self._weight(name, self._part_header)
         return self._shaped[name]
 
-    def _codes(self, name: str, read: Callable[[str], Tensor | None]) -> Codes:
+    def _weight(self, name: str, read: Callable[[str], Tensor | None]) -> QuantizedWeight:
         """A quantized weight, of which `read` gives the stored tensors. Raises KeyError where one is missing, or
         ValueError where they do not fit together."""
         assert self._quantization is not None
         layer = name.removesuffix(".weight")
         try:
-            return self._quantization.codes(lambda suffix: read(f"{layer}.{suffix}"))
+            return self._quantization.weight(lambda suffix: read(f"{layer}.{suffix}"))
         except QuantizationError as refusal:
             raise ValueError(f"{self._folder}: {layer}.{refusal}") from None
         except (IndexError, RuntimeError, TypeError, ValueError, ArithmeticError) as error:

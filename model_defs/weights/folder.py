@@ -41,7 +41,7 @@ def gguf_file(folder: Path) -> Path | None:
     return folder / GGUF
 
 
-def files_of(folder: Path) -> list[Path]:
+def files_with_weights(folder: Path) -> list[Path]:
     """The files with a folder's weights. Raises as `weight_files` does, and as `gguf_file`."""
     if file := gguf_file(folder):
         return [file]

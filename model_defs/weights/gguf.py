@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redraft.model_defs.files import row_blocks
+from redraft.model_defs.files import row_chunks
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.families.registry import FAMILIES, SUPPORTED
 from redraft.model_defs.weights.gguf_header import GgufTensor
@@ -29,7 +29,7 @@ FLOATS = ("F32", "F16", "BF16")
 """Types of tensors that are not quantized"""
 
 
-class Stored(NamedTuple):
+class Place(NamedTuple):
     """Where a file has one of Hugging Face's weights."""
 
     tensor: str
@@ -56,37 +56,37 @@ class GgufWeights:
         """Meta tensors by Hugging Face name. Matrices are bfloat16 there, in which they are kept where floats of their
         own size are asked for."""
         shapes = {}
-        for name, stored in self._names.items():
-            shape = self.tensors[stored.tensor].shape[stored.expert is not None :]
+        for name, place in self._names.items():
+            shape = self.tensors[place.tensor].shape[place.expert is not None :]
             dtype = torch.bfloat16 if len(shape) > 1 else torch.float32
             shapes[name] = torch.empty(shape, dtype=dtype, device="meta")
         return shapes
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's rows in order, as float32 blocks [rows, ...]."""
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """A tensor's rows in order, as float32 chunks [rows, ...]."""
         tensor, raw = self._raw(name)
         if raw.ndim == 1:
             values = _dequantized(raw[None], tensor.type)[0]
             yield values - self._family.norm_offset if name.endswith("norm.weight") else values
             return
         order = self._row_order(name, len(raw))
-        for rows in row_blocks((len(raw), tensor.shape[-1])):
+        for rows in row_chunks((len(raw), tensor.shape[-1])):
             yield _dequantized(raw[order[rows]], tensor.type)
 
     def read(self, name: str) -> Tensor:
         """A tensor, float32."""
-        stored, begin = self._names[name], 0
-        result = torch.empty(self.tensors[stored.tensor].shape[stored.expert is not None :])
-        for block in self.blocks(name):
-            result[begin : begin + len(block)] = block
-            begin += len(block)
+        place, begin = self._names[name], 0
+        result = torch.empty(self.tensors[place.tensor].shape[place.expert is not None :])
+        for chunk in self.chunks(name):
+            result[begin : begin + len(chunk)] = chunk
+            begin += len(chunk)
         return result
 
     def form(self, name: str) -> str | None:
         """The form of a matrix that is stored in blocks; None for floats, and for blocks that no operator reads."""
-        stored = self._names[name]
-        tensor = self.tensors[stored.tensor]
-        kind, dimensions = tensor.type.name.lower(), len(tensor.shape) - (stored.expert is not None)
+        place = self._names[name]
+        tensor = self.tensors[place.tensor]
+        kind, dimensions = tensor.type.name.lower(), len(tensor.shape) - (place.expert is not None)
         return kind if kind in FORMS and dimensions == 2 else None
 
     def quantization(self, name: str) -> str | None:
@@ -94,7 +94,7 @@ class GgufWeights:
         kind = self.tensors[self._names[name].tensor].type.name
         return None if kind in FLOATS else kind
 
-    def columns(self, name: str) -> None:
+    def feature_order(self, name: str) -> None:
         """Features always lie in order."""
 
     def in_blocks(self, name: str, rows: np.ndarray) -> BlockWeight:
@@ -107,10 +107,10 @@ class GgufWeights:
 
     def _raw(self, name: str) -> tuple[GgufTensor, np.ndarray]:
         """Where a weight is, and its bytes uint8 [rows, bytes of a row], or those of its only row."""
-        stored = self._names[name]
-        tensor = self.tensors[stored.tensor]
+        place = self._names[name]
+        tensor = self.tensors[place.tensor]
         raw = tensor.mapped(self.path)
-        return tensor, raw if stored.expert is None else raw[stored.expert]
+        return tensor, raw if place.expert is None else raw[place.expert]
 
     def _row_order(self, name: str, rows: int) -> np.ndarray:
         """The stored row of each row, int64 [rows]."""
@@ -118,22 +118,22 @@ class GgufWeights:
         heads = self._heads.get(name.split(".")[-2]) if self._family.turned else None
         return order if heads is None else order.reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 
-    def _places(self, names: Iterable[str], num_layers: int) -> dict[str, Stored]:
+    def _places(self, names: Iterable[str], num_layers: int) -> dict[str, Place]:
         """The file's places of the target's tensors, by Hugging Face's names. Raises ValueError for other tensors."""
         architecture = self._family.architecture
         kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
         name_map = gguf.get_tensor_name_map(kind, num_layers)
 
-        def place(name: str) -> Stored:
+        def place(name: str) -> Place:
             if expert := EXPERT.fullmatch(name):
                 layer, number, part = expert.groups()
                 block = name_map.get_name(f"{layer}.mlp.experts.{EXPERT_PARTS[part]}_proj.weight", (".weight",))
-                return Stored(block or name, int(number))
-            return Stored(name_map.get_name(name, (".weight", ".bias")) or name)
+                return Place(block or name, int(number))
+            return Place(name_map.get_name(name, (".weight", ".bias")) or name)
 
         places = {name: place(name) for name in names}
-        result = {name: stored for name, stored in places.items() if stored.tensor in self.tensors}
-        used = {stored.tensor for stored in result.values()}
+        result = {name: each for name, each in places.items() if each.tensor in self.tensors}
+        used = {each.tensor for each in result.values()}
         if unknown := sorted(self.tensors.keys() - used - set(ROPE_TENSORS)):
             raise ValueError(
                 f"unsupported model: {self.path} holds {len(unknown)} tensors that its architecture "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from redraft.plugins.operators.linear.blocks import GROUP, BlockWeight, Form, form_of
+from redraft.plugins.operators.linear.blocks import GROUP, BlockWeight, Form, block_form
 
 Read = Callable[[str], Tensor | None]
 
@@ -36,12 +36,12 @@ class Span(NamedTuple):
 
     size: int
     """A multiple of 32; the last one may be cut."""
-    columns: Tensor | None
+    order: Tensor | None
     """The features in the order in which spans lie, int64 [in]; None: as they are"""
 
 
 @dataclass(frozen=True)
-class Codes:
+class QuantizedWeight:
     """A weight as it is stored: scale * (code - zero), a scale and a zero for each group of a row's features."""
 
     codes: Tensor
@@ -74,14 +74,14 @@ class Codes:
         """How groups lie; None where operators do not take them so."""
         features, count = len(self.group), self.scale.shape[1]
         size = -(-features // GROUP) * GROUP if count == 1 else int((self.group == 0).sum())
-        columns = self.group.argsort(stable=True)
+        order = self.group.argsort(stable=True)
         spans = torch.arange(features) // max(size, 1)
         whole = self.zero is not None and self.codes.dtype == torch.uint8
         if not whole or size % GROUP or -(-features // max(size, 1)) != count:
             return None
-        if not torch.equal(self.group[columns], spans):
+        if not torch.equal(self.group[order], spans):
             return None
-        return Span(size, None if torch.equal(self.group, spans) else columns)
+        return Span(size, None if torch.equal(self.group, spans) else order)
 
     @property
     def in_e4m3(self) -> bool:
@@ -95,8 +95,8 @@ class Codes:
 
     @property
     def form(self) -> Form | None:
-        """The form of its blocks. Codes of two bits are stored in four."""
-        return form_of(f"i{max(self.bits, 4)}g{self.span.size}") if self.span else None
+        """The form of its blocks. QuantizedWeight of two bits are stored in four."""
+        return block_form(f"i{max(self.bits, 4)}g{self.span.size}") if self.span else None
 
     def blocks(self, rows: Tensor) -> BlockWeight:
         """Some rows of one that has a form."""
@@ -105,11 +105,11 @@ class Codes:
         assert span is not None
         assert self.zero is not None
         codes = self.codes[rows]
-        columns = None if span.columns is None else span.columns.int().numpy()
-        if span.columns is not None:
-            codes = codes[:, span.columns]
+        order = None if span.order is None else span.order.int().numpy()
+        if span.order is not None:
+            codes = codes[:, span.order]
         return BlockWeight(
-            form, codes.numpy(), {"scale": self.scale[rows].numpy(), "zero": self.zero[rows].numpy()}, columns
+            form, codes.numpy(), {"scale": self.scale[rows].numpy(), "zero": self.zero[rows].numpy()}, order
         )
 
 
@@ -121,7 +121,7 @@ class Quantization:
     """For messages: AWQ, 4 bits"""
     suffixes: tuple[str, ...]
     """Of a layer's tensors, that of the codes first"""
-    codes: Callable[[Read], Codes]
+    weight: Callable[[Read], QuantizedWeight]
     """A layer's weight. Raises KeyError, the suffix of a missing tensor, QuantizationError, or any error for tensors
     that do not fit together."""
 
@@ -201,16 +201,16 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Quantization:
     )
 
 
-def awq(read: Read) -> Codes:
+def awq(read: Read) -> QuantizedWeight:
     """qweight int32 [in, out / 8] and qzeros [groups, out / 8] with columns in AWQ_ORDER, scales [groups, out]."""
     words, zero_words, scales = (needed(read, name) for name in ("qweight", "qzeros", "scales"))
     order = [AWQ_ORDER.index(column) for column in range(8)]
     codes, zeros = (unpack(x, 4).unflatten(-1, (-1, 8))[..., order].flatten(-2) for x in (words, zero_words))
     group = _lying_together(len(codes), len(codes) // len(scales))
-    return Codes(codes.T.contiguous(), scales.float().T, zeros.T, group, bits=4)
+    return QuantizedWeight(codes.T.contiguous(), scales.float().T, zeros.T, group, bits=4)
 
 
-def gptq(read: Read, bits: int, settings: Mapping[str, Any]) -> Codes:
+def gptq(read: Read, bits: int, settings: Mapping[str, Any]) -> QuantizedWeight:
     """qweight int32 [in bits / 32, out], packed down the rows, qzeros [groups, out bits / 32], scales [groups, out] and
     g_idx int32 [in], each row's group. Rows are in order where g_idx is missing, or has group 0 for all rows of several
     groups, as some writers leave it."""
@@ -229,7 +229,7 @@ def gptq(read: Read, bits: int, settings: Mapping[str, Any]) -> Codes:
                 f"{settings.get('group_size')}"
             )
         group = _lying_together(features, size)
-    return Codes(codes, scales.float().T, zeros.T, group.long(), bits)
+    return QuantizedWeight(codes, scales.float().T, zeros.T, group.long(), bits)
 
 
 def _offset_of_zeros(stored: Tensor, bits: int, settings: Mapping[str, Any]) -> int:
@@ -248,7 +248,7 @@ def _offset_of_zeros(stored: Tensor, bits: int, settings: Mapping[str, Any]) -> 
     return middle - low
 
 
-def packed(read: Read, bits: int, symmetric: bool = True, size: int = 0) -> Codes:
+def packed(read: Read, bits: int, symmetric: bool = True, size: int = 0) -> QuantizedWeight:
     """compressed-tensors: weight_packed int32 [out, in bits / 32] of numbers less their smallest, weight_scale [out,
     groups], where it is not symmetric weight_zero_point, packed down the rows or, in older files, int8 [out, groups],
     and weight_g_idx [in], unless it is -1, where columns of a group do not lie together. Groups have `size` columns or,
@@ -266,10 +266,10 @@ def packed(read: Read, bits: int, symmetric: bool = True, size: int = 0) -> Code
         zero = _unsigned(zero_words, middle, scale)
     else:
         zero = unpack(zero_words.T, bits).T[: len(codes)]
-    return Codes(codes, scale, zero, group.long(), bits)
+    return QuantizedWeight(codes, scale, zero, group.long(), bits)
 
 
-def scaled(read: Read, block: list[int] | None = None, symmetric: bool = True) -> Codes:
+def scaled(read: Read, block: list[int] | None = None, symmetric: bool = True) -> QuantizedWeight:
     """A weight in 8 bits [out, in] times its scale: one for all, for each row, for each group of a row, or for each
     block of so many rows and columns. Blocks' scales may be called weight_scale_inv; they multiply all the same."""
     weight, scale = needed(read, "weight"), read("weight_scale_inv")
@@ -288,8 +288,8 @@ def scaled(read: Read, block: list[int] | None = None, symmetric: bool = True) -
     scale = for_rows(scale)
     zero = None if zero is None else for_rows(zero if zero.ndim == 2 else zero.reshape(-1, 1))
     if weight.dtype == torch.int8:
-        return Codes(weight.view(torch.uint8) ^ 128, scale, _unsigned(zero, 128, scale), group)
-    return Codes(weight, scale, zero, group)
+        return QuantizedWeight(weight.view(torch.uint8) ^ 128, scale, _unsigned(zero, 128, scale), group)
+    return QuantizedWeight(weight, scale, zero, group)
 
 
 def _lying_together(features: int, size: int) -> Tensor:

@@ -39,7 +39,14 @@ void check_segments(const BlockSegment* segments, int64_t count, int64_t rows, b
     expect(end == rows, "rows of all segments", end, "as many as the weight has");
 }
 
+// int8 is a table of token info only.
+void check_weight(DType dtype) {
+    expect(dtype == DType::fp32 || dtype == DType::bf16 || dtype == DType::blocks, "dtype", static_cast<int64_t>(dtype),
+           "fp32, bf16 or blocks");
+}
+
 void check(const Projection& p, bool gated = false) {
+    check_weight(p.dtype);
     expect(p.in_features > 0, "in_features", p.in_features, "at least 1");
     expect(p.out_features > 0, "out_features", p.out_features, "at least 1");
     if (p.dtype == DType::blocks)
@@ -97,6 +104,7 @@ void check(const TokenInfoTopKArgs& a) {
 }
 
 void check(const EmbeddingArgs& args) {
+    check_weight(args.dtype);
     const int64_t bound = args.clamped ? int64_t{1} << 31 : args.out_features;
     for (int64_t r = 0; r < args.rows; ++r) expect_below("token id", args.ids[r], bound);
     if (args.dtype == DType::blocks) check_segments(args.segments, args.segment_count, args.out_features, false);
@@ -129,6 +137,14 @@ void check(const PerturbedTopKArgs& a) {
     expect(a.k >= 1 && a.k <= a.m, "k", a.k, "1 to the number of tokens of a node");
     expect(a.level >= 0, "level", a.level, "0 or more");
     expect(a.sequences >= 1 && a.rows % a.sequences == 0, "rows of values", a.rows, "as many for every sequence");
+}
+
+void check(const ReorderFeaturesArgs& a) {
+    expect(a.features >= 1, "features", a.features, "at least 1");
+    const uint64_t end = a.features;
+    bool within = true;  // without a branch for each: this runs before every product of such a weight
+    for (int64_t i = 0; i < a.features; ++i) within &= static_cast<uint32_t>(a.order[i]) < end;
+    for (int64_t i = 0; !within && i < a.features; ++i) expect_below("feature", a.order[i], a.features);
 }
 
 void check(const TreeAttentionArgs& a) {

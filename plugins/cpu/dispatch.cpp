@@ -48,8 +48,7 @@ bool supported(const Kernels& k) {
     if (&k == &avx512vnni::table) return vnni;
     const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
     if (&k == &avx512bf16::table) return bf16;
-    return bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-           __builtin_cpu_supports("amx-int8") && tiles_granted();
+    return bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && tiles_granted();
 }
 
 constexpr const Kernels* kTables[] = {&amx::table, &avx512bf16::table, &avx512vnni::table, &avx512::table,

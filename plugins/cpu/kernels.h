@@ -190,6 +190,14 @@ struct PerturbedTopKArgs {
     int32_t* next_ids;   // [rows, k]
 };
 
+struct ReorderFeaturesArgs {
+    const float* x;  // [rows, features]
+    int64_t rows;
+    int64_t features;
+    const int32_t* order;  // [features]: feature i of a result is feature order[i] of x
+    float* out;            // [rows, features], not x
+};
+
 struct TreeAttentionArgs {
     const float* qkv;              // [rows, (heads + 2 kv_heads) * head_size]
     int64_t rows;

@@ -8,6 +8,7 @@
 #include "../operators/linear_topk/kernel.h"
 #include "../operators/norm/kernel.h"
 #include "../operators/perturbed_topk/kernel.h"
+#include "../operators/reorder_features/kernel.h"
 #include "../operators/sampling/kernel.h"
 #include "../operators/token_info_topk/kernel.h"
 #include "../operators/tree_attention/kernel.h"

@@ -79,12 +79,12 @@ class OptionalInputs {
 };
 
 // How a weight is stored, as an attribute says it: a dtype, or the forms and rows of blocks, "q4_k:1792,i4g128:256".
-struct Stored {
+struct WeightStorage {
     DType dtype = DType::fp32;
     std::vector<BlockSegment> segments;
 
-    Stored() = default;
-    explicit Stored(const std::string& name);
+    WeightStorage() = default;
+    explicit WeightStorage(const std::string& name);
     const BlockSegment* data() const { return segments.empty() ? nullptr : segments.data(); }
     int64_t count() const { return static_cast<int64_t>(segments.size()); }
     // Bytes of the packed weight.
@@ -96,7 +96,6 @@ struct Stored {
 
 inline DType parse_dtype(const std::string& name) {
     if (name == "fp32") return DType::fp32;
-    if (name == "bf16") return DType::bf16;
     OPENVINO_ASSERT(name == "bf16", "attribute dtype is '", name, "': expected fp32, bf16 or block forms");
     return DType::bf16;
 }
@@ -114,7 +113,7 @@ inline BlockSegment parse_segment(const std::string& text) {
     OPENVINO_THROW("attribute dtype has '", text, "': expected a block form and rows, such as q4_k:1792 or i4g128:256");
 }
 
-inline Stored::Stored(const std::string& name) {
+inline WeightStorage::WeightStorage(const std::string& name) {
     if (name.find(':') == std::string::npos) {
         dtype = parse_dtype(name);
         return;

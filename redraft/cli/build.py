@@ -24,7 +24,6 @@ from redraft.compiler.bundle import (
     build,
     check,
     check_head_size,
-    check_ranks,
     load_target,
     require_memory,
     shard_infos,
@@ -238,7 +237,6 @@ def main(
             return
         target_config = TargetConfig.load(model)
         check_head_size("the target", target_config.head_size, backend)
-        check_ranks(precision, tp)
         require_memory(model, backend, precision, say)
         inputs = built_from(options)
         with step("load the target"):

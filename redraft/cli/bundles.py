@@ -65,10 +65,11 @@ def usual_precision(
     model: Path, backend: Backend, otherwise: Precision | None = None, split: bool = False
 ) -> Precision:
     """The precision that a model folder's weights are quantized in, `source` or `fp8`, where the backend takes it
-    without more and ranks do not split it; else the one given, or the backend's."""
+    without more, and ranks do not split fp8; else the one given, or the backend's."""
     with suppress(OSError, ValueError, AttributeError):  # what is wrong with it, the build says
         stored = stored_precision(json.loads((model / "config.json").read_bytes()).get("quantization_config") or {})
-        if stored in backend.precisions and stored not in backend.calibrated and not split:
+        left_out = {*backend.calibrated, *([Precision.fp8] if split else [])}
+        if stored in backend.precisions and stored not in left_out:
             return Precision(stored)
     return otherwise or backend.usual_precision
 

@@ -19,7 +19,8 @@ RECORD = "source.json"
 
 
 def prepared(settings: ServeSettings) -> Path:
-    """The bundle of a model, by way of the commands that make it. Ends the process where one fails."""
+    """The bundle of a model, by way of the commands that make it; a drafter's GGUF file is fetched too. Ends the
+    process where one fails."""
     if not are_built():
         build_apart()  # the build leaves cores to it; what goes wrong in it, the start of the service says
     with one_process() as execute:
@@ -28,7 +29,8 @@ def prepared(settings: ServeSettings) -> Path:
         usual = usual_precision(model, BACKENDS[settings.backend], Precision.bf16, split=settings.tp > 1)
         precision = settings.precision or usual
         options = {"--model": str(model), "--precision": precision, "--backend": settings.backend}
-        options |= {"--drafter": str(settings.drafter)} if settings.drafter else {}
+        if drafter := settings.drafter:
+            options["--drafter"] = str(fetched(str(drafter), steps) if drafter.suffix == ".gguf" else drafter)
         options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
         return Path(steps.built_bundle(options)["--output"])
 

@@ -52,7 +52,7 @@ def built_from(options: Mapping[str, str], known: Mapping[str, InputFile] | None
     files: dict[str, InputFile] = {}
     for name in PATHS:
         if name in options:
-            for key, file in files_of(name, Path(options[name])):
+            for key, file in files_of_option(name, Path(options[name])):
                 if file.is_file():
                     files[key] = input_file(file, known.get(key))
     kept = {name: value for name, value in options.items() if name not in (*PATHS, "--output", "--replace")}
@@ -77,7 +77,7 @@ def options_of(arguments: Sequence[str]) -> dict[str, str] | None:
     return options if all(paths) and not options.get("--replace") else None
 
 
-def files_of(option: str, path: Path) -> Iterator[tuple[str, Path]]:
+def files_of_option(option: str, path: Path) -> Iterator[tuple[str, Path]]:
     """The files that are read for an option, by names that hold wherever they are."""
     if path.is_dir():
         result = sorted({file for pattern in IN_FOLDERS for file in path.glob(pattern)})
@@ -88,7 +88,7 @@ def files_of(option: str, path: Path) -> Iterator[tuple[str, Path]]:
         for method, table in methods_of(path).items():
             for setting in IN_METHODS:
                 if isinstance(table, dict) and setting in table:
-                    yield from files_of(f"{option} [{method}] {setting}", Path(str(table[setting])))
+                    yield from files_of_option(f"{option} [{method}] {setting}", Path(str(table[setting])))
 
 
 def methods_of(path: Path) -> dict[str, object]:

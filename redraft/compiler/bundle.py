@@ -37,9 +37,9 @@ from redraft.model_defs.files import read_json
 from redraft.model_defs.loops.context_cache import CacheTables
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import FeatureReader, Target, give_layers
-from redraft.model_defs.target.shards import plan_shards
+from redraft.model_defs.target.shards import shards_of
 from redraft.model_defs.weights.float8 import row_scales
-from redraft.model_defs.weights.folder import count_numbers, files_of
+from redraft.model_defs.weights.folder import count_numbers, files_with_weights
 from redraft.runtime import BIGRAMS_FILE_NAME
 
 RING_SPARE, RING_STEP = 256, 64
@@ -47,7 +47,8 @@ RING_SPARE, RING_STEP = 256, 64
 `TreeAttention`."""
 CACHE_SHARE, CONTEXT_STEP = 0.25, 1024
 """The part of the memory that caches may take where --max-len is not given, and the step of contexts then"""
-BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1, "int4": 0.65, "source": 1.1}
+BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1.1, "fp8": 1.1, "int4": 0.65, "source": 0.65}
+"""What a bundle stores of a number; with `source` of a drafter's"""
 
 
 def require_memory(model: Path, backend: Backend, precision: Precision, say: Callable[[str], None]) -> None:
@@ -58,7 +59,8 @@ def require_memory(model: Path, backend: Backend, precision: Precision, say: Cal
     if needed > most:
         raise MemoryError(f"foreseen, with {most / 1e9:.2f} GB in all")
     time = f"about {duration(backend.build_seconds * weights)} of a core, " if backend.build_seconds else ""
-    say(f"{time}{size(needed)} of memory and {size(1.1 * weights)} of disk at least")
+    disk = weights if precision == Precision.source else weights * BYTES_PER_WEIGHT[precision] / 2
+    say(f"{time}{size(needed)} of memory and {size(disk)} of disk at least")
     if needed > host_bytes():
         say(f"if it is killed, memory ran out: {what_builds(weights, backend, precision)}")
 
@@ -96,8 +98,20 @@ def weight_bytes(model: Path, precision: Precision) -> int:
     """Size of a target's weights: for `source` that of its files, unless they are not all in blocks; else at 16 bits a
     number. Raises FileNotFoundError, or ValueError for a damaged file."""
     if precision == Precision.source and "quantization_config" in read_json(model / "config.json"):
-        return sum(file.stat().st_size for file in files_of(model))
+        return sum(file.stat().st_size for file in files_with_weights(model))
     return 2 * count_numbers(model)
+
+
+def stored_bytes(target: Target, precision: Precision, ranks: int) -> float:
+    """Bytes of a target's weights in a bundle. What is in no block of its source is in bf16 beside those that are."""
+    blocks = target.blocks if precision == Precision.source else None
+    each = BYTES_PER_WEIGHT[Precision.bf16 if blocks else precision]
+    sizes = {
+        name: blocks.nbytes(name) if blocks and name in blocks else weight.numel() * each
+        for name, weight in target.named_parameters()
+    }
+    copies = ranks - 1 + target.config.tie_embeddings if ranks > 1 else 0  # a rank's LM head is not its embedding
+    return sum(sizes.values()) + copies * sizes["embedding.weight"]
 
 
 def target_info(target: Target, unknown_tokens: tuple[tuple[int, int], ...] = ()) -> TargetInfo:
@@ -164,10 +178,11 @@ def with_usual_context(config: BundleConfig, target: Target, say: Callable[[str]
 
 
 def shard_infos(target: Target, ranks: int) -> tuple[ShardInfo, ...]:
-    """What the run time needs to know of each of several ranks. Raises ValueError for more than KV groups."""
+    """What the run time needs to know of each of several ranks. Raises ValueError for more than KV groups, and where
+    the source's blocks cannot be split so."""
     if ranks == 1:
         return ()
-    plan = plan_shards(target.config, ranks)
+    plan = shards_of(target, ranks)
     return tuple(ShardInfo(num_kv_heads=len(s.kv_heads), vocab_size=len(s.vocabulary)) for s in plan)
 
 
@@ -191,12 +206,6 @@ def naming(name: str, config: BundleConfig) -> Iterator[None]:
         if len(config.methods) == 1:
             raise
         raise BundleError(f"{name}: {error}") from None
-
-
-def check_ranks(precision: Precision, ranks: int) -> None:
-    """Refuse ranks in a precision that is not split over them. Raises BundleError."""
-    if precision == Precision.source and ranks > 1:
-        raise BundleError(f"--tp {ranks}: --precision source is not split over ranks; choose another precision")
 
 
 def check_head_size(whose: str, size: int, backend: Backend) -> None:
@@ -286,12 +295,9 @@ def build(
         if method.context:
             check_head_size(name, method.context.head_size, config.backend)
     drafter_weights = sum(weight.numel() for drafter in drafters.values() for weight in drafter.parameters())
-    target_weights = sum(weight.numel() for weight in target.parameters())
-    if config.tensor_parallel > 1:
-        target_weights += config.tensor_parallel * target.embedding.weight.numel()
     each = BYTES_PER_WEIGHT[config.precision]
     of_drafters = max(each, 2) if config.backend.native_drafters else each
-    stored = target_weights * each + drafter_weights * of_drafters + token_info
+    stored = stored_bytes(target, config.precision, config.tensor_parallel) + drafter_weights * of_drafters + token_info
     with new_bundle(output, int(stored * config.backend.disk_copies) + 20_000_000) as folder:
         if calibration:
             shutil.copy2(calibration, folder / CALIBRATION)

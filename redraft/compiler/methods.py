@@ -24,7 +24,7 @@ from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.context_drafter import ChainDrafter
 from redraft.model_defs.drafters.draft_lm import DraftLM
 from redraft.model_defs.drafters.hub.readers import parse_answers
-from redraft.model_defs.drafters.registry import DRAFTERS, form_of, kind_of, load_drafter
+from redraft.model_defs.drafters.registry import DRAFTERS, hub_form, kind_of, load_drafter
 from redraft.model_defs.drafters.token_info import InfoForm
 from redraft.model_defs.export.drafter import Drafting
 from redraft.model_defs.files import read_json
@@ -167,7 +167,7 @@ class MethodSettings(MethodFields):
             usual["construction"] = None
         fields = {name: getattr(self, name) for name in MethodFields.model_fields}
         trained = read_json(self.drafter / "config.json") if self.drafter and not is_model(self.drafter) else None
-        form = form_of(self.drafter) if self.drafter and trained else None
+        form = hub_form(self.drafter) if self.drafter and trained else None
         return MethodConfig(
             **fields | {name: value for name, value in usual.items() if name not in self.model_fields_set},
             drafter=drafter_kind(self.drafter) if self.drafter else None,

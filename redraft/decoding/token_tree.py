@@ -61,8 +61,8 @@ class TokenTree:
     def root_only(cls, roots: Iterable[int]) -> TokenTree:
         """Trees without draft tokens from the root tokens [B]."""
         tokens = np.array([*roots], np.int32)
-        offsets, parents, scores = _columns_of_roots(len(tokens))
-        return cls(offsets, tokens, parents, scores)
+        offsets, parents, scores = _arrays_of_roots(len(tokens))
+        return cls(offsets.copy(), tokens, parents.copy(), scores.copy())
 
     def __len__(self) -> int:
         """Trees."""
@@ -135,9 +135,9 @@ class TokenTree:
 
 
 @lru_cache(maxsize=256)
-def _columns_of_roots(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The arrays `offsets`, `parents` and `scores` of trees that are a root each, not to be written to: to make them
-    takes longer than all else that a step without drafts does to its trees."""
+def _arrays_of_roots(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The arrays `offsets`, `parents` and `scores` of trees that are a root each, to be copied: to make them takes
+    longer than all else that a step without drafts does to its trees."""
     return np.arange(count + 1, dtype=np.int32), np.full(count, -1, np.int32), np.zeros(count)
 
 

@@ -16,7 +16,7 @@ from redraft.chat import NEXT_TURN, ChatTemplate, TextOnly, Writing, turns
 from redraft.control_tokens import ControlTokens
 from redraft.errors import Code
 from redraft.openai.errors import ApiError, in_client_terms, not_served
-from redraft.openai.structured.forms import FORMS, HERMES, form_of, written_out
+from redraft.openai.structured.forms import FORMS, HERMES, tool_form, written_out
 from redraft.openai.structured.thoughts import MARKS, NO_THOUGHTS, THINK, Thinking, marks_of, thinking_after
 from redraft.request import AUTO_REGRESSIVE, InvalidRequest, shown
 from redraft.serving.settings import Defaults, ServeSettings
@@ -60,7 +60,7 @@ class ServedModel:
         self._thinks = named_marks is not None or shown_marks is not None
         """Whether it is known to think. Answers of others may begin with thoughts too, but no format waits for them."""
         takes_tools = self._template is not None and self._template.takes_tools
-        shown_form = form_of(self._template.source) if self._template and takes_tools else None
+        shown_form = tool_form(self._template.source) if self._template and takes_tools else None
         self.tool_form = FORMS[tool_parser] if tool_parser else shown_form or HERMES
         """How its text calls tools."""
         self._lists_tools = not takes_tools or (shown_form is None and tool_parser is None)

@@ -119,7 +119,8 @@ class ServeSettings(BaseModel):
     )
     drafter: Path | None = Field(
         default=None,
-        description="Drafter of the model; default: the one that you trained for it, or the shipped one, or n-grams.",
+        description="Drafter of the model: a folder, or the .gguf file of another model as draft LM; default: the one "
+        "that you trained for it, or the shipped one, or n-grams.",
         json_schema_extra={"metavar": "FOLDER"},
     )
     backend: Annotated[str, AfterValidator(lambda name: str(backend_of(name)))] = Field(

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from redraft.model_defs.files import read_tensors, save_tensors
-from redraft.model_defs.weights.folder import files_of
+from redraft.model_defs.weights.folder import files_with_weights
 from redraft.training.teacher_data import LAYERS, USUAL_CUTOFF
 
 LOOP_TOKENS = 48
@@ -141,7 +141,7 @@ def model_digest(folder: Path) -> str:
     """16 hexadecimal digits of a model's `config.json` and, of each file of weights, its size and SAMPLED bytes at
     either end: reading all would take minutes."""
     digest = sha256((folder / "config.json").read_bytes())
-    for path in files_of(folder):
+    for path in files_with_weights(folder):
         with path.open("rb") as file:
             digest.update(file.read(SAMPLED))
             size = file.seek(0, 2)

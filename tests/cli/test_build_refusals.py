@@ -318,12 +318,16 @@ def test_what_has_no_blocks_is_not_built_with_those_of_its_source(model, tmp_pat
     assert not (tmp_path / "b").exists()
 
 
-def test_blocks_are_not_split_over_ranks(tmp_path):
-    folder = write_folder(tmp_path / "quantized", num_key_value_heads=2)
+def test_blocks_are_split_between_groups_only(tmp_path):
+    """Heads of 32 features, of which three ranks have eight, four and four, in groups of 256."""
+    sizes = {"hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 4}
+    folder = write_folder(tmp_path / "quantized", **sizes)
     (folder / "tokenizer.json").write_text(Tokenizer(WordLevel({"a": 0}, "a")).to_str())
-    done = run("--model", folder, "--output", tmp_path / "b", "--no-drafter", "--tp", 2, "--precision", "source")
+    done = run("--model", folder, "--output", tmp_path / "b", "--no-drafter", "--tp", 3, "--precision", "source")
     assert done.exit_code == 1
-    assert "--tp 2: --precision source is not split over ranks; choose another precision" in done.output
+    said = " ".join(done.output.split())
+    assert "o_proj.weight is stored in groups of 256 features, and a part of it would have those from 256 to" in said
+    assert "choose other ranks than 3, or another precision than source" in said
     assert not (tmp_path / "b").exists()
 
 

@@ -112,6 +112,13 @@ def test_ones_own_drafter_goes_before_the_one_that_ships(commands, tmp_path):
     assert options(commands.ran[-1])["--drafter"] == str(tmp_path / "other")
 
 
+def test_a_draft_lm_of_a_gguf_file_is_fetched_too(commands, tmp_path):
+    bundle_of("Tiny-1B.gguf", drafter=tmp_path / "Draft-0.5B-Q4_K_M.gguf")
+    assert commands.names == ["fetch", "fetch", "build"]
+    assert commands.ran[1][1] == str(tmp_path / "Draft-0.5B-Q4_K_M.gguf")
+    assert options(commands.ran[2])["--drafter"] == str(tmp_path / "models" / "Draft-0.5B-Q4_K_M")
+
+
 def test_a_fetched_models_folder_is_a_model(commands, tmp_path):
     folder = fetched(tmp_path / "elsewhere", "Mine")
     assert bundle_of(str(folder)).name == "Mine-ngrams-bf16"

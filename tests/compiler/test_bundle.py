@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 
 from redraft.bundle.config import LimitsInfo
-from redraft.compiler.bundle import attach_features, check_successors, target_info, unknown_tokens, with_usual_context
+from redraft.compiler.bundle import (
+    attach_features,
+    check_successors,
+    stored_bytes,
+    target_info,
+    unknown_tokens,
+    with_usual_context,
+)
 from redraft.engines.memory import cache_bytes
 from redraft.errors import BundleError
+from redraft.model_defs.target.model import Target
 from tests.engines.tiny import VOCAB, bundle_config, tiny_bundle, tiny_drafter_of, tiny_of, tiny_target, write_tokenizer
+from tests.model_defs.weights.folders import MIXED, write_folder
 
 
 def test_a_target_gives_hidden_states_again_after_a_build_of_deeper_features():
@@ -58,6 +67,18 @@ def test_ids_that_the_tokenizer_does_not_know(ids, expected, tmp_path):
     write_tokenizer(tmp_path, {f"t{token}": token for token in ids})
     assert unknown_tokens(tmp_path, target) == expected
     assert target_info(target, expected).unknown_tokens == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_size_of_a_bundle_of_blocks_is_foreseen(tmp_path, ranks):
+    """Where the source's matrices are in blocks and where one of a type that no operator reads is in bf16; but for
+    tables of RoPE and norms, which are a good part of a tiny model."""
+    for types in (MIXED, MIXED | {"ffn_down": "IQ4_NL"}):
+        folder = write_folder(tmp_path / str(len(types["ffn_down"])), types, num_key_value_heads=2)
+        target = Target.from_folder(folder, in_blocks=True)
+        bundle = tiny_bundle(folder / "b", target, precision="source", drafts=False, tensor_parallel=ranks)
+        size = sum(file.stat().st_size for file in bundle.path.rglob("*.weights"))
+        assert stored_bytes(target, bundle.config.precision, ranks) == pytest.approx(size, rel=0.1)
 
 
 @pytest.mark.parametrize(

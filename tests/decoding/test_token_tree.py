@@ -232,6 +232,10 @@ def test_lists_and_arrays_are_the_same_trees():
     assert tree.sizes.tolist() == [3, 1, 2]
     assert tree.of([0, 2]).nodes == [nodes[0], nodes[2]]
     assert TokenTree.root_only([7, 8]).nodes == [[(7, -1, 0.0)], [(8, -1, 0.0)]]
+    written = TokenTree.root_only([7, 8])
+    for array in (written.offsets, written.parents, written.scores):
+        array += 1
+    assert TokenTree.root_only([7, 8]).nodes == [[(7, -1, 0.0)], [(8, -1, 0.0)]], "trees share no arrays"
 
 
 def test_a_mask_has_a_bit_for_each_row():

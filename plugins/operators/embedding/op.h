@@ -10,7 +10,7 @@ class Embedding : public Operator {
     using Operator::Operator;
 
     void validate_and_infer_types() override {
-        stored_ = Stored(dtype_);
+        stored_ = WeightStorage(dtype_);
         optional_ = OptionalInputs(inputs_, 2);
         OPENVINO_ASSERT(get_input_size() == optional_.end(), get_friendly_name(), " has ", get_input_size(),
                         " inputs: attribute inputs='", inputs_, "' says ", optional_.end());
@@ -60,7 +60,7 @@ class Embedding : public Operator {
     float factor_ = 1.0f;
     std::string dtype_ = "fp32", inputs_;
     OptionalInputs optional_;  // of inputs_, and
-    Stored stored_;            // of dtype_, parsed when the node is validated
+    WeightStorage stored_;            // of dtype_, parsed when the node is validated
 };
 
 }  // namespace redraft

@@ -14,8 +14,8 @@ class Experts : public Operator {
     using Operator::Operator;
 
     void validate_and_infer_types() override {
-        gate_up_ = Stored(dtype_);
-        down_ = Stored(down_dtype_);
+        gate_up_ = WeightStorage(dtype_);
+        down_ = WeightStorage(down_dtype_);
         OPENVINO_ASSERT(activation_ == "swiglu" || activation_ == "geglu", "attribute activation is '", activation_,
                         "': expected swiglu or geglu");
         gate_ = activation_ == "swiglu" ? Activation::swiglu : Activation::geglu;
@@ -126,7 +126,7 @@ class Experts : public Operator {
 
     int64_t count_ = 0, chosen_ = 0, normalized_ = 0, in_features_ = 0, columns_ = 0;
     std::string dtype_ = "fp32", down_dtype_ = "fp32", activation_ = "swiglu";
-    Stored gate_up_, down_;  // of dtype_ and down_dtype_, and
+    WeightStorage gate_up_, down_;  // of dtype_ and down_dtype_, and
     Activation gate_{};      // of activation_, parsed when the node is validated
 };
 

@@ -71,14 +71,14 @@ FORMS = {
         Form("q6_k", 6, (Part("scale", "float16", SUPER_BLOCK), Part("scale_steps", "int8", 16)), zero=32),
     )
 }
-"""The forms with a name of their own, which are those of GGUF files; `form_of` has the others."""
+"""The forms with a name of their own, which are those of GGUF files; `block_form` has the others."""
 
 
 ROUNDED = {"int4": "q4_1", "int8": "q8_0"}
 """The form that a precision rounds weights to."""
 
 
-def form_of(name: str) -> Form:
+def block_form(name: str) -> Form:
     """The form of a name: one of `FORMS`, or for instance `i4g128`: codes of 4 (or 8) bits with a float32 scale and an
     integer zero for every 128 features, a multiple of 32. Raises ValueError that lists them."""
     if name in FORMS:
@@ -92,8 +92,8 @@ def form_of(name: str) -> Form:
     return Form(name, int(match[1]), (Part("scale", "float32", span), Part("zero", "uint8", span)), zero=None)
 
 
-def same_columns(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    """Whether two weights have their columns in one order, as `BlockWeight.columns` says it."""
+def same_order(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Whether two weights have their features in one order, as `BlockWeight.feature_order` says it."""
     return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
 
@@ -101,7 +101,7 @@ def segments_of(dtype: str) -> np.ndarray:
     """An operator's `dtype`, such as `q4_k:1792,i4g128:256`, as the kernels take it: int32 [segments, 3], the form's
     number, rows and span."""
     kernel_forms = [*FORMS, "i4", "i8"]
-    segments = [(form_of(name), int(rows)) for name, rows in (part.split(":") for part in dtype.split(","))]
+    segments = [(block_form(name), int(rows)) for name, rows in (part.split(":") for part in dtype.split(","))]
     numbers = [(kernel_forms.index(form.name.split("g")[0]), rows, form.span) for form, rows in segments]
     return np.array(numbers, np.int32)
 
@@ -120,7 +120,7 @@ class BlockRows(Protocol):
         ...
 
     @property
-    def columns(self) -> np.ndarray | None:
+    def feature_order(self) -> np.ndarray | None:
         """The feature that each column is of, int32 [K]; None: they are in order."""
         ...
 
@@ -146,7 +146,7 @@ class RoundedRows:
         return rows, features
 
     @property
-    def columns(self) -> None:
+    def feature_order(self) -> None:
         return None
 
     def rows(self, index: slice) -> BlockWeight:
@@ -162,7 +162,7 @@ class BlockWeight:
     """uint8 [N, K]"""
     parts: Mapping[str, np.ndarray]
     """The form's parts by name: [N, ⌈K / its features⌉] of its dtype."""
-    columns: np.ndarray | None = None
+    feature_order: np.ndarray | None = None
     """The feature that each column of the codes is of, int32 [K]; None: they are in order"""
 
     def __post_init__(self) -> None:
@@ -226,7 +226,17 @@ class BlockWeight:
     def rows(self, index: np.ndarray | slice) -> BlockWeight:
         """These rows, in this order."""
         parts = {name: array[index] for name, array in self.parts.items()}
-        return BlockWeight(self.form, self.codes[index], parts, self.columns)
+        return BlockWeight(self.form, self.codes[index], parts, self.feature_order)
+
+    def features(self, chosen: range) -> BlockWeight:
+        """Neighbouring features, from the beginning of a span, or anywhere between groups of a row in one span."""
+        if chosen == range(self.shape[1]):
+            return self
+        parts = {
+            part.name: self.parts[part.name][:, chosen.start // part.features : -(-chosen.stop // part.features)]
+            for part in self.form.parts
+        }
+        return BlockWeight(self.form, self.codes[:, chosen.start : chosen.stop], parts)
 
     def dequantized(self) -> np.ndarray:
         """float32 [N, K], its features in order, bit for bit what the format's own arithmetic gives: scale * (code -
@@ -242,7 +252,7 @@ class BlockWeight:
         if minimum is not None:
             values += minimum[..., None]
         values = np.ascontiguousarray(values.reshape(rows, -1)[:, :features])
-        return values if self.columns is None else values[:, np.argsort(self.columns)]
+        return values if self.feature_order is None else values[:, np.argsort(self.feature_order)]
 
     def factor(self, name: str, size: int) -> np.ndarray | None:
         """`scale`, `minimum` or `zero` for every group of `size` features, float32 [N, ⌈K / size⌉], times its integer

@@ -16,7 +16,8 @@ from redraft.plugins.operators.linear.blocks import (
     BlockWeight,
     Form,
     RoundedRows,
-    same_columns,
+    block_form,
+    same_order,
 )
 
 PANEL = 32
@@ -80,7 +81,7 @@ def pack_blocks(weights: Sequence[BlockRows], activation: str = "none") -> Packe
     """Pack weights of one width, one below the other; its dtype says their forms and rows: `q4_k:1792,q6_k:256`.
 
     With a gated activation the first half of all rows is the gate's. Some rows at a time are read. Raises ValueError
-    where widths or the order of columns differ, or where a weight does not end with a half-panel and is not the last
+    where widths or the order of features differ, or where a weight does not end with a half-panel and is not the last
     (of a half).
     """
     segments, at = cut(weights, activation), 0
@@ -103,8 +104,7 @@ class Segment(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        half_panels = -(-(self.end - self.begin) // HALF_PANEL)
-        return half_panels * half_panel_bytes(self.weight.form, self.weight.shape[1])
+        return block_bytes(self.weight.form, (self.end - self.begin, self.weight.shape[1]))
 
 
 def cut(weights: Sequence[BlockRows], activation: str = "none") -> list[Segment]:
@@ -113,8 +113,8 @@ def cut(weights: Sequence[BlockRows], activation: str = "none") -> list[Segment]
     widths = {weight.shape[1] for weight in weights}
     if len(widths) != 1:
         raise ValueError(f"segments of {sorted(widths)} features: expected one width")
-    if not all(same_columns(weights[0].columns, weight.columns) for weight in weights):
-        raise ValueError("segments whose columns are in several orders: expected one")
+    if not all(same_order(weights[0].feature_order, weight.feature_order) for weight in weights):
+        raise ValueError("segments whose features are in several orders: expected one")
     bounds = [0, *accumulate(weight.shape[0] for weight in weights)]
     ends = [bounds[-1] // 2, bounds[-1]] if activation in GATED else bounds[-1:]
     segments = []
@@ -130,6 +130,19 @@ def cut(weights: Sequence[BlockRows], activation: str = "none") -> list[Segment]
 def dtype_of(segments: Sequence[Segment]) -> str:
     """The operator's `dtype` for segments: `q4_k:1792,q6_k:256`."""
     return ",".join(f"{segment.weight.form.name}:{segment.end - segment.begin}" for segment in segments)
+
+
+def bytes_as(dtype: str, shape: tuple[int, int]) -> int:
+    """The size of a packed weight of this shape, as an operator's `dtype` says that it is stored."""
+    if ":" not in dtype:
+        return packed_bytes(shape, dtype)
+    segments = [part.split(":") for part in dtype.split(",")]
+    return sum(block_bytes(block_form(name), (int(rows), shape[1])) for name, rows in segments)
+
+
+def block_bytes(form: Form, shape: tuple[int, int]) -> int:
+    """The size of so many rows and features, packed in one form."""
+    return -(-shape[0] // HALF_PANEL) * half_panel_bytes(form, shape[1])
 
 
 def half_panel_bytes(form: Form, features: int) -> int:

@@ -24,7 +24,7 @@ class ProjectionOp : public Operator {
   protected:
     // Checks inputs; returns the number of rows.
     ov::Dimension check_projection(Activation activation) {
-        stored_ = Stored(dtype_);
+        stored_ = WeightStorage(dtype_);
         optional_ = OptionalInputs(inputs_, 2);
         OPENVINO_ASSERT(optional_.find(kNormBias) < 0 || optional_.find(kNorm) >= 0, get_friendly_name(),
                         ": the input norm_bias comes with norm only");
@@ -73,7 +73,7 @@ class ProjectionOp : public Operator {
     std::string dtype_ = "fp32", inputs_;
     float norm_eps_ = 1e-5f;
     OptionalInputs optional_;  // of inputs_, and
-    Stored stored_;            // of dtype_, parsed when the node is validated
+    WeightStorage stored_;            // of dtype_, parsed when the node is validated
 };
 
 }  // namespace redraft

@@ -23,8 +23,8 @@ def linear(
     rows: np.ndarray | None = None,
     activation: str = "none",
 ) -> np.ndarray:
-    """x float [T, K], weight float [N, K] (gated: [2N, K]); returns float64 [T or R, N]. Beside weights in blocks x is
-    not rounded; `block_product` does so."""
+    """x float [T, K], weight float [N, K] (gated: [2N, K]); returns float64 [T or R, N]. Of `int8` and
+    `int4` x is rounded in groups too, as the kernels do it."""
     x = np.asarray(x, np.float64)
     if rows is not None:
         x = x[rows]
@@ -32,7 +32,10 @@ def linear(
         x = normalized(x, norm, norm_eps, norm_bias)
     if precision == "bf16":
         x = from_bf16_bits(bf16_bits(x.astype(np.float32))).astype(np.float64)
-    y = x @ stored(weight, precision).T.astype(np.float64)
+    if precision in ROUNDED:
+        y = block_product(x.astype(np.float32), BlockWeight.quantized(weight, precision)).astype(np.float64)
+    else:
+        y = x @ stored(weight, precision).T.astype(np.float64)
     if bias is not None:
         y = y + bias
     if activation in GATED:

@@ -6,7 +6,6 @@
 
 #include "../all_reduce/op.h"
 #include "../beam_step/op.h"
-#include "../columns/op.h"
 #include "../draft_rows/op.h"
 #include "../draw_step/op.h"
 #include "../embedding/op.h"
@@ -15,6 +14,7 @@
 #include "../linear_topk/op.h"
 #include "../norm/op.h"
 #include "../perturbed_topk/op.h"
+#include "../reorder_features/op.h"
 #include "../stack/op.h"
 #include "../token_info_topk/op.h"
 #include "../tree_attention/op.h"

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from redraft.compiler.checkpoints.source import TOKENIZER, Checkpoint, FetchError
-from redraft.model_defs.files import FLOATS, load_pickled, read_json, read_tensors, require_finite, row_blocks
+from redraft.model_defs.files import FLOATS, load_pickled, read_json, read_tensors, require_finite, row_chunks
 from redraft.model_defs.target.bounds import COUNTS, is_number, shown
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import HEAD, weights_of
@@ -80,19 +80,19 @@ class AdaptedCheckpoint:
         """Meta tensors by Hugging Face name."""
         return self._shapes
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A merged tensor's rows as float32 blocks, or as the checkpoint has them where the adapter leaves them."""
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """A merged tensor's rows as float32 chunks, or as the checkpoint has them where the adapter leaves them."""
         parts, begin = self._parts.get(name), 0
-        for block in self._plain_blocks(name):
-            rows = slice(begin, begin + len(block))
-            yield block if parts is None else self._merged(name, block.float(), rows, parts)
+        for chunk in self._plain_chunks(name):
+            rows = slice(begin, begin + len(chunk))
+            yield chunk if parts is None else self._merged(name, chunk.float(), rows, parts)
             begin = rows.stop
 
-    def _plain_blocks(self, name: str) -> Iterator[Tensor]:
+    def _plain_chunks(self, name: str) -> Iterator[Tensor]:
         """A tensor's rows before matrices are merged. Adapters hold embeddings whole beside the matrices for them."""
         if (saved := self._saved.get(name)) is not None:
-            return (saved[rows] for rows in row_blocks(tuple(saved.shape)))
-        return self._base.blocks(name if name in self._base.shapes() else self._embedding)
+            return (saved[rows] for rows in row_chunks(tuple(saved.shape)))
+        return self._base.chunks(name if name in self._base.shapes() else self._embedding)
 
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer."""
@@ -160,13 +160,13 @@ class AdaptedCheckpoint:
         overrides: Mapping[str, Any] = self._settings.get(pattern) or {}
         return next((value for key, value in overrides.items() if re.match(rf"(.*\.)?({key})$", module)), usual)
 
-    def _merged(self, name: str, block: Tensor, rows: slice, parts: Mapping[str, Tensor]) -> Tensor:
+    def _merged(self, name: str, chunk: Tensor, rows: slice, parts: Mapping[str, Tensor]) -> Tensor:
         """Some rows [n, columns] of a weight, merged. DoRA sets the norm of each row (Liu et al., 2024)."""
         a, b = parts["A"], parts["B"]
         rank = math.sqrt(len(a)) if self._settings.get("use_rslora") else len(a)
         scale = self._of("alpha_pattern", name, self._settings["lora_alpha"]) / rank
         change = a[:, rows].T @ b.T if name in self._tables else b[rows] @ a
-        merged = block + scale * change
+        merged = chunk + scale * change
         if "magnitude" not in parts:
             return merged
         return merged * (parts["magnitude"].flatten()[rows] / merged.norm(dim=1))[:, None]

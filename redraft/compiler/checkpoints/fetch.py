@@ -33,11 +33,11 @@ from redraft.compiler.checkpoints.writer import write_weights
 from redraft.console.progress import progress, size, step
 from redraft.console.resources import require_disk, require_memory
 from redraft.errors import read_text
-from redraft.model_defs.files import BLOCK, read_json
+from redraft.model_defs.files import CHUNK, read_json
 from redraft.model_defs.target.bounds import shown
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import Target
-from redraft.model_defs.weights.folder import GGUF, count_numbers, files_of, gguf_file
+from redraft.model_defs.weights.folder import GGUF, count_numbers, files_with_weights, gguf_file
 from redraft.templates.renderer import TemplateError
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -46,8 +46,8 @@ READ = (*IN_FOLDERS, "*.index.json", "adapter_config.json", "adapter_model.bin")
 """What is read of a folder, in which training leaves more."""
 PROCESS_BYTES = 900_000_000
 """Memory of the process itself, which peaks when it rebuilds a GGUF file's tokenizer of 150,000 tokens: measured."""
-BLOCK_BYTES = 24 * BLOCK
-"""Memory of one block while it is dequantized and converted: measured."""
+CHUNK_BYTES = 24 * CHUNK
+"""Memory of one chunk while it is dequantized and converted: measured."""
 DROPPED = ("_model_name_or_path", "torch_dtype")
 
 Say = Callable[[str], None]
@@ -179,7 +179,7 @@ def store(checkpoint: Checkpoint, out: Path, chat_template: Path | None, say: Sa
     meta, files = checkpoint.shapes(), checkpoint.files
     Target.check_weights(meta, TargetConfig.from_hf(checkpoint.config))
     written = 0 if files else 2 * sum(tensor.numel() for tensor in meta.values())
-    memory = PROCESS_BYTES + (0 if files else checkpoint.memory + BLOCK_BYTES)
+    memory = PROCESS_BYTES + (0 if files else checkpoint.memory + CHUNK_BYTES)
     require_disk(out, written)
     require_memory(memory, "fetching this model")
     for name, file in files.items():
@@ -196,7 +196,7 @@ def store(checkpoint: Checkpoint, out: Path, chat_template: Path | None, say: Sa
     if not files:
         shapes = {name: tuple(tensor.shape) for name, tensor in meta.items()}
         with progress("fetch: weights", written, "bytes") as bar:
-            write_weights(out, shapes, partial(finite_blocks, checkpoint), lambda count: bar.update(bar.done + count))
+            write_weights(out, shapes, partial(finite_chunks, checkpoint), lambda count: bar.update(bar.done + count))
     checkpoint.copy_settings(out)
     write_config(out, checkpoint.config, checkpoint.title, kept=bool(files))
 
@@ -212,11 +212,11 @@ def keep(file: Path, name: Path) -> None:
             shutil.copyfile(file, name)
 
 
-def finite_blocks(checkpoint: Checkpoint, name: str) -> Iterator[Tensor]:
-    """A tensor's blocks in bfloat16. Raises FetchError, which names it, for NaN or infinity, also of a number that is
+def finite_chunks(checkpoint: Checkpoint, name: str) -> Iterator[Tensor]:
+    """A tensor's chunks in bfloat16. Raises FetchError, which names it, for NaN or infinity, also of a number that is
     beyond bfloat16's."""
-    for block in checkpoint.blocks(name):
-        rounded = block.to(torch.bfloat16)
+    for chunk in checkpoint.chunks(name):
+        rounded = chunk.to(torch.bfloat16)
         if rounded.numel() and not torch.stack(rounded.aminmax()).isfinite().all():
             raise FetchError(
                 f"{name} of {checkpoint.title} holds NaN or infinity: the file is damaged, or training diverged"
@@ -283,7 +283,7 @@ def try_template(folder: Path, say: Say) -> None:
 def describe(folder: Path) -> str:
     """A fetched model in one line: architecture, parameters, quantization, size, context, chat template."""
     raw, config, record = read_json(folder / "config.json"), TargetConfig.load(folder), folder / RECORD
-    files, parameters = files_of(folder), count_numbers(folder)
+    files, parameters = files_with_weights(folder), count_numbers(folder)
     precision = read_json(record).get("precision") if record.exists() else None
     stored = "" if gguf_file(folder) or raw.get("quantization_config") else " stored as bfloat16"
     return ", ".join(

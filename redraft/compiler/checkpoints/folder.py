@@ -89,10 +89,10 @@ class FolderCheckpoint:
         """Meta tensors by Hugging Face name."""
         return self._meta
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's rows as blocks [rows, ...] of the stored dtype, or float32 of a quantized one. The file is mapped
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """A tensor's rows as chunks [rows, ...] of the stored dtype, or float32 of a quantized one. The file is mapped
         while one tensor is read."""
-        return self._weights.blocks(name)
+        return self._weights.chunks(name)
 
     def _tied_as_stored(self, target: TargetConfig) -> TargetConfig:
         """The configuration of weights as transformers reads them: tied where embeddings and LM head are one, or one is
@@ -114,7 +114,7 @@ class FolderCheckpoint:
         return [name for name in names if self._weights.header(name) is not None]
 
     def _is_same(self, name: str, other: str) -> bool:
-        pairs = zip_longest(self.blocks(name), self.blocks(other))
+        pairs = zip_longest(self.chunks(name), self.chunks(other))
         return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
 
     def _remark_unread(self, wanted: list[str]) -> None:

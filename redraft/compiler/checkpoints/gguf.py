@@ -72,9 +72,9 @@ class GgufCheckpoint:
         """Meta tensors by Hugging Face name."""
         return self._weights.shapes()
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's rows as float32 blocks [rows, ...]."""
-        return self._weights.blocks(name)
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """A tensor's rows as float32 chunks [rows, ...]."""
+        return self._weights.chunks(name)
 
     def tokenizer(self) -> Any:
         """The tokenizer, rebuilt from the file's vocabulary and merges. Raises FetchError."""

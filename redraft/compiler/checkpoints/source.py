@@ -1,4 +1,4 @@
-"""The interface of a checkpoint: configuration, tokenizer, and tensors that are read a block of rows at a time."""
+"""The interface of a checkpoint: configuration, tokenizer, and tensors that are read a chunk of rows at a time."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Checkpoint(Protocol):
         """Meta tensors by Hugging Face name."""
         ...
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor's rows in order, as floating-point blocks of about BLOCK numbers. Raises ValueError."""
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """A tensor's rows in order, as floating-point chunks of about CHUNK numbers. Raises ValueError."""
         ...
 
     def tokenizer(self) -> Any:

@@ -19,22 +19,22 @@ SHARD_BYTES = 4_000_000_000
 def write_weights(
     folder: Path,
     shapes: Mapping[str, tuple[int, ...]],
-    blocks: Callable[[str], Iterable[Tensor]],
+    chunks: Callable[[str], Iterable[Tensor]],
     written: Callable[[int], None] = lambda count: None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write tensors as bfloat16 to `model.safetensors`, or to shards with an index where one file would be too large.
 
-    `blocks(name)` gives a tensor's rows in order. `written` is called with the bytes of each block. Every file has its
+    `chunks(name)` gives a tensor's rows in order. `written` is called with the bytes of each chunk. Every file has its
     final size in its header: one that was cut short is refused by readers. A single file is byte for byte what
     `safetensors.torch.save_file` writes. Raises OSError, or ValueError for a tensor
-    whose blocks do not add up to its shape.
+    whose chunks do not add up to its shape.
     """
     shards = list(_split(dict(sorted(shapes.items())), shard_bytes))
     count = len(shards)
     names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     for name, shard in zip(names, shards, strict=True):
-        _write_file(folder / name, shard, blocks, written)
+        _write_file(folder / name, shard, chunks, written)
     if count > 1:
         total = sum(_bytes(shape) for shape in shapes.values())
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
@@ -61,7 +61,7 @@ def _split(shapes: Mapping[str, tuple[int, ...]], most: int) -> Iterator[dict[st
 def _write_file(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]],
-    blocks: Callable[[str], Iterable[Tensor]],
+    chunks: Callable[[str], Iterable[Tensor]],
     written: Callable[[int], None],
 ) -> None:
     """One file: the header's length, the header (JSON padded to 8 bytes), the tensors one after another."""
@@ -77,8 +77,8 @@ def _write_file(
         file.write(len(text).to_bytes(8, "little") + text)
         for name, shape in shapes.items():
             begun = file.tell()
-            for block in blocks(name):
-                data = block.to(torch.bfloat16).contiguous().view(-1).view(torch.uint8).numpy()
+            for chunk in chunks(name):
+                data = chunk.to(torch.bfloat16).contiguous().view(-1).view(torch.uint8).numpy()
                 file.write(data.data)
                 written(data.nbytes)
             if (size := file.tell() - begun) != _bytes(shape):

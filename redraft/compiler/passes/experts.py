@@ -40,7 +40,7 @@ def lower_experts(editor: Editor, node: ir.Node) -> None:
     if not topk or not softmax:
         return
     packed = [editor.packed_weight(*_matrices(each), gated=each is gate_up) for each in (gate_up, down)]
-    assert not any(each.columns for each in packed), "Experts takes features in their own order"
+    assert not any(each.feature_order for each in packed), "Experts takes features in their own order"
     operands = [_rows(input_of(gate_up, 0)), input_of(softmax, 0)]
     operands += [each.weight for each in packed]
     count, columns, hidden = _sizes(down)

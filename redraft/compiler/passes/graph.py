@@ -20,14 +20,14 @@ BlocksOf = Callable[[str], Sequence[Sequence[BlockRows]] | None]
 that the others have."""
 
 
-class Stored(NamedTuple):
+class WeightOperand(NamedTuple):
     """A weight as an operator takes it."""
 
     weight: ir.Value
     """Its bytes"""
     dtype: str
     """The operator's attribute"""
-    columns: ir.Value | None = None
+    feature_order: ir.Value | None = None
     """The feature that each column is of, int32 [K], where they are not in order"""
 
 
@@ -36,33 +36,33 @@ class Editor:
 
     def __init__(self, graph: ir.Graph, precision: str, blocks_of: BlocksOf | None = None):
         self.graph, self.precision, self.blocks_of = graph, precision, blocks_of
-        self.packed: dict[tuple[str, bool, bool], Stored] = {}
+        self.packed: dict[tuple[str, bool, bool], WeightOperand] = {}
 
     def constant(self, name: str, array: np.ndarray) -> ir.Value:
         if name not in self.graph.initializers:
             self.graph.register_initializer(ir.val(name, const_value=ir.tensor(array, name=name)))
         return self.graph.initializers[name]
 
-    def packed_weight(self, weight: ir.Value, transposed: bool, gated: bool = False) -> Stored:
+    def packed_weight(self, weight: ir.Value, transposed: bool, gated: bool = False) -> WeightOperand:
         """The packed weight, or those of a stack one after the other. It is packed whenever it is read, so that none is
         kept in memory."""
         key = (str(weight.name), transposed, gated)
         if key not in self.packed:
-            make, size, dtype, columns = self._packing(weight, transposed, "swiglu" if gated else "none")
+            make, size, dtype, order = self._packing(weight, transposed, "swiglu" if gated else "none")
             name = f"{weight.name}.{dtype}{'.gated' if gated else ''}"
             if name not in self.graph.initializers:
                 lazy = ir.LazyTensor(
                     lambda: ir.tensor(make(), name=name), ir.DataType.UINT8, ir.Shape([size]), name=name
                 )
                 self.graph.register_initializer(ir.val(name, const_value=lazy))
-            order = None if columns is None else self.constant(f"{name}.columns", columns)
-            self.packed[key] = Stored(self.graph.initializers[name], dtype, order)
+            feature_order = None if order is None else self.constant(f"{name}.order", order)
+            self.packed[key] = WeightOperand(self.graph.initializers[name], dtype, feature_order)
         return self.packed[key]
 
     def _packing(
         self, weight: ir.Value, transposed: bool, activation: str
     ) -> tuple[Callable[[], np.ndarray], int, str, np.ndarray | None]:
-        """What packs a weight, the bytes that it gives, the operator's attribute, and the features of its columns where
+        """What packs a weight, the bytes that it gives, the operator's attribute, and the order of its features where
         they are not in order."""
         stored = constant_of(weight)
         assert stored is not None
@@ -80,7 +80,7 @@ class Editor:
             raise ValueError(f"{weight.name} has matrices in {', '.join(dtypes)}: expected the same forms in all")
         ((dtype, size),) = dtypes.items()
         pack_all = partial(_joined_packs, partial(pack_blocks, activation=activation), blocks)
-        return pack_all, len(blocks) * size, dtype, blocks[0][0].columns
+        return pack_all, len(blocks) * size, dtype, blocks[0][0].feature_order
 
     def node(
         self,

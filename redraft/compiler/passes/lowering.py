@@ -79,7 +79,7 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
     if (softmax := only_user(last.outputs[0], "LogSoftmax")) and (topk := only_user(softmax.outputs[0], "TopK")):
         k = int(constant_of(input_of(topk, 1)).item())  # type: ignore[union-attr]
         stored = editor.packed_weight(weight, transposed)
-        assert stored.columns is None, "LinearTopK takes features in their own order"
+        assert stored.feature_order is None, "LinearTopK takes features in their own order"
         attributes |= {"out_features": out_features, "dtype": stored.dtype, "k": k}
         if renumbered := _renumbered(editor, topk.outputs[1]):
             result, table = renumbered
@@ -109,24 +109,24 @@ def _lower_projection(editor: Editor, node: ir.Node) -> None:
             if activation == "none" and (activated := silu_product(add.outputs[0])):
                 last, activation = activated, "silu_last"
     stored = editor.packed_weight(weight, transposed, gated is not None)
-    if stored.columns:
-        x = _in_columns(editor, node, x, stored.columns, optional)
+    if stored.feature_order:
+        x = _reordered(editor, node, x, stored.feature_order, optional)
     attributes |= {"out_features": out_features, "dtype": stored.dtype, "activation": activation}
     (out,) = _operator(editor, last, "Linear", [x, stored.weight], optional, attributes)
     editor.replace(last, last.outputs[0], out)
 
 
-def _in_columns(
-    editor: Editor, before: ir.Node, x: ir.Value, columns: ir.Value, optional: dict[str, ir.Value]
+def _reordered(
+    editor: Editor, before: ir.Node, x: ir.Value, order: ir.Value, optional: dict[str, ir.Value]
 ) -> ir.Value:
-    """x with the features of a weight's columns in their order, which the norm's weights take too."""
+    """x with its features in the order of a weight's, which the norm's weights take too."""
     for name in ("norm", "norm_bias"):
         if name in optional:
-            weight, features = constant_of(optional[name]), constant_of(columns)
+            weight, features = constant_of(optional[name]), constant_of(order)
             assert weight is not None
             assert features is not None
-            optional[name] = editor.constant(f"{optional[name].name}.{columns.name}", weight[features])
-    return editor.node(before, "Columns", [x, columns], domain=DOMAIN)[0]
+            optional[name] = editor.constant(f"{optional[name].name}.{order.name}", weight[features])
+    return editor.node(before, "ReorderFeatures", [x, order], domain=DOMAIN)[0]
 
 
 def _operator(
@@ -196,7 +196,7 @@ def _lower_embedding(editor: Editor, node: ir.Node) -> None:
     rows, features = shape_of(table)
     ids, clamped = _clamped(input_of(node, 1), rows)
     stored = editor.packed_weight(table, transposed=False)
-    assert stored.columns is None, "Embedding gives features in their own order"
+    assert stored.feature_order is None, "Embedding gives features in their own order"
     last, factor = node, 1.0
     optional: dict[str, ir.Value] = {}
     product = only_user(last.outputs[0], "Mul")

@@ -86,7 +86,7 @@ def as_stored(matrix: Sequence[BlockRows], dtype: np.dtype) -> Quantized | None:
     names = {part.name for part in form.parts}
     if form.bits != 4 or "minimum" in names or form.span not in INT4_SPANS or features % form.span:
         return None
-    if any(rows.form != form or rows.columns is not None for rows in matrix):
+    if any(rows.form != form or rows.feature_order is not None for rows in matrix):
         return None
     parts = [rows.rows(slice(None)) for rows in matrix]
     zeros = np.array(form.zero) if form.zero is not None else np.concatenate([part.parts["zero"] for part in parts])

@@ -41,7 +41,7 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, feat
                 ranks=config.tensor_parallel,
             )
         with step(f"compile {part.name} ({config.precision})"):
-            lowered = lower_target(network, config.precision, target.blocks)
+            lowered = lower_target(network, config.precision, part.target.blocks)
             with (part.folder / "target.weights").open("wb") as file:
                 save(lowered, part.folder / "target.onnx", Constants(file))
     if loops:

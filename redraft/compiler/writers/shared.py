@@ -14,7 +14,7 @@ from redraft.model_defs.export.target import CacheShape
 from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.chains import Resampler
 from redraft.model_defs.target.model import Target
-from redraft.model_defs.target.shards import plan_shards, shard_target
+from redraft.model_defs.target.shards import shard_target, shards_of
 
 Loops = dict[str, Drafting]
 """The drafting loops of a bundle's methods by name; methods with the same network share one object."""
@@ -70,7 +70,7 @@ def target_parts(config: BundleConfig, target: Target, folder: Path) -> Iterator
     if config.tensor_parallel == 1:
         yield TargetPart(0, "the target", target, folder)
         return
-    for rank, shard in enumerate(plan_shards(target.config, config.tensor_parallel)):
+    for rank, shard in enumerate(shards_of(target, config.tensor_parallel)):
         rank_folder = target_folder(folder, rank, config.tensor_parallel)
         rank_folder.mkdir()
         yield TargetPart(rank, f"the target of rank {rank}", shard_target(target, shard), rank_folder)

@@ -336,7 +336,7 @@ FORMS = {form.name: form for form in _ALL}
 """By the names that `--tool-parser` takes."""
 
 
-def form_of(template: str) -> ToolForm | None:
+def tool_form(template: str) -> ToolForm | None:
     """The form that a chat template writes calls in; None where it is not known."""
     signs = (
         (TOOL_CALLS, MISTRAL),

@@ -290,7 +290,7 @@ def test_shards_hold_what_a_single_file_holds(checkpoint, reference, tmp_path, m
 
 def test_few_numbers_are_held_at_once(checkpoint, gguf_file, tmp_path, monkeypatch):
     """Peak memory: of the weights only two blocks of rows exist, whatever the size of the model or of a tensor."""
-    monkeypatch.setattr(files, "BLOCK", 200)
+    monkeypatch.setattr(files, "CHUNK", 200)
     alive, most = {}, 0
     write = fetching.write_weights
 

@@ -198,7 +198,7 @@ def test_quantized_experts_are_what_the_package_says(quantization, tmp_path, mon
     checkpoint = GgufCheckpoint(tmp_path / "tiny.gguf", "tiny")
     for name, weight in weights.items():
         if weight.ndim == 2:
-            found = torch.cat(list(checkpoint.blocks(name)))
+            found = torch.cat(list(checkpoint.chunks(name)))
             expected = gguf.dequantize(gguf.quantize(weight.float().numpy(), kind), kind)
             np.testing.assert_array_equal(found.numpy(), expected.reshape(weight.shape), err_msg=name)
 

@@ -59,7 +59,7 @@ def read_gguf(path):
     checkpoint = GgufCheckpoint(path, "hostile")
     Target.check_weights(checkpoint.shapes(), TargetConfig.from_hf(checkpoint.config))
     for name in checkpoint.shapes():
-        list(checkpoint.blocks(name))
+        list(checkpoint.chunks(name))
 
 
 HEADER = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 20) + b"general.architecture"

@@ -79,7 +79,20 @@ FORMS = {
 }
 
 
-KEPT = ("compressed-tensors, int8", "compressed-tensors, float8", "compressed-tensors, float8, one scale", "fp8")
+IN_GROUPS = {
+    "AWQ, 4 bits, groups of 32": ({"quant_method": "awq", "bits": 4}, lambda w: awq(w, 32)),
+    "GPTQ, 4 bits, act-order": ({"quant_method": "gptq", "bits": 4}, lambda w: gptq(w, 4, 1, 32)),
+    "GPTQ, 8 bits, groups of 32": ({"quant_method": "gptq", "bits": 8}, lambda w: gptq(w, 8, 1, 32)),
+    "compressed-tensors, 4 bits, groups of 32": (
+        {"quant_method": TENSORS, "format": "pack-quantized", "config_groups": group_of(4)},
+        lambda w: compressed(w, 4, symmetric=True, size=32),
+    ),
+}
+FORMS |= IN_GROUPS
+KEPT = (
+    *("compressed-tensors, int8", "compressed-tensors, float8", "compressed-tensors, float8, one scale", "fp8"),
+    *IN_GROUPS,
+)
 
 
 def write(checkpoint: Path, source: Path, settings: dict, quantize: Write) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Weights that are written block by block, in one file or several."""
+"""Weights that are written chunk by chunk, in one file or several."""
 
 import pytest
 import torch
@@ -9,24 +9,24 @@ from safetensors.torch import save_file
 
 from redraft.compiler.checkpoints.writer import write_weights
 from redraft.model_defs import files as model_files
-from redraft.model_defs.files import INDEX, StoredTensors, row_blocks, weight_files
+from redraft.model_defs.files import INDEX, StoredTensors, row_chunks, weight_files
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=7)
 
 
 def cut(weights):
-    return lambda name: (weights[name][rows] for rows in row_blocks(tuple(weights[name].shape)))
+    return lambda name: (weights[name][rows] for rows in row_chunks(tuple(weights[name].shape)))
 
 
 @settings(max_examples=40)
-@given(shapes=SHAPES, block=st.integers(1, 40), shard_bytes=st.integers(1, 400), seed=st.integers(0, 99))
-def test_any_division_holds_the_same_weights(tmp_path_factory, shapes, block, shard_bytes, seed):
+@given(shapes=SHAPES, chunk=st.integers(1, 40), shard_bytes=st.integers(1, 400), seed=st.integers(0, 99))
+def test_any_division_holds_the_same_weights(tmp_path_factory, shapes, chunk, shard_bytes, seed):
     folder = tmp_path_factory.mktemp("weights")
     generator = torch.Generator().manual_seed(seed)
     weights = {f"w{i}": torch.randn(shape, generator=generator) for i, shape in enumerate(shapes)}
     written = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_files, "BLOCK", block)
+        patch.setattr(model_files, "CHUNK", chunk)
         write_weights(folder, {name: tuple(w.shape) for name, w in weights.items()}, cut(weights), written.append,
                       shard_bytes)  # fmt: skip
     files = weight_files(folder)

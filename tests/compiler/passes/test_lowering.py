@@ -22,7 +22,7 @@ from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.random_draws import RandomDraws
 from redraft.model_defs.target.families.base import Experts
 from redraft.model_defs.target.model import MixtureOfExperts
-from redraft.plugins.operators.linear.blocks import BlockWeight, form_of
+from redraft.plugins.operators.linear.blocks import BlockWeight, block_form
 from redraft.plugins.operators.linear.pack import PRECISIONS
 from tests.conftest import slow, slow_but
 from tests.engines.draws import LEVELS as LEVELS_OF
@@ -139,7 +139,7 @@ def test_opt_is_one_program():
 
 
 @pytest.mark.parametrize("family", ["opt", "qwen3"])
-def test_features_are_put_in_the_order_of_a_weights_columns(family):
+def test_features_are_put_in_the_order_of_a_weights(family):
     """Those of the norm before it too; all is still one program."""
     rng = np.random.default_rng(0)
 
@@ -152,19 +152,19 @@ def test_features_are_put_in_the_order_of_a_weights_columns(family):
         codes = rng.integers(0, 16, (rows, features), dtype=np.uint8)
         spans = -(-features // 32)
         parts = {"scale": np.ones((rows, spans), np.float32), "zero": np.ones((rows, spans), np.uint8)}
-        return [[BlockWeight(form_of("i4g32"), codes, parts, rng.permutation(features).astype(np.int32))]]
+        return [[BlockWeight(block_form("i4g32"), codes, parts, rng.permutation(features).astype(np.int32))]]
 
     lowered = lower(network, "bf16", blocks_of)
-    assert Counter(node.op_type for node in lowered.graph)["Columns"] == 8
+    assert Counter(node.op_type for node in lowered.graph)["ReorderFeatures"] == 8
     assert [node.op_type for node in fuse(lowered).graph] == ["Program"]
     linear = next(node for node in lowered.graph if node.op_type == "Linear")
-    columns = constant_of(linear.inputs[0].producer().inputs[1])
+    order = constant_of(linear.inputs[0].producer().inputs[1])
     names = linear.attributes["inputs"].value.split(",")
     for name in {"norm", "norm_bias"} & set(names):
         reordered = linear.inputs[2 + names.index(name)]
         own = reordered.name.removesuffix(f".{linear.inputs[0].producer().inputs[1].name}")
         original = constant_of(network.graph.initializers[own])
-        np.testing.assert_array_equal(constant_of(reordered), original[columns])
+        np.testing.assert_array_equal(constant_of(reordered), original[order])
 
 
 @pytest.mark.parametrize(("shape", "expected"), [((8,), ["Norm"]), ((5, 8), ["LayerNormalization"])])

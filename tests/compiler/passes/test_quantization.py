@@ -18,7 +18,7 @@ from redraft.compiler.calibration import calibrate, linear_layers
 from redraft.compiler.passes.quantization import INT4_STEPS, as_stored, quantize_network, quantize_weight, scale_of
 from redraft.model_defs.export.target import CacheShape, export_target_native, export_target_plugin
 from redraft.model_defs.target.attention import causal_attend
-from redraft.plugins.operators.linear.blocks import BlockWeight, form_of
+from redraft.plugins.operators.linear.blocks import BlockWeight, block_form
 from tests.engines.tiny import random_model, tiny_target
 
 CACHE = CacheShape(1, 40, 8)
@@ -75,11 +75,11 @@ def test_groups_have_scales_of_their_own():
 
 def symmetric(form: str = "i4g64", zero: int = 8, columns: np.ndarray | None = None) -> BlockWeight:
     """Random codes [7, 128] around a zero, and scales that float16 holds."""
-    rng, span = np.random.default_rng(0), form_of(form).span
+    rng, span = np.random.default_rng(0), block_form(form).span
     groups = -(-128 // span)
     scale = rng.uniform(0.1, 2, (7, groups)).astype(np.float16).astype(np.float32)
     parts = {"scale": scale, "zero": np.full((7, groups), zero, np.uint8)}
-    return BlockWeight(form_of(form), rng.integers(0, 16, (7, 128), np.uint8), parts, columns)
+    return BlockWeight(block_form(form), rng.integers(0, 16, (7, 128), np.uint8), parts, columns)
 
 
 def test_symmetric_weights_are_taken_as_their_source_stores_them():

@@ -22,6 +22,7 @@ from redraft.engines import load_engine
 from redraft.engines.ranks.parallel import pack, unpack
 from redraft.errors import program
 from redraft.model_defs.drafters.registry import DRAFTERS
+from redraft.model_defs.target.model import Target
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.ranks.parallel_ranks import answers
 from tests.engines.tiny import (
@@ -35,6 +36,7 @@ from tests.engines.tiny import (
     tiny_drafter_of,
     tiny_of,
 )
+from tests.model_defs.weights.folders import write_folder
 
 SCRIPT = Path(__file__).with_name("parallel_ranks.py")
 PLANS: dict[str, Any] = {
@@ -104,6 +106,18 @@ def test_two_ranks_give_the_tokens_of_one(grouped, two_ranks, tmp_path):
     assert report["answers"]["best first"]["tokens"] == report["answers"]["auto-regressive"]["tokens"]
     assert report["reused"] > 0.25
     assert report["copies"] > 3
+
+
+def test_two_ranks_of_blocks_give_their_numbers(tmp_path):
+    """Each has rows and features of the source's blocks; drafts change no token. Where sums of another order round to
+    another code of eight bits, two ranks part from one."""
+    folder = write_folder(tmp_path / "model", num_key_value_heads=2)
+    bundle = tiny_bundle(tmp_path, Target.from_folder(folder, in_blocks=True), precision="source", tensor_parallel=2)
+    report = run(bundle, PLANS, tmp_path / "report.json")
+    for plan in PLANS:
+        assert report["answers"][plan]["tokens"] == report["answers"]["auto-regressive"]["tokens"], plan
+    text, values = report["scores"]
+    assert np.abs(np.subtract(values, scores_of(Target.from_folder(folder), text))).mean() < 0.05
 
 
 @pytest.mark.slow

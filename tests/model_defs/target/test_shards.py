@@ -2,15 +2,21 @@
 
 import dataclasses
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.model import Target
-from redraft.model_defs.target.shards import Shard, plan_shards, ranges, rank_join, shard_target
+from redraft.model_defs.target.shards import Shard, plan_shards, ranges, rank_join, shard_target, shards_of
 from redraft.plugins.operators.all_reduce.reference import all_reduce
 from tests.engines.tiny import LAYERS, random_model, tiny_lm, tiny_of, tiny_target
+from tests.model_defs.weights.folders import EXPERT_TYPES, EXPERTS, MIXED, write_folder
+from tests.model_defs.weights.test_blocks import whole
+from tests.model_defs.weights.test_checkpoint import FORMATS
+from tests.model_defs.weights.test_checkpoint import write_folder as write_checkpoint
 
 SMOLLM2 = dataclasses.replace(
     tiny_target().config,
@@ -118,3 +124,58 @@ def test_more_ranks_than_kv_groups():
 )
 def test_ranges(shares, total, expected):
     assert list(ranges(shares, total, 32)) == expected
+
+
+def in_blocks(folder: Path) -> tuple[Target, Target]:
+    """A folder's target in floats, and in blocks."""
+    return Target.from_folder(folder), Target.from_folder(folder, in_blocks=True, float_ends=False)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("layers", [{}, EXPERTS])
+def test_the_shards_of_blocks_are_those_of_their_numbers(tmp_path, tied, layers):
+    """Rows of several forms, and features of one span or of several; what stands for them has no storage."""
+    types = EXPERT_TYPES if layers else MIXED
+    exact, stored = in_blocks(write_folder(tmp_path, types, num_key_value_heads=2, tie_word_embeddings=tied, **layers))
+    for shard in shards_of(stored, 2):
+        part, floats = shard_target(stored, shard), shard_target(exact, shard)
+        assert part.blocks is not None
+        assert {name for name, weight in part.named_parameters() if name in part.blocks} == part.blocks.unread
+        assert ("lm_head.weight" in part.blocks.unread) == ("lm_head.weight" in stored.blocks)
+        for name, weight in floats.named_parameters():
+            own = part.get_parameter(name)
+            assert own.shape == weight.shape, name
+            if name in part.blocks:
+                assert own.untyped_storage().nbytes() == 4
+                np.testing.assert_array_equal(whole(part.blocks, name), weight.numpy(), err_msg=name)
+            else:
+                assert torch.equal(own, weight), name
+    assert stored.blocks.unread, "those of the whole target"
+
+
+@pytest.mark.parametrize("name", ["gptq", "packed", "int8"])
+def test_the_shards_of_other_formats(tmp_path, name):
+    """With groups of 64 and of 32 features, and one for each row, which is cut within it."""
+    settings, write, _ = FORMATS[name]
+    write_checkpoint(tmp_path, settings, write, num_heads=6, num_kv_heads=3)
+    exact, stored = in_blocks(tmp_path)
+    for shard in shards_of(stored, 2):
+        part, floats = shard_target(stored, shard), shard_target(exact, shard)
+        for weight in ("layers.0.qkv.weight", "layers.1.attention_out.weight", "layers.1.down.weight"):
+            np.testing.assert_array_equal(whole(part.blocks, weight), floats.get_parameter(weight).numpy())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("act-order", r"the features of model\.layers\.0\..* lie in an order of their own \(act-order\)"),
+        ("awq", r"o_proj\.weight is stored in groups of 96 features, and a part of it would have those from 0 to 127"),
+    ],
+)
+def test_features_that_cannot_be_split_are_named(tmp_path, name, reason):
+    settings, write, _ = FORMATS[name]
+    write_checkpoint(tmp_path, settings, write, 192, num_heads=6, num_kv_heads=3)
+    stored = in_blocks(tmp_path)[1]
+    with pytest.raises(ValueError, match=reason + ": choose other ranks than 2, or another precision than source"):
+        shards_of(stored, 2)
+    assert len(shards_of(stored, 1)) == 1

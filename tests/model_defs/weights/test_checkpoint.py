@@ -44,9 +44,9 @@ FORMATS = {
 }
 
 
-def write_folder(folder, settings, write, intermediate_size=208):
+def write_folder(folder, settings, write, intermediate_size=208, **changes):
     """The tiny target, quantized; its layers multiply rows of 96 and of so many features."""
-    config = dataclasses.replace(tiny_target().config, intermediate_size=intermediate_size)
+    config = dataclasses.replace(tiny_target().config, intermediate_size=intermediate_size, **changes)
     write_model(random_model(config), folder)
     return quantize(folder, settings, write)
 
@@ -64,7 +64,7 @@ def test_every_format_is_read_as_floats_and_in_blocks(tmp_path, name):
         np.testing.assert_array_equal(
             whole(target.blocks, product), exact.get_parameter(product).numpy(), err_msg=product
         )
-        assert (target.blocks.matrices(product)[0][0].columns is None) == (name != "act-order")
+        assert (target.blocks.matrices(product)[0][0].feature_order is None) == (name != "act-order")
     assert target.blocks.matrices(products[0])[0][0].form.name == form
     assert not target.blocks.unread
     assert not target.blocks.widened

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from redraft.model_defs.weights.quantized import Codes, QuantizationError, packed, quantization_of, scaled
+from redraft.model_defs.weights.quantized import QuantizationError, QuantizedWeight, packed, quantization_of, scaled
 from tests.model_defs.weights.layouts import TENSORS, group_of, pack, symmetric_gptq
 
 SYMMETRIC = {"quant_method": "gptq", "bits": 4, "sym": True, "group_size": 16}
@@ -24,7 +24,7 @@ def test_zeros_of_symmetric_weights_show_the_version(named, zero):
     stored = symmetric_gptq(weight, zero)
     read = quantization_of({"quantization_config": SYMMETRIC | {"checkpoint_format": named}})
     assert read is not None
-    assert torch.equal(read.codes(stored.get).dequantized(), weight)
+    assert torch.equal(read.weight(stored.get).dequantized(), weight)
 
 
 def test_one_scale_for_all_and_zeros_of_groups():
@@ -61,11 +61,11 @@ def test_layers_of_other_bits_are_refused():
         quantization_of({"quantization_config": SYMMETRIC | {"dynamic": rules}})
 
 
-def codes(bits: int, groups: list[int], count: int) -> Codes:
+def codes(bits: int, groups: list[int], count: int) -> QuantizedWeight:
     """Three rows of random codes whose features are in these groups."""
     numbers = torch.randint(0, 2**bits, (3, len(groups)), dtype=torch.uint8)
     scale, zero = torch.rand(3, count), torch.randint(0, 2**bits, (3, count), dtype=torch.uint8)
-    return Codes(numbers, scale, zero, torch.tensor(groups), bits)
+    return QuantizedWeight(numbers, scale, zero, torch.tensor(groups), bits)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_groups_of_a_multiple_of_32_are_blocks(bits, groups, count, form):
     if form:
         rows = torch.tensor([2, 0])
         blocks = weight.blocks(rows)
-        assert (blocks.columns is None) == (groups == sorted(groups))
+        assert (blocks.feature_order is None) == (groups == sorted(groups))
         assert torch.equal(torch.from_numpy(blocks.dequantized()), weight.dequantized()[rows])
 
 
@@ -102,4 +102,4 @@ def test_floats_of_eight_bits_are_no_blocks():
 @pytest.mark.parametrize("group", [[0, 1, 2], [-1, 0, 1], [0, 1]])
 def test_groups_that_are_not_there_are_refused(group):
     with pytest.raises(ValueError, match="3 columns are not in 2 groups"):
-        Codes(torch.zeros(2, 3, dtype=torch.uint8), torch.ones(2, 2), torch.ones(2, 2), torch.tensor(group))
+        QuantizedWeight(torch.zeros(2, 3, dtype=torch.uint8), torch.ones(2, 2), torch.ones(2, 2), torch.tensor(group))

@@ -9,7 +9,7 @@ import pytest
 from redraft.chat import NEXT_TURN
 from redraft.openai.errors import ApiError
 from redraft.openai.model import ServedModel
-from redraft.openai.structured.forms import FORMS, form_of
+from redraft.openai.structured.forms import FORMS, tool_form
 from redraft.openai.structured.tools import AUTO, Function, ToolChoice
 from redraft.openai.structured.use import tool_use
 from redraft.openai.translate import prompt_of
@@ -49,7 +49,7 @@ def model(tmp_path, template: str, tool_parser: str | None = None) -> ServedMode
     ],
 )
 def test_a_form_is_recognised_by_its_template(template, form):
-    assert form_of(template) is (None if form is None else FORMS[form])
+    assert tool_form(template) is (None if form is None else FORMS[form])
 
 
 def test_the_forms_are_those_of_the_command_line():

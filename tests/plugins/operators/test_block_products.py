@@ -3,7 +3,7 @@ import pytest
 
 from benchmarks.speed import kernel_calls
 from redraft.plugins import kernels
-from redraft.plugins.operators.linear.blocks import FORMS, BlockWeight, form_of
+from redraft.plugins.operators.linear.blocks import FORMS, BlockWeight, block_form
 from redraft.plugins.operators.linear.pack import GATED, PackedWeight, cut, dtype_of, half_panel_rows, pack_blocks
 from redraft.plugins.operators.linear.reference import block_product, gelu, silu
 from redraft.plugins.operators.linear_topk.reference import linear_topk
@@ -13,7 +13,7 @@ NAMES = [*FORMS, "i4g32", "i4g96", "i8g64", "i8g1024"]
 
 def random_weight(rng: np.random.Generator, name: str, rows: int, features: int) -> BlockWeight:
     """Codes, integer scales and zeros of any size, the largest ones too; a few rows of zeros."""
-    form = form_of(name)
+    form = block_form(name)
     parts = {}
     for part in form.parts:
         shape = rows, -(-features // part.features)

@@ -2,7 +2,7 @@ import gguf
 import numpy as np
 import pytest
 
-from redraft.plugins.operators.linear.blocks import FORMS, BlockWeight, form_of
+from redraft.plugins.operators.linear.blocks import FORMS, BlockWeight, block_form
 
 
 def random_blocks(rng: np.random.Generator, name: str, rows: int, features: int) -> np.ndarray:
@@ -32,7 +32,7 @@ def test_spans_of_any_multiple_of_32_features(rng, span):
     codes = rng.integers(0, 256, (3, 111), np.uint8)
     spans = -(-111 // span)
     scale, zero = rng.standard_normal((3, spans)).astype(np.float32), rng.integers(0, 256, (3, spans), np.uint8)
-    weight = BlockWeight(form_of(f"i8g{span}"), codes, {"scale": scale, "zero": zero})
+    weight = BlockWeight(block_form(f"i8g{span}"), codes, {"scale": scale, "zero": zero})
     for feature in (0, 31, 95, 110):
         expected = scale[:, feature // span] * (codes[:, feature].astype(np.float32) - zero[:, feature // span])
         np.testing.assert_array_equal(weight.dequantized()[:, feature], expected)
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_named(rng):
         BlockWeight.from_gguf("Q4_0", np.zeros((2, 19), np.uint8))
     for name in ("i4g48", "i4g0", "i5g32", "q2_k"):
         with pytest.raises(ValueError, match=f"block form '{name}': expected one of q4_0"):
-            form_of(name)
+            block_form(name)
     codes = np.zeros((3, 64), np.uint8)
     with pytest.raises(ValueError, match=r"scale of q4_0: float32 \(3, 2\), expected float16 \(3, 2\)"):
         BlockWeight(FORMS["q4_0"], codes, {"scale": np.zeros((3, 2), np.float32)})

@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto
 
 from redraft.plugins.operators.experts.reference import experts
+from redraft.plugins.operators.linear.blocks import ROUNDED
 from redraft.plugins.operators.linear.pack import PRECISIONS, PackedWeight, bf16_bits, from_bf16_bits, pack
 from tests.plugins.test_openvino import compile_nodes, cpu_node
 
@@ -45,6 +46,8 @@ def test_experts_equal_reference(core, rng, precision, activation, normalized, f
     found = request.get_output_tensor().data.copy()
     wanted = experts(x, router, gate_up, down, CHOSEN, bool(normalized), precision, activation, residual=x)
     np.testing.assert_allclose(found, wanted, atol={"fp32": 2e-5, "bf16": 0.02}.get(precision, 0.06))
+    if precision in ROUNDED:  # in a row or two a number between two codes may be rounded to the other one
+        assert (np.abs(found - wanted).max(1) < 2e-5).sum() >= 7
     for rows in ([5], [8, 0, 3]):
         request.infer({"x": x[rows], "router": router[rows]})
         np.testing.assert_array_equal(request.get_output_tensor().data, found[rows])

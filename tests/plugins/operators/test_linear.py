@@ -4,8 +4,9 @@ import pytest
 from benchmarks.speed import kernel_calls
 from redraft.plugins import kernels
 from redraft.plugins.operators.embedding.reference import embedding
+from redraft.plugins.operators.linear.blocks import BlockWeight
 from redraft.plugins.operators.linear.pack import GATED, PRECISIONS, bf16_bits, from_bf16_bits, pack
-from redraft.plugins.operators.linear.reference import linear
+from redraft.plugins.operators.linear.reference import block_product, linear
 from redraft.plugins.operators.linear_topk.reference import linear_topk
 from redraft.plugins.operators.norm.reference import norm as reference_norm
 from tests.plugins.conftest import ISAS
@@ -50,9 +51,13 @@ def test_norms_equal_references(isa, rng, size, biased):
     np.testing.assert_allclose(kernel_calls.norm(x, weight, 1e-5, bias, x), x + expected, atol=1e-5)
     matrix = normal(rng, 70, size, scale=0.04)
     options = {"norm": weight, "norm_bias": bias, "norm_eps": 1e-5, "rows": np.array([2, 0, 2], np.int32)}
-    for precision, tolerance in (("fp32", 1e-5), ("bf16", 2e-3), ("int8", 5e-2), ("int4", 5e-2)):
+    for precision, tolerance in (("fp32", 1e-5), ("bf16", 2e-3)):
         out = kernel_calls.linear(x, pack(matrix, precision), 70, **options)
         np.testing.assert_allclose(out, linear(x, matrix, precision, **options), atol=tolerance)
+    rows = kernel_calls.norm(x, weight, 1e-5, bias)[options["rows"]]  # the bits of which are rounded to 8 bits
+    for precision in ("int8", "int4"):
+        out = kernel_calls.linear(x, pack(matrix, precision), 70, **options)
+        np.testing.assert_array_equal(out, block_product(rows, BlockWeight.quantized(matrix, precision)))
     values, ids = kernel_calls.linear_topk(x, pack(matrix, "fp32"), 70, 5, **options)
     expected_values, expected_ids = linear_topk(expected[options["rows"]], matrix, 5)
     np.testing.assert_array_equal(ids, expected_ids)
@@ -195,3 +200,14 @@ def test_bad_arguments_are_named(rng):
         kernels.select_isa("sse")
     with pytest.raises(ValueError, match="thread count 0"):
         kernels.set_threads(0)
+
+
+def test_weights_of_a_type_for_token_info_only_are_refused(rng, monkeypatch):
+    monkeypatch.setitem(kernel_calls.DTYPES, "fp32", kernel_calls.DTYPES["int8"])
+    for wrong in (
+        lambda: kernel_calls.linear(normal(rng, 1, 4), pack(normal(rng, 4, 4), "fp32"), 4),
+        lambda: kernel_calls.linear_topk(normal(rng, 1, 4), pack(normal(rng, 4, 4), "fp32"), 4, 2),
+        lambda: kernel_calls.embedding(np.zeros(1, np.int32), pack(normal(rng, 4, 4), "fp32"), 4, 4),
+    ):
+        with pytest.raises(ValueError, match="dtype 2: expected fp32, bf16 or blocks"):
+            wrong()

@@ -11,7 +11,7 @@ from torch import Tensor
 from redraft.model_defs.drafters.block import BlockDrafter
 from redraft.model_defs.drafters.context_drafter import ChainDrafter
 from redraft.model_defs.drafters.eagle3 import ParallelEagle3Drafter
-from redraft.model_defs.drafters.registry import form_of, kind_of, load_drafter
+from redraft.model_defs.drafters.registry import hub_form, kind_of, load_drafter
 from redraft.model_defs.loops.chains import ChainPaths
 from redraft.model_defs.loops.operators import TORCH
 from redraft.model_defs.loops.random_draws import RandomDraws
@@ -120,7 +120,7 @@ def test_logits_are_those_of_the_definition(target, tmp_path, name):
     form = make()
     drafter = load_drafter(form.write(tmp_path), target)
     assert isinstance(drafter, BlockDrafter)
-    assert (kind_of(tmp_path), form_of(tmp_path)) == ("block", name.replace(",", " ").split()[0])
+    assert (kind_of(tmp_path), hub_form(tmp_path)) == ("block", name.replace(",", " ").split()[0])
     assert drafter.feature_layers == form.layers
     levels = BLOCK - (not from_root)
     paths = drafted(target, drafter, levels)
@@ -204,7 +204,7 @@ def test_p_eagle(target, tmp_path, changes, levels):
     form = peagle(**changes)
     drafter = load_drafter(form.write(tmp_path), target)
     assert isinstance(drafter, ParallelEagle3Drafter)
-    assert (kind_of(tmp_path), form_of(tmp_path)) == ("parallel_eagle3", "P-EAGLE")
+    assert (kind_of(tmp_path), hub_form(tmp_path)) == ("parallel_eagle3", "P-EAGLE")
     paths = drafted(target, drafter, levels)
     for b, text in enumerate(TEXTS):
         layers = [entering(target, layer, text[:-1]) for layer in form.layers]

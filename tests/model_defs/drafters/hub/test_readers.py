@@ -15,7 +15,7 @@ from torch import Tensor
 from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.context_drafter import ContextDrafter
 from redraft.model_defs.drafters.medusa import MedusaDrafter
-from redraft.model_defs.drafters.registry import form_of, kind_of, load_drafter
+from redraft.model_defs.drafters.registry import hub_form, kind_of, load_drafter
 from redraft.model_defs.target.attention import DenseCache, causal_attend
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import Target
@@ -199,7 +199,7 @@ def test_eagle_3(target, tmp_path, name):
     """From tokens to logits: the target gives the fused features of the right layers."""
     form = EAGLE3[name]()
     drafter = load_drafter(form.write(tmp_path), target)
-    assert (kind_of(tmp_path), name.split(",")[0].split()[0] in form_of(tmp_path)) == ("eagle3", True)
+    assert (kind_of(tmp_path), name.split(",")[0].split()[0] in hub_form(tmp_path)) == ("eagle3", True)
     form.tensors.setdefault("lm_head.weight", target.lm_head.weight)
     assert drafter.feature_layers == form.layers
     reader = target_of(7)
