@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.budgets import mixes
+from benchmarks.speed import precision
 from benchmarks.verify import structured
 from redraft.loadtest import saturation
 from redraft.loadtest.tables import Table
@@ -36,6 +37,12 @@ def budget_mixes(report: dict[str, Any]) -> Table:
     return _columns(mixes.table(report["mixes"]), "mix", *kept)
 
 
+def changed_by_precision(report: dict[str, Any]) -> Table:
+    """How far engines' next-token distributions are from those of float32."""
+    table = precision.table([precision.Difference(**row) for row in report["rows"]])
+    return _columns(table, *(name for name in table.columns if name != "tokens/step"))
+
+
 def _columns(table: Table, *names: str) -> Table:
     indices = [table.columns.index(name) for name in names]
     return Table(table.title, list(names), [[row[index] for index in indices] for row in table.rows])
@@ -43,6 +50,7 @@ def _columns(table: Table, *names: str) -> Table:
 
 TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "budget_mixes": budget_mixes,
+    "precision": changed_by_precision,
     "saturation": saturated,
     "prefix_reuse": reused,
     "structured_speed": structured_speed,
