@@ -210,7 +210,7 @@ def table(results: list[Difference]) -> Table:
         "weights, MB",
         "KL, mean",
         "KL, largest",
-        "same likeliest token",
+        "same most likely token",
         "tokens/step",
         "positions",
     ]

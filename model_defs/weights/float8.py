@@ -14,6 +14,9 @@ from redraft.model_defs.target.model import weights_of
 from redraft.model_defs.weights.blocks import row_orders
 from redraft.model_defs.weights.folder import quantized_weights
 
+MULTIPLIED = tuple(f"{name}.weight" for name in ("qkv", "attention_out", "gate_up", "up", "down", "lm_head"))
+"""How our names of matrices end that products in FP8 take; those of experts, which end so too, are left in bfloat16"""
+
 
 class RowScales(NamedTuple):
     """What of a quantized checkpoint products in FP8 take as it is."""
@@ -21,7 +24,9 @@ class RowScales(NamedTuple):
     scales: Mapping[str, Tensor]
     """float32 [N], by our names of matrices"""
     rounded: Mapping[str, str]
-    """How the other quantized weights are quantized, by Hugging Face name"""
+    """How the others of these are quantized, by Hugging Face name"""
+    floats: Mapping[str, str]
+    """The weights of products that are not, by Hugging Face name"""
 
 
 def row_scales(folder: Path, config: TargetConfig) -> RowScales:
@@ -30,15 +35,19 @@ def row_scales(folder: Path, config: TargetConfig) -> RowScales:
     lies between two codes. Raises FileNotFoundError, or ValueError for a damaged file."""
     scales: dict[str, Tensor] = {}
     rounded: dict[str, str] = {}
+    floats: dict[str, str] = {}
     if (stored := quantized_weights(folder)) is None:
-        return RowScales(scales, rounded)
+        return RowScales(scales, rounded, floats)
     for name, weight in weights_of(config).items():
+        if not name.endswith(MULTIPLIED) or ".experts." in name:
+            continue
         parts = [stored.row_scale(source) for source in weight.sources]
         found = [part for part in parts if part is not None]
         orders = row_orders(weight, [len(part) for part in found]) if len(found) == len(parts) else None
         if orders and len(orders) == 1:
             scales[name] = torch.cat([found[i][torch.from_numpy(rows)] for i, rows in orders[0]])
             continue
-        kinds = {source: stored.quantization(source) for source in weight.sources}
-        rounded |= {source: kind for source, kind in kinds.items() if kind}
-    return RowScales(scales, rounded)
+        for source in weight.sources:
+            kind = stored.quantization(source)
+            (rounded if kind else floats)[source] = kind or "not quantized"
+    return RowScales(scales, rounded, floats)

@@ -95,7 +95,7 @@ class QuantizedWeight:
 
     @property
     def form(self) -> Form | None:
-        """The form of its blocks. QuantizedWeight of two bits are stored in four."""
+        """The form of its blocks. Codes of two bits are stored in four."""
         return block_form(f"i{max(self.bits, 4)}g{self.span.size}") if self.span else None
 
     def blocks(self, rows: Tensor) -> BlockWeight:

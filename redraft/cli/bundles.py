@@ -66,7 +66,7 @@ def usual_precision(
 ) -> Precision:
     """The precision that a model folder's weights are quantized in, `source` or `fp8`, where the backend takes it
     without more, and ranks do not split fp8; else the one given, or the backend's."""
-    with suppress(OSError, ValueError, AttributeError):  # what is wrong with it, the build says
+    with suppress(OSError, ValueError, AttributeError, TypeError):  # what is wrong with it, the build says
         stored = stored_precision(json.loads((model / "config.json").read_bytes()).get("quantization_config") or {})
         left_out = {*backend.calibrated, *([Precision.fp8] if split else [])}
         if stored in backend.precisions and stored not in left_out:

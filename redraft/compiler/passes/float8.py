@@ -20,7 +20,7 @@ SPARED = "router.weight"
 """How the names of constants end that keep their dtype: they choose a row's experts"""
 
 
-class Stored(NamedTuple):
+class PaddedMatrix(NamedTuple):
     """A matrix of the rewritten module: the names of its constants, and its rows before they were padded."""
 
     weight: str
@@ -52,7 +52,7 @@ class _Rewriting:
 
     def __init__(self, module: fx.GraphModule, scales: Mapping[str, Tensor]):
         self.module, self._scales = module, scales
-        self._stored: dict[Hashable, Stored] = {}
+        self._stored: dict[Hashable, PaddedMatrix] = {}
         products = [node for node in module.graph.nodes if node.target is torch.ops.aten.linear.default]
         for node in products:
             x, weight, *rest = node.args
@@ -73,13 +73,13 @@ class _Rewriting:
         node.replace_all_uses_with(new)
         graph.erase_node(node)
 
-    def _store(self, weight: Tensor, scale: Tensor | None) -> Stored:
+    def _store(self, weight: Tensor, scale: Tensor | None) -> PaddedMatrix:
         codes, scale = quantize_rows(weight, scale)
         (rows, features), count = weight.shape, len(self._stored)
         more = -rows % STEP
         padded = codes.view(torch.uint8)
         padded = F.pad(padded, (0, -features % STEP, 0, more)).view(codes.dtype)
-        stored = Stored(f"fp8_weight_{count}", f"fp8_scale_{count}", rows)
+        stored = PaddedMatrix(f"fp8_weight_{count}", f"fp8_scale_{count}", rows)
         self.module.register_buffer(stored.weight, padded)
         self.module.register_buffer(stored.scale, F.pad(scale, (0, more), value=1.0))
         return stored
