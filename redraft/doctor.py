@@ -174,7 +174,7 @@ def memory(path: Path, config: BundleConfig, step: float, read: float) -> Findin
     which it reads a row."""
     folders = [target_folder(path, rank, config.tensor_parallel) for rank in range(config.tensor_parallel)]
     weights = sum(file.stat().st_size for folder in folders for file in folder.glob("target.*"))
-    if not config.target.tie_embeddings:
+    if not config.target.tie_embeddings or config.tensor_parallel > 1:  # a rank's LM head is a table of its own
         weights -= sum(embedding_bytes(folder / "target.onnx") for folder in folders)
     floor = weights / read
     found = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from redraft.bundle.backends import BACKENDS, Precision
 from redraft.cli.bundles import usual_precision
 from redraft.cli.steps import Steps, one_process
+from redraft.console.output import fail
 from redraft.home import DEFAULT_MODEL, HOME
 from redraft.model_defs.weights.folder import GGUF
 from redraft.operator_build import build_apart
@@ -21,6 +22,9 @@ RECORD = "source.json"
 def prepared(settings: ServeSettings) -> Path:
     """The bundle of a model, by way of the commands that make it; a drafter's GGUF file is fetched too. Ends the
     process where one fails."""
+    model_file, drafter = Path(settings.source).resolve(), settings.drafter
+    if drafter and drafter.suffix == ".gguf" and drafter.name == model_file.name and drafter.resolve() != model_file:
+        fail(f"redraft serve: --drafter {drafter} has the name of the model's file: rename one of the two")
     if not are_built():
         build_apart()  # the build leaves cores to it; what goes wrong in it, the start of the service says
     with one_process() as execute:
@@ -29,7 +33,7 @@ def prepared(settings: ServeSettings) -> Path:
         usual = usual_precision(model, BACKENDS[settings.backend], Precision.bf16, split=settings.tp > 1)
         precision = settings.precision or usual
         options = {"--model": str(model), "--precision": precision, "--backend": settings.backend}
-        if drafter := settings.drafter:
+        if drafter:
             options["--drafter"] = str(fetched(str(drafter), steps) if drafter.suffix == ".gguf" else drafter)
         options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
         return Path(steps.built_bundle(options)["--output"])

@@ -11,7 +11,7 @@ from typing import Self, cast
 
 from pydantic import Field, ValidationError, model_validator
 
-from redraft.bundle.backends import Backend
+from redraft.bundle.backends import TORCH, Backend
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.method import ContextInfo, MethodConfig, MethodFields
 from redraft.compiler.draft_model import is_model, load_draft_model
@@ -32,6 +32,7 @@ from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.context_cache import CacheTables
 from redraft.model_defs.loops.random_draws import RandomDraws
 from redraft.model_defs.target.model import Target
+from redraft.plugins.operators.beam_step.cuda import MOST as MOST_CANDIDATES
 from redraft.plugins.operators.perturbed_topk.cuda import MOST as MOST_SUPPORT
 from redraft.request import AUTO_REGRESSIVE, describe
 
@@ -139,11 +140,16 @@ class MethodSettings(MethodFields):
         return self.drafter, self.hot_vocabulary, self.read_as
 
     def check_backend(self, backend: Backend) -> None:
-        """Refuse a support that a backend's drafters cannot choose candidates from. Raises BundleError."""
+        """Refuse a support or a beam that a backend's drafters do not take. Raises BundleError."""
         if self.support and self.way == Way.search and backend.native_drafters:
             raise BundleError(
                 f"--support {self.support}: drafters of {backend} are in native form, which cannot make the target's "
                 "noise; they draft the most likely tokens"
+            )
+        if backend == TORCH and self.way == Way.search and self.beam_width * self.candidates > MOST_CANDIDATES:
+            raise BundleError(
+                f"--beam-width {self.beam_width} --candidates {self.candidates}: expected a product of at most "
+                f"{MOST_CANDIDATES}, as many candidates as a GPU's kernel takes at a depth"
             )
 
     def config(self) -> MethodConfig:

@@ -76,6 +76,10 @@ def test_flags_of_one_method_do_not_go_with_methods(model, tmp_path):
         (["--no-drafter", "--max-len", "500"], "--max-len 500: the target's context has 128 positions"),
         (["--drafter", "DRAFTER", "--candidates", "51"], "--candidates 51: expected at most 50, all that the drafter"),
         (
+            ["--backend", "torch", "--drafter", "DRAFTER", "--beam-width", "42", "--candidates", "49"],
+            "--beam-width 42 --candidates 49: expected a product of at most 2048",
+        ),
+        (
             [*RTX[1:], "--drafter", "DRAFTER", "--support", "9"],
             "--support 9: drafters of tensorrt_rtx are in native form",
         ),
@@ -222,7 +226,7 @@ def test_a_broken_file_is_named(model, tmp_path, folder, file, content, message)
     ],
 )
 def test_too_little_memory_says_what_would_fit(model, tmp_path, monkeypatch, place, error, said):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(f"redraft.compiler.bundle.{place}", fail)

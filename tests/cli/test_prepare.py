@@ -102,6 +102,13 @@ def test_a_model_without_a_drafter_drafts_from_ngrams(commands, tmp_path, source
     assert options(build)["--construction"] == "ngram_trie"
 
 
+def test_a_draft_lm_of_the_models_name_is_refused_before_anything_runs(commands, tmp_path, capsys):
+    with pytest.raises(typer.Exit):
+        bundle_of("Tiny-1B.gguf", drafter=tmp_path / "Tiny-1B.gguf")
+    assert not commands.ran
+    assert "rename one of the two" in capsys.readouterr().err
+
+
 def test_ones_own_drafter_goes_before_the_one_that_ships(commands, tmp_path):
     own = tmp_path / "drafters" / "SmolLM2-135M-Instruct"
     own.mkdir(parents=True)
