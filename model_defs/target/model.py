@@ -284,7 +284,9 @@ class Target(nn.Module):
                 shapes = [hf[source].shape for source in weight.sources]
             except KeyError as missing:
                 raise ValueError(f"weight {missing} is missing") from None
-            actual: tuple[int, ...] = (sum(shape[:1].numel() for shape in shapes), *shapes[0][1:])
+            actual = tuple(shapes[0])
+            if len(shapes) > 1:
+                actual = (sum(shape[:1].numel() for shape in shapes), *shapes[0][1:])
             if weight.change is not None:
                 with suppress(RuntimeError, IndexError):  # a shape that does not fit the change
                     actual = tuple(weight.change(torch.empty(actual, device="meta")).shape)

@@ -87,7 +87,7 @@ def test_a_step_does_not_outlive_its_command(running):
 def test_one_process_runs_commands_until_one_kills_it(capfd):
     with one_process() as execute:
         assert [execute([*words]) for words in (["--version"], ["stop", "--no-such-option"], ["inspect"])] == [0, 2, 2]
-        (process,) = psutil.Process().children()
+        (process,) = (child for child in psutil.Process().children() if "redraft.cli.steps" in child.cmdline())
         process.kill()
         assert execute(["--version"]) == -signal.SIGKILL
     assert "No such option: --no-such-option" in capfd.readouterr().err

@@ -22,7 +22,7 @@ def test_partial_results_of_attention_are_counted():
     long = config_of("fp32", 100_000)
     assert attention_bytes(long) == 391 * rows * 32 * (128 + 2) * 4
     assert working_bytes(long) == 2 * (attention_bytes(long) + ATTENTION * rows * 4096 * 4)
-    assert attention_bytes(config_of("bf16", 100_000)) == attention_bytes(config_of("bf16", 1_000)) < 18e6
+    assert attention_bytes(config_of("bf16", 100_000)) == attention_bytes(config_of("bf16", 1_000)) < 20e6
 
 
 def test_a_shorter_context_has_smaller_partial_results():
