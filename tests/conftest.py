@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
@@ -110,7 +111,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "gpu":
         return None
     files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
-    return None if any("mark.gpu" in file.read_text() for file in files) else True
+    return None if any(re.search("mark.gpu|run_kernel", file.read_text()) for file in files) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,8 +34,9 @@ KIT, COMMON = ".kit", "common"
 MIB = 1 << 20
 GIVEN = ("torch", "transformers", "numpy", "mpi4py", "rich", "psutil", "pytest", "ml_dtypes", "protobuf")
 """Packages of a CUDA machine; what they need is there too."""
-NEEDED = (*PACKAGES, "typer", "typing_extensions")
-"""Packages that come along whatever the given ones need: older releases would do for these, but not for ours."""
+NEEDED = (*PACKAGES, "typer", "typing_extensions", "hypothesis", "pytest-xdist")
+"""Packages that come along whatever the given ones need, the tests' too: older releases would do for these, but not for
+ours."""
 GGUF = "gguf"
 """What redraft fetch reads the model's file with."""
 RTX, RTX_LIBRARY = "tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu13_libs"

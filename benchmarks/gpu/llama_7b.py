@@ -4,7 +4,8 @@
 
 Step times against rows and batch (the greedy choice made on the device), and drafting times of a ReDrafter for such a
 target (beam width 6, length 5), of Lyanna's drafter (its paper's 3 steps, 4 wide, and the 4 steps with which ours was
-measured) and of an EAGLE-3 drafter as the hub's pairs have it (5 levels, 4 wide, a head of 32,000 tokens).
+measured) and of an EAGLE-3 drafter as the hub's pairs have it (5 levels, 4 wide, a head of 32,000 tokens). The
+programs are those of a bundle. With --kernels a replay's time is shared out to its kernels.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from typing import Annotated, Any, Literal, cast
 import numpy as np
 import torch
 import typer
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.command import Repeats, console, run
+from benchmarks.gpu import profile
 from benchmarks.gpu.machine import Device, Output, device_of, milliseconds, write_report
 from redraft.batch import TargetBatch
-from redraft.compiler.passes import float8
+from redraft.bundle.backends import Precision
+from redraft.compiler.writers.torch import rewritten
 from redraft.engines.cuda.graphs import CudaGraphCache, Inputs, available_graphs
 from redraft.engines.cuda.transfer import Results
 from redraft.loadtest.tables import Table
@@ -31,7 +34,7 @@ from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.eagle3 import Eagle3Drafter
 from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
 from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
-from redraft.model_defs.export.programs import TorchTarget, export_drafter_torch, export_target_torch
+from redraft.model_defs.export.programs import export_drafter_torch, export_target_torch
 from redraft.model_defs.export.target import CacheShape
 from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.loops.context_cache import CacheTables
@@ -77,6 +80,9 @@ Shape = Annotated[ShapeName, typer.Option(help="Sizes of the target.")]
 Context = Annotated[int, typer.Option(help="Cached tokens of each sequence.")]
 Batches = Annotated[list[int], typer.Option(help="Sequences at once.")]
 Rows = Annotated[list[int], typer.Option(help="Rows of each sequence.")]
+InPrecision = Annotated[
+    Literal["bf16", "fp8"], typer.Option("--precision", help="What matrices are stored and multiplied in.")
+]
 
 SYSTEMS = {"redrafter": (6, 5, 6), "lyanna, 3 x 4": (4, 3, 8), "lyanna": (4, 4, 8), "eagle3": (4, 5, 8)}
 """Beam width and length, and children of an expanded node."""
@@ -121,16 +127,13 @@ def graphs(
 class TargetSteps:
     """Steps of a target over `context` cached tokens a sequence, each with the greedy choice made on the device."""
 
-    def __init__(self, target: Target, context: int, slots: int, most_rows: int, fp8: bool = False):
+    def __init__(self, target: Target, context: int, slots: int, most_rows: int, precision: str):
         """`slots` sequences with `most_rows` rows each at most."""
         config, self.device = target.config, target.embedding.weight.device
         self._vocab_size, self._context, self._shape = config.vocab_size, context, CacheShape(slots, context, most_rows)
-        self._module: nn.Module
-        if fp8:
-            with self.device:
-                self._module = export_target_torch(target, self._shape, rewrite=float8.quantize).module()
-        else:
-            self._module = TorchTarget(target, self._shape, features_output=True).to(self.device)
+        with self.device:
+            program = export_target_torch(target, self._shape, rewrite=partial(rewritten, Precision(precision)))
+        self._module = program.module()
         size = (slots, config.num_kv_heads, self._shape.rows, config.head_size)
         self._caches = [
             [torch.zeros(size, dtype=torch.bfloat16, device=self.device) for _ in range(config.num_layers)]
@@ -150,25 +153,28 @@ class TargetSteps:
         return partial(graphs(self._step, self.device, captured), inputs)
 
 
+def timed(call: Callable[[], object], device: torch.device, repeats: int, title: str, kernels: bool) -> dict[str, Any]:
+    """Milliseconds of a call that waits for its results; with `kernels` also where they go, which is shown."""
+    result: dict[str, Any] = {"milliseconds": milliseconds(call, repeats)}
+    if kernels:
+        result["kernels"] = profile.kernels_of(call, device.type == "cuda")
+        profile.table(title, result["milliseconds"], result["kernels"]).show(console)
+    return result
+
+
 def time_target(
-    target: Target,
-    context: int,
-    batches: list[int],
-    rows: list[int],
-    repeats: int,
-    eager: bool = False,
-    fp8: bool = False,
+    steps: TargetSteps, batches: list[int], rows: list[int], repeats: int, eager: bool = False, kernels: bool = False
 ) -> list[dict[str, Any]]:
-    """Milliseconds of a step of every batch and number of rows, over `context` cached tokens; `eager`: also without a
-    CUDA graph."""
-    steps = TargetSteps(target, context, max(batches), max(rows), fp8)
-    ways = {"milliseconds": True} | ({"eager_milliseconds": False} if eager else {})
-    return [
-        {"batch": batch, "rows": count}
-        | {name: milliseconds(steps.call(batch, count, captured), repeats) for name, captured in ways.items()}
-        for batch in batches
-        for count in rows
-    ]
+    """What a step of every batch and number of rows takes; `eager`: also without a CUDA graph."""
+    result = []
+    for batch in batches:
+        for count in rows:
+            entry = {"batch": batch, "rows": count}
+            entry |= timed(steps.call(batch, count), steps.device, repeats, f"{batch} x {count} rows", kernels)
+            if eager:
+                entry["eager_milliseconds"] = milliseconds(steps.call(batch, count, captured=False), repeats)
+            result.append(entry)
+    return result
 
 
 def time_drafting(
@@ -177,14 +183,13 @@ def time_drafting(
     context: int,
     batches: list[int],
     repeats: int,
-    fp8: bool = False,
+    precision: str,
+    kernels: bool = False,
 ) -> list[dict[str, Any]]:
-    """Milliseconds of a draft of every batch."""
+    """What a draft of every batch takes."""
     loop, device = BeamSearch(drafter, *shape), drafter.embedding.device
-    draft_of: Callable[[list[Tensor]], Sequence[Tensor]] = loop
-    if fp8:
-        with device:
-            draft_of = export_drafter_torch(loop, float8.quantize).module()
+    with device:
+        program = export_drafter_torch(loop, partial(rewritten, Precision(precision))).module()
     caches: list[Tensor] = []
     if drafter.reads_context:
         tables = cast(CacheTables, drafter.tables)
@@ -193,8 +198,7 @@ def time_drafting(
 
     def draft(inputs: dict[str, Tensor]) -> list[Tensor]:
         features, *others = inputs.values()
-        candidates, log_probs, parents = draft_of([features.to(torch.bfloat16), *others, *caches])[:3]
-        return [candidates, log_probs.float(), parents]
+        return program([features.to(torch.bfloat16), *others, *caches])[:3]
 
     result = []
     for batch in batches:
@@ -210,7 +214,8 @@ def time_drafting(
                 "cache_lengths": np.full(batch, context, np.int32),
             }
         calls = graphs(draft, device, padding={"slots": max(batches)}, idle={"row_offsets": np.array([0, 1], np.int32)})
-        result.append({"batch": batch, "milliseconds": milliseconds(partial(calls, inputs), repeats)})
+        title = f"a draft of {type(drafter).__name__}, batch {batch}"
+        result.append({"batch": batch, **timed(partial(calls, inputs), device, repeats, title, kernels)})
     return result
 
 
@@ -246,23 +251,28 @@ def main(
     context: Context = 512,
     batches: Batches = [1, 2, 4, 8, 16, 32, 64],
     rows: Rows = [1, 2, 4, 8, 16, 32, 64],
-    fp8: Annotated[bool, typer.Option("--fp8", help="Store and multiply matrices in FP8, as a bundle does.")] = False,
-    no_drafters: Annotated[bool, typer.Option("--no-drafters", help="Step times of the target only.")] = False,
+    precision: InPrecision = "bf16",
+    drafters: Annotated[list[str], typer.Option(help="Drafters to time; - for none.")] = list(SYSTEMS),
     eager: Annotated[bool, typer.Option("--eager", help="Time steps without CUDA graphs too.")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Share times out to kernels.")] = False,
     repeats: Repeats = 30,
     output: Output = None,
 ) -> None:
+    if unknown := {*drafters} - {*SYSTEMS, "-"}:
+        raise typer.BadParameter(f"--drafters {' '.join(unknown)}: expected some of {', '.join(SYSTEMS)}, or -")
     on_device = device_of(device, output, kernels=True)
     torch.manual_seed(0)
     target = random_target(SHAPES[shape], on_device)
-    report: dict[str, Any] = {"shape": shape, "precision": "fp8" if fp8 else "bf16", "context": context, "systems": {}}
-    report["steps"] = time_target(target, context, batches, sorted({1, *rows}), repeats, eager, fp8)
-    for name, sizes in () if no_drafters else SYSTEMS.items():
-        width, length, _ = sizes
+    rows = sorted({1, *rows})
+    steps = TargetSteps(target, context, max(batches), max(rows), precision)
+    report: dict[str, Any] = {"shape": shape, "precision": precision, "context": context, "systems": {}}
+    report["steps"] = time_target(steps, batches, rows, repeats, eager, kernels)
+    for name in () if drafters == ["-"] else drafters:
+        width, length, _ = sizes = SYSTEMS[name]
         drafter = random_drafter(drafter_of(name, target), on_device, context + PAIRS + width * length, length)
         report["systems"][name] = {
             "parameters": sum(weight.numel() for weight in drafter.parameters()),
-            "drafting": time_drafting(drafter, sizes, context, batches, repeats, fp8),
+            "drafting": time_drafting(drafter, sizes, context, batches, repeats, precision, kernels),
         }
     for table in tables(report):
         table.show(console)

@@ -22,7 +22,7 @@ from redraft.loadtest.results import origin, write_json
 from redraft.plugins.cuda.compile import nvcc
 from redraft.plugins.library import BuildError
 
-PACKAGES = ("psutil", "pydantic")
+PACKAGES = ("psutil", "pydantic", "prometheus_client")
 """What bundles and the scheduler import besides torch, transformers and what these bring."""
 
 

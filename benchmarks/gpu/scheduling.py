@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.scheduling
 
-The engine is the torch backend's, with modules instead of exported programs: nothing is read from or written to disk.
+The engine is the torch backend's, with the programs of a bundle: nothing is read from or written to disk.
 Each number of streams is run greedily and with top-p, auto-regressively and with trees of a random recurrent drafter.
 Such trees are hardly ever accepted, so their rows show what a step costs and not a speed-up.
 """
@@ -20,14 +20,13 @@ import torch
 import typer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from torch import Tensor
 
 from benchmarks.command import Concurrency, console, run
-from benchmarks.gpu.llama_7b import SHAPES, Shape, random_drafter, random_target
+from benchmarks.gpu.llama_7b import SHAPES, InPrecision, Shape, random_drafter, random_target
 from benchmarks.gpu.machine import PACKAGES, Device, Output, device_of, write_report
 from redraft.loadtest.tables import Table
 from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
-from redraft.model_defs.export.programs import TorchTarget
+from redraft.model_defs.export.programs import export_drafter_torch, export_target_torch
 from redraft.model_defs.export.target import CacheShape
 from redraft.model_defs.loops.beam_search import BeamSearch
 from redraft.model_defs.target.config import TargetConfig
@@ -46,15 +45,22 @@ WARM_UP = 16
 
 @torch.inference_mode()
 def random_llm(
-    config: TargetConfig, device: torch.device, streams: int, max_len: int, nodes: int, eager_prompts: bool = False
+    config: TargetConfig,
+    device: torch.device,
+    streams: int,
+    max_len: int,
+    nodes: int,
+    precision: str,
+    eager_prompts: bool = False,
 ) -> LLM:
-    """An LLM on a random target and drafter in bf16, for `streams` sequences of `max_len` tokens and trees of
+    """An LLM on a random target and drafter, for `streams` sequences of `max_len` tokens and trees of
     `nodes` drafted nodes. With `eager_prompts` steps of more rows than all trees have run without a CUDA graph. Raises
     BundleError where they do not fit the device."""
     from redraft.bundle.backends import TORCH, Precision
     from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
     from redraft.bundle.manifest import Bundle, Manifest
     from redraft.bundle.method import MethodConfig
+    from redraft.compiler.writers.torch import rewritten
     from redraft.engines.cuda.buckets import step_buckets
     from redraft.engines.torch import TorchEngine
     from redraft.llm import LLM
@@ -84,7 +90,7 @@ def random_llm(
         BundleConfig(
             name="random",
             backend=TORCH,
-            precision=Precision.bf16,
+            precision=Precision(precision),
             target=TargetInfo(feature_size=target.feature_size, **{name: getattr(config, name) for name in shape}),
             limits=limits,
             methods={TREES: method},
@@ -99,10 +105,13 @@ def random_llm(
         ),
     )
     cache = CacheShape(limits.slots, limits.max_len, limits.max_tree)
-    programs = {
-        "target.pt2": TorchTarget(target, cache, features_output=True).to(device),
-        f"drafter.{TREES}.pt2": partial(draft, loop),
-    }
+    rewrite = partial(rewritten, Precision(precision))
+    with device:
+        exported = {
+            "target.pt2": export_target_torch(target, cache, rewrite=rewrite),
+            f"drafter.{TREES}.pt2": export_drafter_torch(loop, rewrite),
+        }
+    programs = {name: program.module() for name, program in exported.items()}
     buckets = [
         bucket
         for bucket in step_buckets(limits)
@@ -123,13 +132,6 @@ def random_llm(
         prefix_reuse=False,
     )
     return LLM(runtime)
-
-
-def draft(loop: BeamSearch, inputs: list[Tensor]) -> list[Tensor]:
-    """The drafter's program: candidates, log-probabilities in float32, parents."""
-    features, *others = inputs
-    candidates, log_probs, parents = loop([features.to(torch.bfloat16), *others])[:3]
-    return [candidates, log_probs.float(), parents]
 
 
 def serve(
@@ -189,6 +191,7 @@ def main(
     prompt: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of each prompt.")] = 128,
     tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of each answer.")] = 128,
     nodes: Annotated[int, typer.Option("--tree-budget", help="Drafted nodes of a tree.")] = 15,
+    precision: InPrecision = "bf16",
     eager_prompts: Annotated[
         bool, typer.Option("--eager-prompts", help="No CUDA graphs for steps with a long prompt.")
     ] = False,
@@ -198,7 +201,7 @@ def main(
     from redraft.request import AUTO_REGRESSIVE
 
     torch.manual_seed(0)
-    llm = random_llm(SHAPES[shape], on_device, max(streams), prompt + tokens, nodes, eager_prompts)
+    llm = random_llm(SHAPES[shape], on_device, max(streams), prompt + tokens, nodes, precision, eager_prompts)
     rows: list[dict[str, Any]] = []
     for count in streams:
         for method in (AUTO_REGRESSIVE, TREES):
@@ -207,7 +210,14 @@ def main(
                 rows.append({"streams": count, "method": method, "sampling": name, **figures})
                 console.print(f"{rows[-1]}", markup=False)
     table(rows).show(console)
-    setting = {"shape": shape, "prompt": prompt, "tokens": tokens, "nodes": nodes, "eager_prompts": eager_prompts}
+    setting = {
+        "shape": shape,
+        "precision": precision,
+        "prompt": prompt,
+        "tokens": tokens,
+        "nodes": nodes,
+        "eager_prompts": eager_prompts,
+    }
     memory = {"peak_memory_gb": torch.cuda.max_memory_allocated() / 1e9} if device == "cuda" else {}
     write_report(output, __file__, on_device, {**setting, "rows": rows, **memory})
 

@@ -9,8 +9,8 @@ set -uo pipefail
 : "${CALL:?} ${DEVICE:=cuda} ${DRY:=} ${RESUME:=} ${OUT:=artifacts/gpu/calls/$CALL} ${SCRATCH:=/tmp/redraft-kit}"
 KIT=.kit/$CALL
 PATIENCE=$([ "$DEVICE" = cpu ] && echo 20 || echo 1)
-VERDICTS=()
 mkdir -p "$OUT" "$SCRATCH"
+VERDICTS=$(mktemp)
 # The scratch folder outlives a call, so that the second half of a file finds the first.
 export PYTHONPATH="$SCRATCH/site:$PWD" PATH="$PWD/.venv/bin:$PATH:/usr/local/cuda/bin" PYTHONUNBUFFERED=1 REDRAFT_ANY_GPU=1
 [ "$DEVICE" = cpu ] && export CUDA_VISIBLE_DEVICES=
@@ -27,10 +27,10 @@ row() {
   local name=$1 limit=$2 begun=$SECONDS status=0
   shift 2
   if [ -n "$DRY" ]; then say "$@"; return; fi
-  if [ -n "$RESUME" ] && [ -e "$OUT/$name.ok" ]; then VERDICTS+=("$name: ok before"); return; fi
+  if [ -n "$RESUME" ] && [ -e "$OUT/$name.ok" ]; then echo "$name: ok before" >> "$VERDICTS"; return; fi
   echo "== $name, at most $((limit * PATIENCE)) s: $*"
   timeout --kill-after=5 $((limit * PATIENCE)) "$@" || status=$?
-  VERDICTS+=("$name: $([ $status = 0 ] && echo ok || { [ $status = 124 ] && echo timed out || echo "failed ($status)"; }), $((SECONDS - begun)) s")
+  echo "$name: $([ $status = 0 ] && echo ok || { [ $status = 124 ] && echo timed out || echo "failed ($status)"; }), $((SECONDS - begun)) s" >> "$VERDICTS"
   return $status
 }
 
@@ -40,6 +40,11 @@ python_row() {
   shift 3
   row "$name" "$limit" python3 -m "$module" --device "$DEVICE" --output "$OUT/$name.json" "$@"
 }
+
+# beside ROW ...: begin a row that measures nothing beside the next ones; together: wait for these.
+BESIDE=()
+beside() { "$@" & BESIDE+=($!); }
+together() { wait "${BESIDE[@]}"; }
 
 # architecture: this GPU's, such as sm_90, which is also the one that is listed without a GPU.
 architecture() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -n '1s/\.//;1s/^/sm_/p' | grep . || echo sm_90; }
@@ -64,6 +69,7 @@ use_kernels() { [ "$DEVICE" = cpu ] || row kernels 5 bash -c "mkdir -p plugins/c
 # end: say what came of each row; the call fails where one did.
 end() {
   [ -n "$DRY" ] && return
-  printf '%s\n' "== call $CALL" "${VERDICTS[@]}"
-  [[ "${VERDICTS[*]}" != *failed* && "${VERDICTS[*]}" != *"timed out"* ]]
+  echo "== call $CALL"
+  cat "$VERDICTS"
+  ! grep -qE "failed|timed out" "$VERDICTS"
 }

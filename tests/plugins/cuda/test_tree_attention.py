@@ -1,4 +1,4 @@
-"""The CUDA kernels' own source, run on the CPU: plugins/cuda/host_shim.cuh."""
+"""The CUDA kernels' own source, run on the CPU (plugins/cuda/host_shim.cuh) and on a GPU."""
 
 from dataclasses import replace
 from functools import partial
@@ -66,11 +66,11 @@ def expect_close(found: torch.Tensor, expected: np.ndarray) -> None:
     ("heads", "kv_heads", "head_size"),
     [(9, 3, 64), (4, 4, 64), (5, 5, 96), (8, 1, 128), (6, 2, 128), (4, 1, 256), (4, 2, 256)],
 )
-def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
+def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size, run_kernel):
     case = in_bf16(make_case(rng, MIXED, dtype="bf16", heads=heads, kv_heads=kv_heads, head_size=head_size))
     expected, k, v = case.reference()
     arguments = tensors(case, padding=3)
-    out = attend(case, arguments)
+    out = attend(case, arguments, run=run_kernel)
     expect_close(out[:-3], expected)
     assert not out[-3:].any()
     np.testing.assert_allclose(arguments["k_cache"].float().numpy(), k, atol=4e-2, rtol=0)
@@ -82,32 +82,32 @@ def test_mixed_batch_equals_reference(rng, heads, kv_heads, head_size):
     ("window", "head_size"),
     [(1, 64), (3, 64), (40, 64), (300, 64), (1, 128), (3, 128), (40, 128), (300, 128), (40, 96), (3, 256), (300, 256)],
 )
-def test_windows_count_the_rows_of_a_path(rng, window, head_size):
+def test_windows_count_the_rows_of_a_path(rng, window, head_size, run_kernel):
     """Windows that end in the tree, in the context, and before it."""
     case = in_bf16(make_case(rng, MIXED, dtype="bf16", heads=6, kv_heads=2, head_size=head_size))
     case.window = window
-    expect_close(attend(case, tensors(case)), case.reference()[0])
+    expect_close(attend(case, tensors(case), run=run_kernel), case.reference()[0])
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(9, 3, 64), (5, 5, 96), (6, 2, 128), (4, 1, 256)])
-def test_heads_are_normalized_before_they_are_turned(rng, heads, kv_heads, head_size):
+def test_heads_are_normalized_before_they_are_turned(rng, heads, kv_heads, head_size, run_kernel):
     """Large ones, small ones beside epsilon, and weights that tell queries from keys."""
     case = with_norms(make_case(rng, MIXED, dtype="bf16", heads=heads, kv_heads=kv_heads, head_size=head_size), rng)
     case = in_bf16(case)
     expected, k, v = case.reference()
     arguments = tensors(case)
-    expect_close(attend(case, arguments), expected)
+    expect_close(attend(case, arguments, run=run_kernel), expected)
     np.testing.assert_allclose(arguments["k_cache"].float().numpy(), k, atol=1e-3, rtol=2**-8)
     np.testing.assert_array_equal(arguments["v_cache"].float().numpy(), v)
 
 
 @pytest.mark.parametrize(("window", "rows", "head_size"), [(25, 64, 64), (89, 128, 64), (25, 64, 256)])
-def test_a_ring_gives_the_numbers_of_a_whole_cache(rng, window, rows, head_size):
+def test_a_ring_gives_the_numbers_of_a_whole_cache(rng, window, rows, head_size, run_kernel):
     whole = in_bf16(make_case(rng, LAPS, dtype="bf16", heads=3, kv_heads=1, head_size=head_size))
     whole = replace(whole, window=window)
     case, (expected, _, v) = whole.in_rings(LAPS, rows), whole.reference()
     found = tensors(case)
-    expect_close(attend(case, found, run=partial(run, descending=rows == 64)), expected)
+    expect_close(attend(case, found, run=run_kernel), expected)
     for s in LAPS:
         places = np.arange(s.length - len(s.commits), s.length + s.rows)
         np.testing.assert_array_equal(found["v_cache"][s.slot][:, places % rows].float().numpy(), v[s.slot][:, places])

@@ -1,12 +1,9 @@
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.speed import kernel_calls
-from redraft.plugins.cuda import launch
-from redraft.plugins.operators.beam_step import cuda, torch_op
+from redraft.plugins.operators.beam_step import torch_op
 from redraft.plugins.operators.beam_step.reference import beam_step
 
 BATCH, WIDTH, K, VOCABULARY = 3, 3, 5, 111
@@ -77,48 +74,6 @@ def test_bad_arguments_are_named(rng):
     draft[3][0, 1] = 15
     with pytest.raises(ValueError, match="chosen candidate 15: expected 0 to 14"):
         kernel_calls.beam_step(values, ids, 3, *draft)
-
-
-def on_gpu(values, ids, width: int, *draft) -> list:
-    """A step by the CUDA kernel, as g++ compiles it."""
-    given = [torch.from_numpy(np.ascontiguousarray(array)) for array in (values, ids, *draft)]
-    return [result.numpy() for result in cuda.beam_step(given[0], given[1], width, given[2:])]
-
-
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("width", [1, 3, 5])
-def test_the_cuda_kernel_agrees(rng, width, descending, monkeypatch):
-    monkeypatch.setattr(cuda, "run", partial(launch.run, descending=descending))
-    levels = [level(rng, BATCH), *(level(rng, BATCH * width) for _ in range(3))]
-    expected = search(kernel_calls.beam_step, levels, width)
-    for found, wanted in zip(search(on_gpu, levels, width), expected, strict=True):
-        for ours, theirs in zip(found, wanted, strict=True):
-            np.testing.assert_array_equal(ours, theirs, strict=True)
-
-
-def test_the_cuda_kernel_takes_ties_and_numbers_that_are_none(rng):
-    ids = np.arange(15, dtype=np.int32).reshape(3, 5)
-    first = on_gpu(np.zeros((1, 5), np.float32), ids[:1], 3)
-    np.testing.assert_array_equal(first[3], [[0, 1, 2]])
-    values = np.array([[-1, -2, -3, -3, -3], [-1, -1, -1, -1, -1], [-1, -5, -5, -5, -5]], np.float32)
-    step = values, ids, 3, *first[:4]
-    for ours, theirs in zip(on_gpu(*step), kernel_calls.beam_step(*step), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    values[0], values[2, 2] = np.nan, -np.inf
-    chosen = on_gpu(values, ids, 3, *first[:4])[3]
-    assert len(set(chosen[0].tolist())) == 3
-    wild = [*first[:3], np.array([[-7, 10**6, 2]], np.int32)]
-    assert on_gpu(values, ids, 3, *wild)[0].shape == (1, 2, 3, 5), "an index that is not there reads no other memory"
-
-
-def test_the_cuda_kernel_refuses_what_does_not_fit(rng):
-    values, ids = level(rng, 3)
-    for rows, width in ((3, 6), (3, 410)):
-        with pytest.raises(ValueError, match=rf"width {width} of 3 rows of 5 candidates for 3 sequences: expected"):
-            on_gpu(values[:rows], ids[:rows], width)
-    draft = on_gpu(values[:2], ids[:2], 3)[:4]
-    with pytest.raises(ValueError, match="width 3 of 3 rows of 5 candidates for 2 sequences"):
-        on_gpu(values, ids, 3, *draft)
 
 
 def test_the_torch_operator_is_the_reference(rng):

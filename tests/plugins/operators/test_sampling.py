@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 import subprocess
-from functools import partial
 
 import numpy as np
 import pytest
@@ -197,8 +196,7 @@ def kept_by(limits: np.ndarray, logits: np.ndarray, weights: np.ndarray) -> np.n
 
 
 @pytest.mark.parametrize("size", [1, 2, 111, 1031, 2 * cuda.PART + 3])
-@pytest.mark.parametrize("descending", [False, True])
-def test_the_cuda_kernel_keeps_what_the_reference_keeps(size, descending):
+def test_the_cuda_kernel_keeps_what_the_reference_keeps(size, run_kernel):
     """Top-k, top-p and both, of logits that differ, tie, are all equal or are forbidden; blocks and threads in both
     orders. Ids of equal logits need two passes beyond 2048 tokens."""
     rng, expf = np.random.default_rng(size), ctypes.CDLL("libm.so.6").expf
@@ -214,7 +212,7 @@ def test_the_cuda_kernel_keeps_what_the_reference_keeps(size, descending):
     )
     filters = np.concatenate([top_k[:, None], top_p[:, None].view(np.int32)], axis=1)
     given = [torch.from_numpy(one) for one in (logits, logits.max(axis=1), scales, filters)]
-    limits = launch.run(cuda.FILTER, given, {}, descending=descending)[0].numpy()
+    limits = run_kernel(cuda.FILTER, given, {})[0].numpy()
     for row, (own, (_, settings)) in enumerate(zip(logits, rows, strict=True)):
         weights = np.array([expf(x) for x in (own - own.max()) * scales[row]], np.float32)
         found, expected = kept_by(limits[row], own, weights), support(own, **settings)[0]
@@ -227,11 +225,10 @@ def test_a_vocabulary_beyond_the_kernels_sums_is_refused():
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, cuda.PART - 1, 2 * cuda.PART + 3])
-@pytest.mark.parametrize("descending", [False, True])
-def test_the_cuda_kernel_draws_the_references_tokens(vocabulary, descending, monkeypatch):
+def test_the_cuda_kernel_draws_the_references_tokens(vocabulary, run_kernel, monkeypatch):
     """Rows that share a key and rows that do not, among them neighbours of one seed or one position; blocks and threads
     in both orders."""
-    monkeypatch.setattr(cuda, "run", partial(launch.run, descending=descending))
+    monkeypatch.setattr(cuda, "run", run_kernel)
     rng = np.random.default_rng(vocabulary)
     keys = [(5, 1), (5, 1), (5, 2), (5 + 2**32, 2), (5 + 2**32, 2), (5 + 2**32, 2), (9, 2**31 + 5), (5, 1)]
     logits = (3 * rng.standard_normal((len(keys), vocabulary))).astype(np.float32)
