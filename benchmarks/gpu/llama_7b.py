@@ -169,7 +169,7 @@ def time_target(
     result = []
     for batch in batches:
         for count in rows:
-            entry = {"batch": batch, "rows": count}
+            entry: dict[str, Any] = {"batch": batch, "rows": count}
             entry |= timed(steps.call(batch, count), steps.device, repeats, f"{batch} x {count} rows", kernels)
             if eager:
                 entry["eager_milliseconds"] = milliseconds(steps.call(batch, count, captured=False), repeats)

@@ -21,3 +21,24 @@ for name in {SCRIPTS}:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Usage") == len(SCRIPTS) - 1
+
+
+def test_the_tests_that_need_a_gpu_are_found_there(tmp_path):
+    environment = {**os.environ, **bare_environment(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "xdist",
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for kernel in ("tree_attention", "beam_step", "draft_rows", "fp8_linear", "add_norm", "silu_product", "sampling"):
+        assert f"test_{kernel}.py" in done.stdout
