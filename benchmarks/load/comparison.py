@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.speed.acceptance import acceptance_figures
 from benchmarks.speed.inprocess import Clock, timed
 from redraft.llm import LLM, Answer
-from redraft.loadtest.intervals import interval, ratio
+from redraft.loadtest.intervals import MOST_RUNS, interval, over_runs, ratio
 from redraft.prompts import Prompt
 from redraft.request import GenerateRequest
 
@@ -199,7 +199,8 @@ def compare_concurrent(
     repeats: int,
     tick: Callable[[], None],
 ) -> dict[str, Any]:
-    """Throughput with `level` streams at once, each decoder in turn: median of the repeats."""
+    """Throughput with `level` streams at once, each decoder in turn: medians of the repeats, and the speed-up's interval
+    over at most ten of them, where there are two or more."""
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
     answers: dict[str, list[Answer]] = {}
     for repeat in range(repeats):
@@ -208,14 +209,15 @@ def compare_concurrent(
             answers[name], took = decoders[name].run(requests, level)
             speeds[name].append(sum(len(answer.token_ids) for answer in answers[name]) / took.wall_s)
             tick()
-    return {
-        "streams": level,
-        "contenders": {
-            name: {
-                "tokens_per_s": median(values),
-                "speedup": median(ours / base for ours, base in zip(values, speeds[AR], strict=True)),
-                "acceptance_length": acceptance_figures(answers[name])["acceptance_length"],
-            }
-            for name, values in speeds.items()
-        },
-    }
+    contenders = {}
+    for name, values in speeds.items():
+        speedups = [ours / base for ours, base in zip(values, speeds[AR], strict=True)]
+        contenders[name] = {
+            "tokens_per_s": median(values),
+            "speedup": median(speedups),
+            "acceptance_length": acceptance_figures(answers[name])["acceptance_length"],
+        }
+        mean, half = over_runs(speedups[:MOST_RUNS])
+        if half is not None:
+            contenders[name]["speedup_interval"] = [mean - half, mean + half]
+    return {"streams": level, "requests": len(requests), "contenders": contenders}

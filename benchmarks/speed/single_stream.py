@@ -100,7 +100,7 @@ class Race:
                 report["single"][f"{temperature:g}"] = report_single(players, chosen)
                 levels = report["concurrent"].setdefault(f"{temperature:g}", [])
                 for level in self.streams:
-                    many, turns = requests(texts, temperature, max(2 * level, 8)), len(decoders) * self.repeats
+                    many, turns = requests(texts, temperature, max(2 * level, len(texts))), len(decoders) * self.repeats
                     with progress(f"{level} streams", turns, "rounds", console=console) as bar:
                         levels.append(compare_concurrent(decoders, many, warm_up, level, self.repeats, bar.advance))
         except KeyboardInterrupt:
@@ -165,7 +165,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
             result.append(Table(title, ["", *(str(level["streams"]) for level in levels)]))
             for name in levels[0]["contenders"]:
                 entries = [level["contenders"][name] for level in levels]
-                result[-1].rows.append([name, *(f"{number(e['tokens_per_s'])} ({_pair(e)})" for e in entries)])
+                result[-1].rows.append([name, *map(_of_streams, entries)])
     return result
 
 
@@ -178,6 +178,13 @@ def _with_interval(entry: dict[str, Any], kind: str) -> str:
     value = entry["acceptance_length" if kind == "acceptance" else kind]
     low, high = entry[f"{kind}_interval"]
     return f"{number(value, 2)} ({low:.2f} to {high:.2f})" if low < high else number(value, 2)
+
+
+def _of_streams(entry: dict[str, Any]) -> str:
+    """Tokens/s of several streams, and in brackets the speed-up with its interval, and the acceptance length."""
+    low, high = entry.get("speedup_interval", (0, 0))
+    over = f", {low:.2f} to {high:.2f}" if low < high else ""
+    return f"{number(entry['tokens_per_s'])} ({entry['speedup']:.2f}x{over}; {number(entry['acceptance_length'], 2)})"
 
 
 def _pair(entry: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ RESAMPLES = 2000
 _SEED = 20
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5% quantile of Student's t with 1, 2, 3, ... degrees of freedom."""
+MOST_RUNS = len(T95) + 1
 
 
 def resampled_prompts(prompts: int) -> np.ndarray:
@@ -33,7 +34,7 @@ def ratio(tops: np.ndarray, bottoms: np.ndarray) -> np.ndarray:
 
 
 def over_runs(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean of 1 to 10 values, and half the width of its 95% interval by Student's t; None for one value."""
+    """Mean of 1 to MOST_RUNS values, and half the width of its 95% interval by Student's t; None for one value."""
     mean = float(np.mean(values))
     if len(values) == 1:
         return mean, None

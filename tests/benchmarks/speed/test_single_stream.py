@@ -83,7 +83,7 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, capsys, package):
     assert cold["fastest_peer"] == "llama.cpp model"
     assert spec["over_peer"] == pytest.approx(spec["tokens_per_s"] / theirs["tokens_per_s"])
     (level,) = report["concurrent"]["1"]
-    assert level["streams"] == 2
+    assert (level["streams"], level["requests"]) == (2, 4)
     assert level["contenders"]["speculative"]["speedup"] > 0
     for kind, value in (("speedup", spec["speedup"]), ("acceptance", spec["acceptance_length"])):
         low, high = spec[f"{kind}_interval"]
