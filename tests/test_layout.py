@@ -20,6 +20,7 @@ BELOW = {
     "redraft.model_defs": RUN_TIME,
     "redraft.compiler": RUN_TIME | {"redraft.model_defs"},
     "redraft.training": RUN_TIME | {"redraft.model_defs"},
+    "redraft.__main__": PRODUCT,
     "redraft.cli": PRODUCT,
     "benchmarks": PRODUCT,
     "studies": PRODUCT | {"benchmarks"},

@@ -158,7 +158,7 @@ def write_native_bundle(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(scratch)
         Tokenizer(WordLevel({f"t{i}": i for i in range(111)}, unk_token="t0")).save(f"{scratch}/tokenizer.json")
-        build = [sys.executable, "-m", "redraft.cli", "build", "--backend", "tensorrt_rtx", "--model", scratch]
+        build = [sys.executable, "-m", "redraft", "build", "--backend", "tensorrt_rtx", "--model", scratch]
         done = subprocess.run([*build, *NATIVE_LIMITS.split(), "--output", str(folder)], cwd=ROOT)
     if done.returncode:
         raise KitError("the tiny bundle for TensorRT for RTX was not built; see above")

@@ -48,7 +48,7 @@ def served(bundle: Path, ports: Sequence[int]) -> Iterator[None]:
     options = zip(("--http-port", "--grpc-port", "--metrics-port", "--openai-port"), ports, strict=True)
     try:
         run(
-            "redraft.cli",
+            "redraft",
             "serve",
             "--bundle",
             bundle,
@@ -58,7 +58,7 @@ def served(bundle: Path, ports: Sequence[int]) -> Iterator[None]:
         )
         yield
     finally:
-        run("redraft.cli", "stop", "--run-dir", run_dir)
+        run("redraft", "stop", "--run-dir", run_dir)
 
 
 @interruptible("quickstart", "the servers are stopped")
@@ -93,7 +93,7 @@ def main(
     with served(auto_regressive, baseline_ports), served(bundle, ports):
         console.rule(f"load test at {', '.join(map(str, request_rate))} requests/s, the servers in turn")
         run(
-            "redraft.cli", "loadtest", "--bundle", bundle, "--label", "speculative",
+            "redraft", "loadtest", "--bundle", bundle, "--label", "speculative",
             "--url", f"127.0.0.1:{ports[1]}", "--metrics-url", f"http://127.0.0.1:{ports[2]}/metrics",
             "--baseline-url", f"127.0.0.1:{baseline_ports[1]}", "--baseline", baseline,
             "--output", speculative, "--num-prompts", num_prompts, "--max-tokens", 64,

@@ -25,6 +25,7 @@ from redraft.model_defs.drafters.registry import RECURRENT
 from redraft.prompts import load_prompts
 from redraft.training.gains import fitting_prompts, measure_gains, shipped_curves, summary, unseen_prompts
 from redraft.training.plan import plan_training
+from redraft.training.ranks import of_several
 from redraft.training.teacher_data import cutoff_of_shards
 
 LOG = "drafter.log"
@@ -63,6 +64,8 @@ def main(
     Writes teacher data, trains, builds bundles with and without the drafter, and measures both. It can be
     killed at any time; the same command goes on from there. Steps are printed as commands.
     """
+    if of_several():
+        raise typer.BadParameter("expected one process: torchrun runs `redraft distill` and `redraft train`")
     if not hours:
         raise typer.BadParameter(f"--hours {hours:g}: expected a number above 0, such as 0.5")
     if kind not in KINDS:

@@ -75,7 +75,7 @@ class Steps:
 
 def execute_apart(words: list[str]) -> int:
     """Run a command of `redraft` as a process of its own."""
-    return run_to_end([sys.executable, "-m", "redraft.cli", *words])
+    return run_to_end([sys.executable, "-m", "redraft", *words])
 
 
 def run_to_end(command: list[str]) -> int:

@@ -16,6 +16,8 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
+from rich.console import Console
+from safetensors import SafetensorError
 
 from redraft.chat import template_digest
 from redraft.cli.options import ModelOption, ThreadsOption, check_folder
@@ -33,6 +35,7 @@ from redraft.model_defs.weights.folder import count_numbers
 from redraft.runtime import BIGRAMS_FILE_NAME
 from redraft.training.distillation import Labels, Trainer
 from redraft.training.plan import usual_rows
+from redraft.training.ranks import ranked, this_rank, versions
 from redraft.training.run import (
     CHECKPOINT_S,
     OtherRunError,
@@ -44,11 +47,13 @@ from redraft.training.run import (
     train,
     training_bytes,
 )
+from redraft.training.shards import model_digest
 from redraft.training.teacher_data import LARGEST_SHARE_HELD_OUT, USUAL_HELD_OUT, TeacherData
 
 KINDS = {name: kind for name, kind in DRAFTERS.items() if kind.is_trained}
 LAYERED = [name for name, kind in KINDS.items() if issubclass(kind, Eagle3Drafter)]
 """The kinds that read what enters some layers of the target."""
+GOES_ON = "the same command goes on from the last checkpoint"
 GIVEN = ("hidden_size", "vocab_size", "hot_vocabulary", "layer")
 SETTINGS = "; ".join(
     f"{name}: " + ", ".join(f"{f.name}={f.default}" for f in fields(kind.config_type) if f.name not in GIVEN)
@@ -74,7 +79,8 @@ def save_bigrams(path: Path, data: list[Path], vocab_size: int) -> None:
     partial.replace(path)
 
 
-@interruptible("redraft train", "the same command goes on from the last checkpoint")
+@interruptible("redraft train", GOES_ON)
+@ranked("redraft train", GOES_ON)
 def main(
     model: ModelOption = Path(DEFAULT_MODEL),
     data: Annotated[
@@ -124,7 +130,14 @@ def main(
     window: Annotated[
         int | None, typer.Option(min=1, help="Consecutive positions per window; default: the drafter's.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Windows per step; default: the drafter's.")] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Windows per step, those of all ranks together; default: the drafter's."),
+    ] = None,
+    accumulate: Annotated[
+        int,
+        typer.Option(min=1, help="Pieces of a batch, one after the other on each rank, which take less memory."),
+    ] = 1,
     peak_rate: Annotated[
         float | None, typer.Option(min=0, max=1, help="Peak learning rate (Adam); default: the drafter's.")
     ] = None,
@@ -145,6 +158,7 @@ def main(
     threads: ThreadsOption = None,
 ) -> None:
     """Train a drafter by distillation; resumes when the output folder has a checkpoint."""
+    ranks = this_rank()
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
@@ -154,7 +168,6 @@ def main(
     drafter_type = KINDS[kind]
     recipe = drafter_type.recipe
     output = output or own_drafter(model.name, kind)
-    check_folder(output, "--output")
     if not data:
         written = data_of(model.name, layers_of(kind))
         judged_by = written.with_name(f"{written.name}-held-out")
@@ -163,32 +176,46 @@ def main(
         positions,
         window or recipe.window,
         batch or recipe.batch,
+        accumulate,
         recipe.peak_rate if peak_rate is None else peak_rate,
         decay or recipe.decay,
         every,
         seed,
     )
     resumed = output if (output / "checkpoint.safetensors").exists() else None
-    with progress("train", positions, "positions", "loading the target") as bar:
+    console = Console(stderr=True, quiet=not ranks.first)
+    with progress("train", positions, "positions", "loading the target", console) as bar:
         try:
-            teacher = TeacherData(data, held_out_shards, drafter_type.reads_context)
-            teacher.require(run.batch, run.window, unroll)
-            require_memory(4 * count_numbers(model), "training beside the target")
-            target = Target.from_folder(model).to(device)
-            vocab_size = target.config.vocab_size
-            chosen = usual_rows(vocab_size, device.type) if hot_tokens is None else hot_tokens or vocab_size
-            configured = settings_of(drafter_type, settings or [], vocab_size, device.type)
-            rows = min(chosen, vocab_size)
-            module = prepare_drafter(drafter_type, target, teacher, rows, configured, start_from, resumed).to(device)
-            module.require_steps(unroll, f"--unroll {unroll}")
-            teacher.require_layers(module.feature_layers)
-            loss_weight = recipe.hidden_weight if hidden_weight is None else hidden_weight
-            if loss_weight and module.head_weight is not module.head_rows:
-                raise ValueError("--hidden-weight must be 0: this drafter's own head reads no hidden states")
-            disk, memory = checkpoint_bytes(module), training_bytes(target, module, teacher)
-            if disk > (free := free_disk(output)):
-                raise ValueError(f"{output} takes {size(disk)}, and {size(free)} of its disk are free")
-            require_memory(memory, "training")
+            with ranks.agreement() as facts:
+                check_folder(output, "--output")
+                if run.batch < (pieces := ranks.count * accumulate):
+                    raise ValueError(
+                        f"--batch {run.batch}: expected a window at least for each of {pieces} pieces of a batch"
+                    )
+                teacher = TeacherData(data, held_out_shards, drafter_type.reads_context)
+                digest = model_digest(model)
+                teacher.require_model(model.name, digest)
+                teacher.require(run.batch, run.window, unroll)
+                require_memory(4 * count_numbers(model) * ranks.local_count, "training beside the target")
+                target = Target.from_folder(model).to(device)
+                vocab_size = target.config.vocab_size
+                chosen = usual_rows(vocab_size, device.type) if hot_tokens is None else hot_tokens or vocab_size
+                configured = settings_of(drafter_type, settings or [], vocab_size, device.type)
+                rows = min(chosen, vocab_size)
+                module = prepare_drafter(drafter_type, target, teacher, rows, configured, start_from, resumed)
+                module = module.to(device)
+                module.require_steps(unroll, f"--unroll {unroll}")
+                teacher.require_layers(module.feature_layers)
+                loss_weight = recipe.hidden_weight if hidden_weight is None else hidden_weight
+                if loss_weight and module.head_weight is not module.head_rows:
+                    raise ValueError("--hidden-weight must be 0: this drafter's own head reads no hidden states")
+                disk, memory = checkpoint_bytes(module), training_bytes(target, module, teacher)
+                if disk > (free := free_disk(output)):
+                    raise ValueError(f"{output} takes {size(disk)}, and {size(free)} of its disk are free")
+                require_memory(memory * ranks.local_count, "training")
+                facts |= {"versions": versions(), "model": digest, "teacher data": str(teacher)}
+                facts["drafter"] = f"{kind} {module.config}"
+                facts["options"] = f"{run} --labels {labels} --unroll {unroll} --hidden-weight {loss_weight}"
         except (OSError, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
         shards = len(teacher.training)
@@ -197,20 +224,18 @@ def main(
         )
         say(f"{kind} drafter on {shards} shards of teacher data, {judged}")
         say(f"{positions:,} positions; about {size(memory)} of memory and {size(disk)} of disk at {output}")
-        output.mkdir(parents=True, exist_ok=True)
         trainer = Trainer(target, module, labels, unroll, loss_weight)
-        if not resumed and not start_from:
-            bar.update(0, "setting the first weights")
-            module.initialize(target, teacher.sample(run.window, unroll).to(device))
-        try:
-            save_bigrams(output / BIGRAMS_FILE_NAME, data, vocab_size)
-        except (OSError, ValueError) as error:
-            raise typer.BadParameter(str(error)) from None
         card: dict[str, str | float | None] = {
             "target_fingerprint": target_fingerprint(target),
             "chat_template": template_digest(model),
         }
         try:
-            train(trainer, teacher, run, output, card, resumed is None, bar)
-        except OtherRunError as error:
+            if ranks.first:  # the others take its weights
+                output.mkdir(parents=True, exist_ok=True)
+                if not resumed and not start_from:
+                    bar.update(0, "setting the first weights")
+                    module.initialize(target, teacher.sample(run.window, unroll).to(device))
+                save_bigrams(output / BIGRAMS_FILE_NAME, data, vocab_size)
+            train(trainer, teacher, run, output, card, resumed is None, bar, ranks)
+        except (OSError, OtherRunError, SafetensorError) as error:
             raise typer.BadParameter(str(error)) from None

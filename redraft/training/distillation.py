@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -146,15 +146,23 @@ class Trainer:
         mass, rows = (torch.cat(part)[: len(hidden)] for part in zip(*most_likely, strict=True))
         return rows, mass.float()
 
-    def loss(self, windows: Windows) -> Tensor:
+    def counts(self, windows: Windows) -> list[int]:
+        """Positions that the loss is the mean over, at each depth."""
+        kept = self._kept(windows.positions.shape[1])
+        return [int(windows.scored(here, depth).sum()) for depth, here in enumerate(kept)]
+
+    def loss(self, windows: Windows, counts: Sequence[int] | None = None) -> Tensor:
         """Over all depths, each weighted by DEPTH_DECAY: the mean over positions of cross-entropy and, times the hidden
-        weight, squared error of the predicted hidden states. Deep steps are estimated on fewer positions."""
+        weight, squared error of the predicted hidden states. Deep steps are estimated on fewer positions. Where the
+        windows are a piece of a batch, `counts` are the whole batch's, and the pieces' losses add up to its loss."""
         kept = self._kept(windows.positions.shape[1])
         predicted = self._predicted(windows, kept)
         scored = [windows.scored(here, depth) for depth, here in enumerate(kept)]
         x = torch.cat([part[mask.flatten()] for part, mask in zip(predicted, scored, strict=True)])
         at = torch.cat([windows.flat(mask.shape[1], depth + 1)[mask] for depth, mask in enumerate(scored)])
-        scales = [torch.full((n,), DEPTH_DECAY**d / max(n, 1)) for d, n in enumerate(int(m.sum()) for m in scored)]
+        own = [int(mask.sum()) for mask in scored]
+        whole = own if counts is None else counts
+        scales = [torch.full((n,), DEPTH_DECAY**d / max(whole[d], 1)) for d, n in enumerate(own)]
         scale = torch.cat(scales).to(self.device)
         tokens, hidden = windows.tokens.flatten(), windows.hidden.flatten(0, 1)
         labels = self._scaled_labels(at, tokens, hidden, scale)
@@ -286,27 +294,43 @@ def save_checkpoint(
     save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
 
 
-def restore_checkpoint(
-    path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer, recipe: dict[str, str]
-) -> RunState:
-    """Load a run's weights and the optimizer's state. Raises ValueError where the run was begun with another recipe."""
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        begun = json.loads(metadata["recipe"])
-        if others := [name for name in begun if begun[name] != recipe.get(name)]:
-            was, asked = (", ".join(f"{name} {settings.get(name)}" for name in others) for settings in (begun, recipe))
-            raise ValueError(f"{path} is of a run with {was}, the command asks for {asked}")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    drafter.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})
-    for name, parameter in drafter.named_parameters():
-        prefix = f"optimizer.{name}."
-        optimizer.state[parameter] = {
-            key[len(prefix) :]: value.to(parameter.device) for key, value in tensors.items() if key.startswith(prefix)
-        }
-    return RunState(
-        int(metadata["step"]),
-        int(metadata["positions"]),
-        float(metadata["seconds"]),
-        int(metadata.get("losses", 0)),
-        float(metadata.get("loss", 0)),
-    )
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run goes on from."""
+
+    state: RunState
+    tensors: dict[str, Tensor]
+    """The drafter's, named `model.NAME`, and the optimizer's, `optimizer.PARAMETER.NAME`"""
+
+    @classmethod
+    def read(cls, path: Path, recipe: dict[str, str]) -> Checkpoint:
+        """Read a file. Raises ValueError where its run was begun with another recipe."""
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            begun = json.loads(metadata["recipe"])
+            if others := [name for name in begun if begun[name] != recipe.get(name)]:
+                was, asked = (
+                    ", ".join(f"{name} {settings.get(name)}" for name in others) for settings in (begun, recipe)
+                )
+                raise ValueError(f"{path} is of a run with {was}, the command asks for {asked}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        state = RunState(
+            int(metadata["step"]),
+            int(metadata["positions"]),
+            float(metadata["seconds"]),
+            int(metadata.get("losses", 0)),
+            float(metadata.get("loss", 0)),
+        )
+        return cls(state, tensors)
+
+    def restore(self, drafter: Drafter, optimizer: torch.optim.Optimizer) -> None:
+        """Give a drafter its weights and an optimizer its state."""
+        weights = {name[6:]: tensor for name, tensor in self.tensors.items() if name.startswith("model.")}
+        drafter.load_state_dict(weights)
+        for name, parameter in drafter.named_parameters():
+            prefix = f"optimizer.{name}."
+            optimizer.state[parameter] = {
+                key[len(prefix) :]: value.to(parameter.device)
+                for key, value in self.tensors.items()
+                if key.startswith(prefix)
+            }

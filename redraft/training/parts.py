@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from redraft.console.resources import free_disk
 from redraft.prompts import Prompt
-from redraft.training.prompts import by_share, cutoff_of, divide, draw_prompts
+from redraft.training.prompts import by_share, cutoff_of, divide, draw_prompts, rank_of
+from redraft.training.ranks import ALONE, Ranks
 from redraft.training.shards import Document, Shards
 
 HELD_OUT_SHARE, LEAST_HELD_OUT, MOST_HELD_OUT = 0.02, 2_000, 100_000
 """Held-out tokens: a share of the training tokens within these bounds."""
-HELD_OUT_SEED = 1_000_000
-"""Far from the seeds of training data, which are the numbers of its shards: a model writes other prompts itself."""
 
 
 @dataclass
@@ -26,7 +26,13 @@ class Part:
     shards: Shards
     wanted: int
     prompts: list[tuple[float, list[Prompt]]]
-    """Groups, each with its share; none where the target writes all prompts itself"""
+    """Groups of this rank's prompts, each with its share; none where the target writes all prompts itself"""
+    distinct: int = 0
+    """Distinct prompts, of all ranks"""
+    writers: int = 1
+    """Ranks that have a prompt of this part, or have the target write them"""
+    writes: bool = True
+    """Whether this rank is one of them"""
     ended: list[Document] = field(default_factory=list)
     """Documents that are in no shard yet"""
 
@@ -39,16 +45,26 @@ class Part:
         """Tokens that it held if its documents under way ended now: one without an answer would be dropped."""
         return self.held + sum(len(doc.tokens) for doc in under_way if doc.answered and doc.held_out == self.held_out)
 
-    def draw(self, seed: int) -> Iterator[Prompt]:
-        """Endless prompts, from the first that no run of the folder has drawn."""
-        order = draw_prompts(self.prompts, seed + HELD_OUT_SEED * self.held_out)
-        for prompt in itertools.islice(order, self.shards.drawn, None):
-            self.shards.drawn += 1
+    def take_share(self) -> None:
+        """Want only this rank's share of the tokens that are missing."""
+        missing = max(self.wanted - self.held, 0)
+        self.wanted = self.held + (math.ceil(missing / self.writers) if self.writes else 0)
+
+    def draw(self, seed: int, encode: Callable[[str], list[int]]) -> Iterator[Prompt]:
+        """Endless prompts, without those that the folder holds documents of, each as often as it does."""
+        answered = self.shards.answered.copy()
+        for prompt in draw_prompts(self.prompts, self.seed(seed, 0)):
+            if answered and answered[key := hash(tuple(encode(prompt.turns[0])))] > 0:
+                answered[key] -= 1
+                continue
             yield prompt
 
-    def seed(self, seed: int) -> int:
-        """A seed that no other run of the folder has."""
-        return seed + self.shards.count + HELD_OUT_SEED * self.held_out
+    def seed(self, seed: int, number: int | None = None) -> int:
+        """A seed that no other run of this folder or of another has: of the number of its first shard, or of
+        another."""
+        number = self.shards.number if number is None else number
+        digest = sha256(f"{seed} {number} {self.held_out}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1  # random.Random and torch take 63 bits
 
     def close(self, under_way: Sequence[Document]) -> None:
         """Write the documents that ended as a shard, and those under way beside it."""
@@ -68,29 +84,40 @@ def open_parts(
     self_written: float,
     folders: Mapping[Path, int],
     meta: dict[str, str],
+    ranks: Ranks = ALONE,
 ) -> list[Part]:
     """The parts of a run that fills `folders` from the prompts of a file, if there is one: to train on and, where there
-    is a second folder, held out. Folders that hold shards keep their division of prompts.
+    is a second folder, held out. Folders that hold shards keep their division of prompts. A prompt's hash says which
+    rank takes it.
 
     Raises ValueError for prompts or folders that do not fit.
     """
     if unknown := set(shares) - {prompt.category for prompt in prompts}:
         categories = sorted({prompt.category for prompt in prompts})
         raise ValueError(f"--shares: {path} has no source {sorted(unknown)}; it has {categories}")
-    opened = [Shards(folder, meta | ({"held_out": "true"} if side else {})) for side, folder in enumerate(folders)]
+    opened = [
+        Shards(folder, meta | ({"held_out": "true"} if side else {}), ranks) for side, folder in enumerate(folders)
+    ]
     cutoffs = {shards.cutoff for shards in opened} - {None}
     if len(cutoffs) > 1:
         names = " and ".join(map(str, folders))
         raise ValueError(f"{names} do not hold out the same prompts: give folders that were written together")
     cutoff = next(iter(cutoffs), None) or cutoff_of(prompts)
-    divided = [by_share(side, shares) for side in divide(prompts, cutoff)]
+    sides = divide(prompts, cutoff)
     filled = zip(opened, folders.values(), strict=True)
-    parts = [Part(bool(side), shards, wanted, divided[side]) for side, (shards, wanted) in enumerate(filled)]
+    parts = [Part(bool(side), shards, wanted, []) for side, (shards, wanted) in enumerate(filled)]
     for part in parts:
         part.shards.meta["held_out_below"] = str(cutoff)
-        if not part.prompts and (self_written < 1 if not part.held_out else not self_written):
+        groups = by_share(sides[part.held_out], shares)
+        if not groups and (self_written < 1 if not part.held_out else not self_written):
             side = "--held-out" if part.held_out else "training"
             raise ValueError(f"{path} has no prompt for {side}, which shares none with the other part: give more")
+        texts = {prompt.turns[0] for _, group in groups for prompt in group}
+        owners = set(range(ranks.count)) if self_written else {rank_of(text, ranks.count) for text in texts}
+        own = {text for text in texts if rank_of(text, ranks.count) == ranks.index}
+        kept = [(share, [prompt for prompt in group if prompt.turns[0] in own]) for share, group in groups]
+        part.prompts = [(share, group) for share, group in kept if group]
+        part.distinct, part.writers, part.writes = len(texts), len(owners), ranks.index in owners
     return parts
 
 

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from redraft.console.progress import heartbeat
 from redraft.prompts import Prompt
+from redraft.training.ranks import this_rank
 from redraft.training.teacher_data import USUAL_CUTOFF
 
 RESERVED = 64
-RANKS = 2**64
+HASHES = 2**64
 LEAST_RESPONSE = 8
 """Tokens of a response that is worth reading."""
 
@@ -37,7 +38,8 @@ def answerable(
     def length(text: str | None) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
-    with heartbeat(lambda: f"distill: counting the tokens of {len(prompts):,} prompts", Console(stderr=True)):
+    console = Console(stderr=True, quiet=not this_rank().first)
+    with heartbeat(lambda: f"distill: counting the tokens of {len(prompts):,} prompts", console):
         short = [prompt for prompt in prompts if length(prompt.turns[0]) <= longest]
         kept = [prompt for prompt in short if not reads or length(prompt.response) >= LEAST_RESPONSE]
     if not short:
@@ -51,28 +53,33 @@ def answerable(
     return kept, [f"{count:,} of {which} and are left out" for which, count in left_out.items() if count]
 
 
-def rank(prompt: str) -> int:
-    """A prompt's place in [0, RANKS), by a hash of its text: the same in every file."""
+def prompt_hash(prompt: str) -> int:
+    """A prompt's place in [0, HASHES), by a hash of its text: the same in every file."""
     value = int.from_bytes(sha256(prompt.strip().encode()).digest()[:8], "big")
-    return value % RESERVED * (RANKS // RESERVED) + value // RESERVED
+    return value % RESERVED * (HASHES // RESERVED) + value // RESERVED
+
+
+def rank_of(prompt: str, count: int) -> int:
+    """Which of `count` ranks answers a prompt: by another part of its hash than the one that holds it out."""
+    return prompt_hash(prompt) % (HASHES // RESERVED) % count
 
 
 def cutoff_of(prompts: Iterable[Prompt]) -> int:
-    """The rank below which prompts are held out: the usual one, which 1 in RESERVED is below, or one with a prompt on
+    """The hash below which prompts are held out: the usual one, which 1 in RESERVED is below, or one with a prompt on
     either side of it where the file has none or only prompts below that. A single prompt is not held out. Without
     prompts it is the usual one."""
-    ranks = sorted({rank(prompt.turns[0]) for prompt in prompts})
-    held_out = bisect_left(ranks, USUAL_CUTOFF)
-    if ranks and held_out == len(ranks):
-        return ranks[-1]
-    return ranks[0] + 1 if held_out == 0 and len(ranks) > 1 else USUAL_CUTOFF
+    hashes = sorted({prompt_hash(prompt.turns[0]) for prompt in prompts})
+    held_out = bisect_left(hashes, USUAL_CUTOFF)
+    if hashes and held_out == len(hashes):
+        return hashes[-1]
+    return hashes[0] + 1 if held_out == 0 and len(hashes) > 1 else USUAL_CUTOFF
 
 
 def divide(prompts: Iterable[Prompt], cutoff: int) -> tuple[list[Prompt], list[Prompt]]:
     """The prompts to train on and the ones held out."""
     sides: tuple[list[Prompt], list[Prompt]] = [], []
     for prompt in prompts:
-        sides[rank(prompt.turns[0]) < cutoff].append(prompt)
+        sides[prompt_hash(prompt.turns[0]) < cutoff].append(prompt)
     return sides
 
 

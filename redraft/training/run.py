@@ -7,14 +7,17 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from queue import Queue
 from threading import Thread
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from redraft.console.progress import Progress, duration
 from redraft.model_defs.drafters.base import Decay, Drafter
@@ -24,14 +27,15 @@ from redraft.model_defs.drafters.windows import Windows
 from redraft.model_defs.target.model import Target
 from redraft.training.distillation import (
     LOGIT_ROWS,
+    Checkpoint,
     RunState,
     Trainer,
     learning_rate,
     make_optimizer,
-    restore_checkpoint,
     save_checkpoint,
 )
 from redraft.training.plan import usual_rows
+from redraft.training.ranks import Ranks, this_rank
 from redraft.training.teacher_data import SHARDS_AT_ONCE, TeacherData, most_frequent
 
 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # bfloat16 under autocast, float32 norms
@@ -46,6 +50,18 @@ TIMED_STEPS = 3
 """Steps after which the run says how long it will take."""
 
 
+class BatchLoss(torch.nn.Module):
+    """A trainer's loss as a module, whose gradients DistributedDataParallel sums."""
+
+    def __init__(self, trainer: Trainer):
+        super().__init__()
+        self.drafter, self.trainer = trainer.drafter, trainer
+
+    def forward(self, windows: Windows, counts: list[int]) -> torch.Tensor:
+        """The loss of a piece of a batch that has so many positions at each depth."""
+        return self.trainer.loss(windows, counts)
+
+
 class OtherRunError(ValueError):
     """A checkpoint that was written by a run with other settings."""
 
@@ -57,6 +73,9 @@ class Run:
     positions: int
     window: int
     batch: int
+    """Windows of a step, of all ranks together"""
+    accumulate: int
+    """Pieces of a rank's share of a batch, whose gradients are found one after the other"""
     peak_rate: float
     decay: Decay
     every: int
@@ -96,7 +115,7 @@ def prepare_drafter(
         return drafter.train()
     counts = teacher.count_tokens(target.config.vocab_size)
     ids = most_frequent(counts, rows)
-    print(f"hot vocabulary: {rows} tokens cover {counts[ids].sum() / counts.sum():.2%} of the answers")
+    say(f"hot vocabulary: {rows} tokens cover {counts[ids].sum() / counts.sum():.2%} of the answers")
     return kind(config, target, ids)
 
 
@@ -135,9 +154,11 @@ def train(
     card: dict[str, str | float | None],
     fresh: bool,
     shown: Progress,
+    ranks: Ranks,
 ) -> None:
-    """Train to the end of the run; every `run.every` steps a log line, as often and after CHECKPOINT_S a checkpoint and
-    the drafter itself. Raises OtherRunError."""
+    """Train to the end of the run, on all ranks; every `run.every` steps the first one writes a log line, as often and
+    after CHECKPOINT_S a checkpoint and the drafter itself. Whatever the ranks, the batches are the same, and so is the
+    drafter to rounding, where no sample stands for the head's rows. Raises OtherRunError."""
     drafter, device = trainer.drafter, trainer.device
     optimizer = make_optimizer(drafter, run.peak_rate)
     checkpoint = output / "checkpoint.safetensors"
@@ -153,39 +174,55 @@ def train(
         "decay": run.decay,
         "seed": str(run.seed),
     }
+    written = None
     try:
-        done = RunState() if fresh else restore_checkpoint(checkpoint, drafter, optimizer, recipe)
+        with ranks.agreement():
+            written = Checkpoint.read(checkpoint, recipe) if ranks.first and not fresh else None
     except ValueError as error:
         raise OtherRunError(f"{error}; for these give another --output and --start-from {output}") from None
+    done = RunState()
+    if written := ranks.from_first(written):
+        done = written.state
+        written.restore(drafter, optimizer)
     if done.step:
-        print(f"resumed at step {done.step}, {done.positions} of {run.positions} positions")
+        say(f"resumed at step {done.step}, {done.positions} of {run.positions} positions")
     if done.positions >= run.positions:
         say(f"{output} was trained on {done.positions:,} positions already: nothing to do")
-    read = teacher.batches(run.batch, run.window, trainer.unroll, run.seed, done.step)
+    pieces, first = ranks.count * run.accumulate, ranks.index * run.accumulate
+    taken = range(first, first + run.accumulate)
+    read = teacher.batches(run.batch, run.window, trainer.unroll, run.seed, done.step, pieces, taken)
     batches = read_ahead(read, device)
     begun, losses, saved = replace(done), list[torch.Tensor](), time.monotonic()
+    own_positions = 0
+    model: torch.nn.Module = BatchLoss(trainer)
+    if ranks.count > 1:
+        torch.manual_seed(run.seed + ranks.index)  # the samples of the head's rows differ
+        model = DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
     shown.begin(done.positions)
     while done.positions < run.positions:
         started = time.monotonic()
         rate = learning_rate(done.positions / run.positions, run.peak_rate, run.decay)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        windows, positions = next(batches)
-        loss = trainer.loss(windows)
+        parts = list(islice(batches, run.accumulate))
+        own_positions += sum(positions for _, positions in parts)
+        positions, counts = totals(trainer, parts, ranks)
         optimizer.zero_grad()
-        loss.backward()
+        loss = ranks.sum(backward(model, parts, counts, ranks))
+        losses += [loss] if ranks.first else []
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         optimizer.step()
-        losses.append(loss.detach())
         done.step += 1
         done.positions += positions
         done.seconds += time.monotonic() - started
-        speed = (done.positions - begun.positions) / (done.seconds - begun.seconds)
+        seconds = done.seconds - begun.seconds
+        speed = (done.positions - begun.positions) / seconds
         shown.update(done.positions, f"step {done.step}")
         if done.step == begun.step + TIMED_STEPS:
             say(f"about {duration((run.positions - done.positions) / speed)} at {speed:,.0f} positions/s")
         ends = done.step % run.every == 0 or done.positions >= run.positions
-        if not ends and time.monotonic() - saved < CHECKPOINT_S:
+        trained_by = ranks.gather(own_positions) if ends else []
+        if not ranks.first or (not ends and time.monotonic() - saved < CHECKPOINT_S):
             continue
         done.losses += len(losses)
         done.loss += torch.stack(losses).sum().item()
@@ -197,6 +234,8 @@ def train(
             ratio = record.get("acceptance_ratio", 0.0)
             if 0 < ratio < math.inf:
                 card["acceptance_ratio"] = ratio  # budgets begin with it
+            if ranks.count > 1:
+                record["rank_rates"] = [round(positions / seconds) for positions in trained_by]
         drafter.save(output, card)
         save_checkpoint(checkpoint, drafter, optimizer, done, recipe)
         saved = time.monotonic()
@@ -204,6 +243,29 @@ def train(
             with (output / "log.jsonl").open("a") as file:
                 print(json.dumps(record), file=file)
             print(json.dumps(record), flush=True)
+
+
+def totals(trainer: Trainer, parts: Sequence[tuple[Windows, int]], ranks: Ranks) -> tuple[int, list[int]]:
+    """Positions that a step trains, and those that its loss is the mean over at each depth: those of all ranks' pieces,
+    which differ in them."""
+    rows = [[positions, *trainer.counts(windows)] for windows, positions in parts]
+    positions, *counts = ranks.sum(torch.tensor(rows).sum(0)).tolist()
+    return positions, counts
+
+
+def backward(
+    model: torch.nn.Module, parts: Sequence[tuple[Windows, int]], counts: list[int], ranks: Ranks
+) -> torch.Tensor:
+    """Add the gradients of a step's loss, and return this rank's share of the loss. Ranks exchange gradients once, with
+    the last piece."""
+    total = torch.zeros(())
+    for place, (windows, _) in enumerate(parts):
+        last = place == len(parts) - 1
+        with nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync():
+            loss = model(windows, counts)
+            (loss * ranks.count).backward()  # DistributedDataParallel takes the mean over ranks
+        total = total.to(loss.device) + loss.detach()
+    return total
 
 
 def judge(trainer: Trainer, teacher: TeacherData, run: Run, done: RunState, speed: float) -> dict[str, Any]:
@@ -223,7 +285,8 @@ def judge(trainer: Trainer, teacher: TeacherData, run: Run, done: RunState, spee
 
 
 def say(text: str) -> None:
-    print(f"train: {text}", file=sys.stderr, flush=True)
+    if this_rank().first:
+        print(f"train: {text}", file=sys.stderr, flush=True)
 
 
 def checkpoint_bytes(drafter: Drafter) -> int:

@@ -1,10 +1,14 @@
-"""Shards of teacher data, beside them the documents under way, which a killed run leaves as one more shard."""
+"""Shards of teacher data, beside them the documents under way, which a killed run leaves as one more shard.
+
+The header of each shard says what it is of: the model, the prompts, the seed, and the rank that wrote it.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -12,8 +16,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from redraft.model_defs.files import read_tensors, save_tensors
+from redraft.model_defs.files import save_tensors
 from redraft.model_defs.weights.folder import files_with_weights
+from redraft.training.ranks import ALONE, Ranks
 from redraft.training.teacher_data import LAYERS, USUAL_CUTOFF
 
 LOOP_TOKENS = 48
@@ -50,26 +55,36 @@ class Document:
 
 
 class Shards:
-    """A folder of numbered shards. `running-N` beside the first N holds the answers that were under way with them: it
-    is replaced when the next shard is closed, and becomes shard N where the run was killed before."""
+    """A folder of numbered shards, which the ranks of a run fill together: rank i of n writes those of number i modulo
+    n. `running-N` beside them holds the answers that a rank had under way when it closed the shard before N: it is
+    replaced when the next shard is closed, and becomes shard N where the run was killed before."""
 
-    def __init__(self, folder: Path, meta: Mapping[str, str]):
+    def __init__(self, folder: Path, meta: Mapping[str, str], ranks: Ranks = ALONE):
         """`meta` is written into every file. Raises ValueError where the folder holds shards of another model or chat
         template, or one that is damaged."""
-        self.folder, self.meta = folder, dict(meta)
-        files = sorted(folder.glob("shard-*.safetensors"))
-        self.count = 1 + int(files[-1].stem.removeprefix("shard-")) if files else 0
-        """The next shard's number: that of one that was removed is not given again"""
-        self.tokens, self.drawn = 0, 0
-        """Tokens of the folder, and prompts that were drawn from the file for it"""
+        self.folder, self.meta, self._ranks = folder, dict(meta), ranks
         self.cutoff: int | None = None
-        """The rank below which the folder holds out prompts; None where it is empty"""
+        """The hash below which the folder holds out prompts; None where it is empty"""
         self.other_prompts = False
         """Whether its last shard is of other prompts than `meta` tells"""
-        for file in (*files, *([self._running()] if self._running().exists() else [])):
-            self._read(file)
+        self.answered: Counter[int] = Counter()
+        """How many documents it holds of each prompt, by the hash of its token ids"""
+        files = sorted(folder.glob("shard-*.safetensors"))
+        running = sorted(folder.glob("running-*.safetensors"))
+        self._left, self._stale = _left_under_way(files, running)
+        self._held = {_number(file): (file, self._read(file)) for file in (*files, *self._left)}
+        self._running: Path | None = None
+        self._take({number: tokens for number, (_, tokens) in self._held.items()})
 
-    def _read(self, file: Path) -> None:
+    def _take(self, held: Mapping[int, int]) -> None:
+        """Go on from these numbers of shards, each with its tokens."""
+        self.tokens = sum(held.values())
+        first = 1 + max(held, default=-1)
+        self.number = first + (self._ranks.index - first) % self._ranks.count
+        """The next shard's number: that of one that was removed is not given again"""
+
+    def _read(self, file: Path) -> int:
+        """The number of tokens of a shard that is of this run's model and division."""
         try:
             with safe_open(file, framework="pt") as shard:
                 metadata, shape = shard.metadata() or {}, shard.get_slice("tokens").get_shape()
@@ -92,44 +107,90 @@ class Shards:
         if ("held_out" in metadata) != ("held_out" in self.meta) or self.cutoff not in (None, cutoff):
             raise ValueError(f"{file} is of another division of prompts than {self.folder}: remove it")
         self.cutoff = cutoff
-        self.drawn = max(self.drawn, int(metadata.get("drawn", 0)))
-        self.tokens += shape[0]
+        return shape[0]
+
+    def join(self, before: int, after: int) -> None:
+        """Learn which prompts were answered, here and in the folders of ranks on other machines. Each prompt begins
+        after `before` tokens of its document, and ends `after` tokens before the answer. Every rank must call it, and
+        none may write before."""
+        own = {
+            number: (tokens, [hash(prompt) for prompt in _prompts(file, before, after)])
+            for number, (file, tokens) in self._held.items()
+        }
+        held: dict[int, tuple[int, list[int]]] = {}
+        for of_rank in self._ranks.gather(own):
+            held |= of_rank
+        self._take({number: tokens for number, (tokens, _) in held.items()})
+        self.answered = Counter(prompt for _, prompts in held.values() for prompt in prompts)
 
     def prompts(self, before: int, after: int) -> Iterator[tuple[int, ...]]:
         """The prompts of its documents, as token ids: each begins after `before` tokens, and ends `after` tokens before
         the answer."""
         for file in sorted(self.folder.glob("shard-*.safetensors")):
-            shard = read_tensors(file)
-            bounds = zip(shard["offsets"].tolist(), shard["answer_starts"].tolist(), strict=False)
-            yield from (tuple(shard["tokens"][begin + before : answer - after].tolist()) for begin, answer in bounds)
+            yield from _prompts(file, before, after)
 
     def begin(self) -> None:
         """Keep the answers that a killed run had under way, as they are."""
-        if self._running().exists():
-            self._running().rename(self._shard())
-            self.count += 1
+        for file in self._left:
+            with suppress(FileNotFoundError):  # another rank kept it
+                file.rename(self._shard(_number(file)))
+        for file in self._stale:
+            file.unlink(missing_ok=True)
 
     def add(self, ended: Sequence[Document], under_way: Sequence[Document]) -> None:
         """Write a shard of the documents that ended, if any, and the answers under way."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        closed = self._shard() if ended else None
-        self.count += bool(ended)
+        closed = self._shard(self.number) if ended else None
+        self.number += self._ranks.count if ended else 0
         answers = [doc for doc in under_way if doc.answered]
-        meta = self.meta | {"drawn": str(self.drawn)}
-        if answers:
-            write_shard(self._running(), answers, meta)
+        running = self.folder / f"running-{self.number:05d}.safetensors" if answers else None
+        if running:
+            write_shard(running, answers, self.meta)
         if closed:
-            write_shard(closed, ended, meta)
+            write_shard(closed, ended, self.meta)
             self.tokens += sum(len(doc.tokens) for doc in ended)
-        for file in self.folder.glob("running-*.safetensors"):
-            if not answers or file != self._running():
-                file.unlink()
+        if self._running and self._running != running:
+            self._running.unlink(missing_ok=True)
+        self._running = running
 
-    def _shard(self) -> Path:
-        return self.folder / f"shard-{self.count:05d}.safetensors"
+    def _shard(self, number: int) -> Path:
+        return self.folder / f"shard-{number:05d}.safetensors"
 
-    def _running(self) -> Path:
-        return self.folder / f"running-{self.count:05d}.safetensors"
+
+def _left_under_way(shards: Iterable[Path], running: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """Of the files of answers under way, those that a killed run left, and those that say less than others: where the
+    shard is there, and where the same rank had not come to write the shard before."""
+    written = {_number(file) for file in shards}
+    left: dict[str, Path] = {}
+    stale = []
+    for file in running:
+        writer = _writer(file)
+        if _number(file) in written or writer in left:
+            stale.append(file)
+        else:
+            left[writer] = file
+    return list(left.values()), stale
+
+
+def _writer(file: Path) -> str:
+    """The rank that wrote a file; of one that is damaged, which reading refuses, its name."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return (opened.metadata() or {}).get("rank", "")
+    except SafetensorError:
+        return file.name
+
+
+def _number(file: Path) -> int:
+    return int(file.stem.rpartition("-")[2])
+
+
+def _prompts(file: Path, before: int, after: int) -> Iterator[tuple[int, ...]]:
+    """The prompts of a shard's documents, as token ids."""
+    with safe_open(file, framework="pt") as shard:
+        tokens, offsets, answers = (shard.get_tensor(name) for name in ("tokens", "offsets", "answer_starts"))
+    for begin, answer in zip(offsets.tolist(), answers.tolist(), strict=False):
+        yield tuple(tokens[begin + before : answer - after].tolist())
 
 
 def write_shard(path: Path, docs: Sequence[Document], meta: Mapping[str, str]) -> None:

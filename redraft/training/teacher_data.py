@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ LARGEST_SHARE_HELD_OUT = 0.25
 SAMPLED_POSITIONS = 10_000
 """Positions of a sample, which begins a drafter's training."""
 USUAL_CUTOFF = 2**64 // 64
-"""The rank below which `redraft distill` holds prompts out, where a shard does not say another."""
+"""The hash below which `redraft distill` holds prompts out, where a shard does not say another."""
 EVALUATION_DOCUMENTS = 24
 """Documents of a held-out shard that a drafter is judged on."""
 LAYERS = "target_layers"
@@ -78,6 +80,8 @@ class TeacherData:
 
         Raises ValueError where a folder has no shard, or where training shards may hold held-out prompts.
         """
+        if len({folder.resolve() for folder in folders}) < len(folders):
+            raise ValueError(f"a folder is given twice, in {', '.join(map(str, folders))}: give each once")
         files = [sorted(folder.glob("shard-*.safetensors")) for folder in folders]
         missing = [str(folder) for folder, in_folder in zip(folders, files, strict=True) if not in_folder]
         if missing:
@@ -92,11 +96,13 @@ class TeacherData:
         kept = {*reserved, *self.evaluation}
         self._training = [file for in_folder in files for file in in_folder if file not in kept]
         self._folder, self._kept, self._metadata = folders[0], len(kept), metadata
+        self._held_out_prompts = {prompt for file in reserved for prompt in _prompts(file)}
         self._check_division(reserved, metadata)
+        _check_overlap(metadata)
 
     def _check_division(self, reserved: list[Path], metadata: Mapping[Path, Mapping[str, str]]) -> None:
         """Raises ValueError where prompts of the reserved shards may have been trained on: those of a small file are
-        held out by a rank of their own."""
+        held out by a hash of their own."""
         below = {file: int(values.get("held_out_below", USUAL_CUTOFF)) for file, values in metadata.items()}
         highest = max(reserved, key=lambda file: below[file], default=None)
         if highest and (mixed := [file for file in self._training if below[file] < below[highest]]):
@@ -104,6 +110,13 @@ class TeacherData:
                 f"{mixed[0].parent} may hold prompts that {highest.parent} holds out: write both with one "
                 "redraft distill"
             )
+
+    def require_model(self, name: str, digest: str) -> None:
+        """Raises ValueError where a shard is of another model than the one of this name and `model_digest`."""
+        for file, values in self._metadata.items():
+            if values.get("model_digest", digest) != digest:
+                which = values["model"] if values["model"] != name else f"another {name} than the one that is there now"
+                raise ValueError(f"{file.parent} holds teacher data of {which}, not of {name}: leave it out of --data")
 
     def require_layers(self, layers: tuple[int, ...]) -> None:
         """Raises ValueError where a shard lacks what enters these layers of the target."""
@@ -130,7 +143,7 @@ class TeacherData:
     def answers(self) -> Iterator[Tensor]:
         """The tokens int64 [n] of every answer to train on."""
         for file in self.training:
-            _, answers, ends = _documents(file)
+            _, answers, ends = self._trained(file)
             with safe_open(file, framework="pt") as shard:
                 tokens = shard.get_tensor("tokens").long()
             for answer, end in zip(answers.tolist(), ends.tolist(), strict=True):
@@ -170,16 +183,25 @@ class TeacherData:
         for file in self.evaluation:
             yield _windows([self._plan(file, length, unroll, EVALUATION_DOCUMENTS)], length)
 
-    def batches(self, size: int, length: int, unroll: int, seed: int, skip: int = 0) -> Iterator[Windows]:
+    def batches(
+        self,
+        size: int,
+        length: int,
+        unroll: int,
+        seed: int,
+        skip: int = 0,
+        pieces: int = 1,
+        taken: Sequence[int] = (0,),
+    ) -> Iterator[Windows]:
         """Endless shuffled batches of `size` windows of `length` positions, those in random order; the first `skip`
-        are passed over (resuming)."""
+        are passed over (resuming). Of the `pieces` that a batch is cut into, those `taken`, one after the other."""
         generator = torch.Generator().manual_seed(seed)
         while True:
             order = torch.randperm(len(self.training), generator=generator)
             for plans in self._groups(order.tolist(), size, length, unroll):
                 answers = torch.cat([plan.answers for plan in plans])
                 shuffled = torch.randperm(len(answers), generator=generator)
-                ranks = torch.rand(answers.shape, generator=generator) + ~answers
+                order_of = torch.rand(answers.shape, generator=generator) + ~answers
                 batches = [rows for rows in shuffled.split(size) if len(rows) == size]
                 skip, batches = max(0, skip - len(batches)), batches[skip:]
                 if not batches:
@@ -188,10 +210,11 @@ class TeacherData:
                 for rows in batches:
                     most = int(answers[rows].sum(-1).max())
                     most = min(most + -most % POSITIONS_MULTIPLE, length)
-                    positions = ranks[rows].argsort(dim=-1)[:, :most]
-                    drafted = answers[rows].gather(1, positions)
-                    read = layers[rows] if layers.shape[-1] else None
-                    yield Windows(tokens[rows], hidden[rows], documents[rows], positions, drafted, read)
+                    for own in (rows.tensor_split(pieces)[piece] for piece in taken):
+                        positions = order_of[own].argsort(dim=-1)[:, :most]
+                        drafted = answers[own].gather(1, positions)
+                        read = layers[own] if layers.shape[-1] else None
+                        yield Windows(tokens[own], hidden[own], documents[own], positions, drafted, read)
 
     def _groups(self, order: Sequence[int], size: int, length: int, unroll: int) -> Iterator[list[_Plan]]:
         """The training shards in this order, by SHARDS_AT_ONCE or by so many as fill a batch."""
@@ -204,9 +227,17 @@ class TeacherData:
         if plans:
             yield plans
 
+    def _trained(self, file: Path) -> tuple[Tensor, Tensor, Tensor]:
+        """The documents of a training shard, without those whose prompt is held out: one rank may have the target write
+        a prompt for training that another's target wrote to be judged by."""
+        kept = torch.tensor([prompt not in self._held_out_prompts for prompt in _prompts(file)], dtype=torch.bool)
+        starts, answers, ends = _documents(file)
+        return starts[kept], answers[kept], ends[kept]
+
     def _plan(self, file: Path, length: int, unroll: int, documents: int | None = None) -> _Plan:
         """Documents back to back, cut every `length` rows; windows without a position to draft from are left out."""
-        starts, answers, ends = (part[:documents] for part in _documents(file))
+        trained = self._trained(file) if file in self._training else _documents(file)
+        starts, answers, ends = (part[:documents] for part in trained)
         firsts = torch.maximum(answers - 2, starts)
         begins = starts if self.prompts else firsts
         rows = torch.cat([torch.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
@@ -222,11 +253,35 @@ class TeacherData:
 
 
 def cutoff_of_shards(folder: Path) -> int:
-    """The rank below which a folder of teacher data holds out prompts. Raises ValueError where it has no shard."""
+    """The hash below which a folder of teacher data holds out prompts. Raises ValueError where it has no shard."""
     file = next(iter(sorted(folder.glob("shard-*.safetensors"))), None)
     if file is None:
         raise ValueError(f"no shard-*.safetensors in {folder}; write some with redraft distill")
     return int(_metadata(file).get("held_out_below", USUAL_CUTOFF))
+
+
+def _check_overlap(metadata: Mapping[Path, Mapping[str, str]]) -> None:
+    """Raises ValueError where two folders hold the same prompts, drawn with the same seed or with the file's own
+    responses: where they are of one file, and of ranks that share a prompt's hash. Shards of one folder share none."""
+    seen: dict[tuple[str | None, ...], dict[Path, set[tuple[int, int]]]] = {}
+    for file, values in metadata.items():
+        if "seed" not in values:  # written before it was stored
+            continue
+        seed = "" if values["source"] == "prefill" else values["seed"]
+        key = (seed, *(values.get(name) for name in ("held_out", "source", "prompts", "shares", "self_written")))
+        index, count = map(int, values["rank"].split("/"))
+        seen.setdefault(key, {}).setdefault(file.parent, set()).add((index, count))
+    for (drawn_with, *_), of_folder in seen.items():
+        for (first, ranks), (second, others) in combinations(of_folder.items(), 2):
+            pairs = ((a, b) for a in ranks for b in others)
+            same = next((b for a, b in pairs if (a[0] - b[0]) % math.gcd(a[1], b[1]) == 0), None)
+            if same:
+                whose = f" of rank {same[0]}/{same[1]}" if same[1] > 1 else ""
+                which = f" with the same seed {drawn_with}" if drawn_with else ""
+                raise ValueError(
+                    f"{second} holds prompts{whose} that {first} holds{which}: leave it out, or write it with another "
+                    "--seed"
+                )
 
 
 def most_frequent(counts: Tensor, kept: int) -> Tensor:
@@ -244,3 +299,12 @@ def _documents(file: Path) -> tuple[Tensor, Tensor, Tensor]:
     with safe_open(file, framework="pt") as shard:
         offsets, answers = shard.get_tensor("offsets").long(), shard.get_tensor("answer_starts").long()
     return offsets[:-1], answers, offsets[1:]
+
+
+def _prompts(file: Path) -> Iterator[tuple[int, ...]]:
+    """What stands before the answer of each document of a shard, as token ids."""
+    starts, answers, _ = _documents(file)
+    with safe_open(file, framework="pt") as shard:
+        tokens = shard.get_tensor("tokens")
+    for start, answer in zip(starts.tolist(), answers.tolist(), strict=True):
+        yield tuple(tokens[start:answer].tolist())

@@ -6,7 +6,8 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from redraft.console.progress import Progress, duration, size
 from redraft.model_defs.target.config import TargetConfig
@@ -21,6 +22,7 @@ from redraft.training.conversations import (
     prefill,
 )
 from redraft.training.parts import Part
+from redraft.training.ranks import this_rank
 from redraft.training.shards import Document
 
 SHARD_S = 60.0
@@ -30,7 +32,8 @@ OPERATIONS_PER_CORE = 1e11
 
 
 def say(text: str) -> None:
-    print(f"distill: {text}", file=sys.stderr, flush=True)
+    if this_rank().first:
+        print(f"distill: {text}", file=sys.stderr, flush=True)
 
 
 def say_origin(template: Template) -> None:
@@ -45,7 +48,7 @@ def say_plan(parts: Sequence[Part], token_bytes: int, weights: int, memory: int,
     """What the run is to write, and about what it takes beside an engine of so many bytes that is yet to be built."""
     for part in parts:
         kind = "held out, to judge drafters by" if part.held_out else "to train on"
-        count = len({prompt.turns[0] for _, group in part.prompts for prompt in group})
+        count = part.distinct
         source = f"from {count:,} prompt{'s' * (count > 1)}" if count else "from the target's own prompts"
         held = min(part.shards.tokens, part.wanted)
         there = f", {held:,} of them there" if held else ""
@@ -131,7 +134,7 @@ def read_responses(target: Target, parts: Sequence[Part], tokenizer, template: T
                    seed: int) -> Iterator[list[Document]]:  # fmt: skip
     """The documents of the prompts' own responses, until all parts hold what they are to."""
     for part in parts:
-        stream = prefill(target, part.draw(seed), tokenizer, template, batch, longest)
+        stream = prefill(target, part.draw(seed, encoder(tokenizer)), tokenizer, template, batch, longest)
         while part.held < part.wanted:
             docs = next(stream)
             for doc in docs:
@@ -141,6 +144,11 @@ def read_responses(target: Target, parts: Sequence[Part], tokenizer, template: T
 
 def own_documents(part: Part, tokenizer, template: Template, self_written: float, seed: int) -> Iterator[Document]:
     """What a part begins with: its own prompts and the target's."""
-    drawn = part.draw(seed) if part.prompts else None
+    drawn = part.draw(seed, encoder(tokenizer)) if part.prompts else None
     rng = random.Random(part.seed(seed))
     return documents(drawn, tokenizer, template, self_written, part.held_out, rng)
+
+
+def encoder(tokenizer) -> Callable[[str], list[int]]:
+    """What turns a user's text into the token ids that stand in its documents."""
+    return partial(tokenizer.encode, add_special_tokens=False)

@@ -165,7 +165,7 @@ def build_bundle(model: Path, drafter: Path, precision: str, slots: int, engines
     methods = output / "methods.toml"
     methods.parent.mkdir(parents=True, exist_ok=True)
     methods.write_text(methods_toml(shapes, str(drafter), SUPPORT), encoding="utf-8")
-    command = [sys.executable, "-m", "redraft.cli", "build", "--model", str(model), "--methods", str(methods)]
+    command = [sys.executable, "-m", "redraft", "build", "--model", str(model), "--methods", str(methods)]
     command += ["--output", str(folder), "--precision", precision, "--slots", str(slots)]
     if subprocess.run([*command, "--max-tree", str(1 + max(shape.nodes for shape in shapes))]).returncode:
         raise typer.BadParameter(f"the bundle {folder} could not be built, see above")

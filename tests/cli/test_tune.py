@@ -80,7 +80,7 @@ def test_two_ranks_are_tuned(tmp_path):
     (bundle / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "world"}\n')
     asked = f"--bundle {bundle} --prompts {tmp_path}/prompts.jsonl --num-prompts 2 --max-tokens 4"
-    command = launch_command([sys.executable, "-m", "redraft.cli", "tune", *shlex.split(asked)], 2)
+    command = launch_command([sys.executable, "-m", "redraft", "tune", *shlex.split(asked)], 2)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
     tables = ScoresFile.load(bundle).methods

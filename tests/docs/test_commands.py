@@ -41,7 +41,7 @@ SPELLINGS = [
     (re.compile(r"\$\((?:PY|REDRAFT)\)"), lambda match: {"PY": "python", "REDRAFT": "redraft"}[match[0][2:-1]]),
     (re.compile(r"\$\([^()]*\)"), "$VALUE"),
     (re.compile(r"(?:\.venv/bin/|CLIENTS/bin/)?python3? -m"), "python -m"),
-    (re.compile(r"python -m redraft\.cli\b"), "redraft"),
+    (re.compile(r"python -m redraft(?=\s)"), "redraft"),
     (re.compile(r"\.venv/bin/redraft\b"), "redraft"),
     (re.compile(r"(?:python3? )?build/(\w+)\.py"), lambda match: _stub(match[1])),
     (re.compile(r"\b(?:re)?buil[dt](?: it| one| again| the bundle)* with (?=--)"), "redraft build "),
@@ -217,8 +217,9 @@ FOREIGN = re.compile(
     "|detach|env|init|mount|restart|rm|shm-size|stop-timeout|ulimit"
     "|dest|extra-index-url|local-dir|merge|no-deps|only-binary|qformat|return-context-logits|tokenizer|workers|help|version"
     "|worker-niceness|other)"
+    r"|--(master-addr|master-port|max-restarts|nnodes|node-rank|nproc-per-node)"
 )
-"""Options of other programs that messages and pages name: Triton's, Docker's, and others'"""
+"""Options of other programs that messages and pages name: Triton's, Docker's, torchrun's, and others'"""
 
 
 VARIABLE = re.compile(r"(?<![\w${])([A-Z][A-Z_]+)=(?![=A-Z])")

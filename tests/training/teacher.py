@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
+import os
+import socket
+import sys
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import typer
 from safetensors.torch import load_file
 
 from redraft.cli import distill
@@ -74,10 +80,10 @@ def write_teacher(folder: Path, prompts: Path | None, tokens: int = 600, **more)
     return folder / "data", folder / "held"
 
 
-UNRESERVED = [text for text in map(str, range(300)) if teacher_prompts.rank(text) >= USUAL_CUTOFF]
+UNRESERVED = [text for text in map(str, range(300)) if teacher_prompts.prompt_hash(text) >= USUAL_CUTOFF]
 
 
-RESERVED = [text for text in map(str, range(300)) if teacher_prompts.rank(text) < USUAL_CUTOFF]
+RESERVED = [text for text in map(str, range(300)) if teacher_prompts.prompt_hash(text) < USUAL_CUTOFF]
 
 
 SHAPES: dict[str, dict] = {
@@ -91,6 +97,12 @@ SHAPES: dict[str, dict] = {
 
 
 def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> list[dict]:
+    """Train a drafter. Returns the lines of its log."""
+    run_training(taught, output, drafter, positions, **more)
+    return [json.loads(line) for line in (output / "log.jsonl").open()]
+
+
+def run_training(taught: Path, output: Path, drafter: str, positions: int, **more) -> None:
     data = taught / ("layers" if drafter == "eagle3" else "data")
     where = {"model": taught, "data": [data], "output": output, "kind": drafter}
     run = {
@@ -103,4 +115,33 @@ def train(taught: Path, output: Path, drafter: str, positions: int, **more) -> l
         "threads": 1,
     }
     command.main(**where | run | SHAPES[drafter] | more)
-    return [json.loads(line) for line in (output / "log.jsonl").open()]
+
+
+def on_ranks(folder: Path, *work: Callable[[], object]) -> list[tuple[int | None, str]]:
+    """Run each of these in a process of its own, which is a rank as torchrun starts it. Returns their exit statuses and
+    what they wrote to standard error."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    children = []
+    for rank, act in enumerate(work):
+        child = multiprocessing.get_context("fork").Process(target=_on_rank, args=(rank, len(work), port, folder, act))
+        child.start()
+        children.append(child)
+    for child in children:
+        child.join(120)
+    return [(child.exitcode, (folder / f"{rank}.log").read_text()) for rank, child in enumerate(children)]
+
+
+def _on_rank(rank: int, count: int, port: int, folder: Path, act: Callable[[], object]) -> None:
+    os.dup2(os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    os.environ |= dict(zip(names, map(str, (rank, count, rank, count, port)), strict=True))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
+    try:
+        act()
+    except typer.BadParameter as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

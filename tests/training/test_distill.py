@@ -109,7 +109,7 @@ def test_a_removed_shards_number_is_not_given_again(tmp_path):
     for number in (0, 2):
         write_shard(tmp_path / f"shard-{number:05d}.safetensors", [doc], {})
     shards = Shards(tmp_path, {"model": "tiny"})
-    assert shards.count == 3
+    assert shards.number == 3
     shards.add([doc], [])
     assert [file.stem[-1] for file in sorted(tmp_path.glob("shard-*"))] == ["0", "2", "3"]
 

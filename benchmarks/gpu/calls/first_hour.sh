@@ -11,7 +11,7 @@ python_row steps 240 benchmarks.gpu.llama_7b --drafters - $(on cuda --shape llam
   $(on cpu --shape tiny --context 8 --batches 1 2 --rows 1 5 --repeats 1)
 python_row attention 120 benchmarks.gpu.kernels --no-checks --no-sanitizer
 python_row scheduling 360 benchmarks.gpu.scheduling $(on cpu --shape tiny --concurrency 2 --prompt-tokens 4 --max-tokens 4 --tree-budget 3)
-BUILD="python3 -m redraft.cli build --model $MODEL"
+BUILD="python3 -m redraft build --model $MODEL"
 LIMITS="--backend torch --slots 32 --max-len 1024 --max-tree 32"
 ASK="--num-prompts $(on cuda 16)$(on cpu 2) --max-tokens $(on cuda 64)$(on cpu 4)"
 for precision in fp32 bf16; do

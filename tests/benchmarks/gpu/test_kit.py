@@ -35,7 +35,7 @@ def test_every_command_of_a_call_takes_its_arguments(call, device, tmp_path, mon
     tried = 0
     for line in listed.stdout.splitlines():
         _, *words = shlex.split(line)
-        if words[:2] == ["-m", "redraft.cli"]:
+        if words[:2] == ["-m", "redraft"]:
             if "--model" in words:  # which an earlier line of the call fetches
                 Path(words[words.index("--model") + 1]).mkdir(parents=True, exist_ok=True)
             assert parsed_by_typer(COMMANDS[words[2]].main, words[3:])

@@ -32,5 +32,5 @@ def assert_nothing_is_left(folder: Path) -> None:
 
 
 def redraft(*arguments: str, **options) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "redraft.cli", *arguments]
+    command = [sys.executable, "-m", "redraft", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)

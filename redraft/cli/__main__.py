@@ -1,5 +1,0 @@
-"""`python -m redraft.cli`."""
-
-from redraft.cli import main
-
-main()

@@ -1,0 +1,152 @@
+"""The processes that torchrun starts for one command, over one machine or several: its ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import metadata
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+import typer
+
+T = TypeVar("T")
+PATIENCE = timedelta(hours=3)
+"""How long a rank waits for another, which may build an engine or judge a drafter meanwhile. One that has ended is
+noticed at once."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among the ranks of its command."""
+
+    index: int
+    count: int
+    local_count: int
+    """Ranks of its machine"""
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the one that speaks, judges and writes checkpoints."""
+        return self.index == 0
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, by rank. Every rank must call it."""
+        if self.count == 1:
+            return [value]
+        values: list[T | None] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
+
+    def from_first(self, value: T) -> T:
+        """The first rank's value. Every rank must call it."""
+        values = [value]
+        if self.count > 1:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all ranks, in its place. Every rank must call it."""
+        if self.count > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    @contextmanager
+    def agreement(self) -> Iterator[dict[str, str]]:
+        """Check the input on every rank. What is inside fills in, by name, what must be the same on all of them.
+
+        Where it raises OSError, ValueError or typer.BadParameter on any rank, or where ranks differ, the first rank
+        raises ValueError, which names the rank, and the others end. A process that is the only one raises what was
+        raised.
+        """
+        facts: dict[str, str] = {}
+        failure = ""
+        try:
+            yield facts
+        except (OSError, ValueError, typer.BadParameter) as error:
+            if self.count == 1:
+                raise
+            failure = str(error)
+        answers = self.gather((failure, facts))
+        message = _first_failure([failure for failure, _ in answers]) or _difference([facts for _, facts in answers])
+        if message and self.first:
+            raise ValueError(message)
+        if message:
+            sys.exit(2)
+
+
+ALONE = Ranks(0, 1, 1)
+"""Without torchrun."""
+
+
+def this_rank() -> Ranks:
+    """The place of this process."""
+    if not dist.is_initialized():
+        return ALONE
+    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"]))
+
+
+def of_several() -> bool:
+    """Whether torchrun started this process beside others."""
+    return dist.is_torchelastic_launched() and os.environ["WORLD_SIZE"] != "1"
+
+
+@contextmanager
+def ranked(program: str, outcome: str) -> Iterator[None]:
+    """Join the ranks that torchrun started, where it did. On GPUs each takes its own. Where another rank ends before
+    this one is done, end the process with status 1 and one line, `program: rank 1: another rank ended, outcome`.
+
+    Also a decorator, for a program's main function.
+    """
+    if not of_several():
+        yield
+        return
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=PATIENCE)
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost_peer(error):
+            raise
+        print(f"{program}: rank {dist.get_rank()}: another rank ended, {outcome}", file=sys.stderr)
+        raise SystemExit(1) from None
+    finally:
+        dist.destroy_process_group()
+
+
+def versions() -> str:
+    """The versions of what decides the numbers that ranks share."""
+    return ", ".join(f"{name} {metadata.version(name)}" for name in ("redraft", "torch"))
+
+
+def _first_failure(failures: list[str]) -> str:
+    """What the first rank that failed says, with its number unless all say it."""
+    if len(set(failures)) == 1:
+        return failures[0]
+    return next(f"rank {rank}: {failure}" for rank, failure in enumerate(failures) if failure)
+
+
+def _difference(facts: list[dict[str, str]]) -> str:
+    """The first thing in which ranks differ from rank 0, empty where there is none."""
+    for name, value in facts[0].items():
+        others = {rank: of_rank[name] for rank, of_rank in enumerate(facts) if of_rank[name] != value}
+        if others:
+            which = f"rank {next(iter(others))}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
+            return f"{which}: other {name} than rank 0: {next(iter(others.values()))}, not {value}"
+    return ""
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a collective failed: gloo's errors are plain RuntimeErrors."""
+    return isinstance(error, dist.DistError) or any(name in str(error) for name in ("gloo", "Gloo", "NCCL"))

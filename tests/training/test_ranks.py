@@ -1,0 +1,265 @@
+"""Teacher data and training on several ranks: what they share, what they refuse, and what is left of one that dies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from redraft.cli import distill
+from redraft.training import conversations, parts, prompts, shards, writing
+from redraft.training import run as training_run
+from redraft.training.teacher_data import TeacherData
+from tests.engines.tiny import write_model
+from tests.training.teacher import (
+    RESERVED,
+    UNRESERVED,
+    on_ranks,
+    prompts_of,
+    run_training,
+    texts_of,
+    train,
+    write_lines,
+    write_teacher,
+)
+
+TIMING = {"hours", "rate", "minutes_left", "rank_rates"}
+
+
+def said_by(folder: Path) -> Counter[str]:
+    """How often each user's text begins a document."""
+    return Counter(text for file in folder.glob("shard-*") for text in prompts_of(load_file(file)))
+
+
+def rank_of(file: Path) -> str:
+    with safe_open(file, framework="pt") as shard:
+        return shard.metadata()["rank"]
+
+
+@pytest.fixture
+def teacher(target, tmp_path, monkeypatch) -> Path:
+    """A folder with a model and 40 prompts, 2 of which are held out."""
+    monkeypatch.setattr(parts, "LEAST_HELD_OUT", 60)
+    write_model(target, tmp_path)
+    write_lines(tmp_path / "mine.jsonl", [{"prompt": text} for text in UNRESERVED[:38] + RESERVED[:2]])
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", distill.Source)
+def test_ranks_divide_the_prompts_and_others_go_on(teacher, source):
+    """Two ranks, then three, then one: each prompt to train on is answered once before any is twice, and the folder
+    holds what was asked for. A rank's shards have numbers of its own, and prompts whose hash is its."""
+    rows = [{"prompt": text, "response": "123456789"} for text in UNRESERVED[:38] + RESERVED[:2]]
+    lines = write_lines(teacher / "mine.jsonl", rows)
+    write = partial(write_teacher, teacher, lines, source=source, slots=2, shard_documents=2)
+    for tokens, count in ((150, 2), (300, 3), (420, 1)):
+        for status, said in on_ranks(teacher / "logs", *[partial(write, tokens)] * count):
+            assert status == 0, said
+        held = sum(len(text) for file in (teacher / "data").glob("shard-*") for text in texts_of(file))
+        assert tokens <= held < tokens + 40 * count
+        assert not list((teacher / "data").glob("running-*"))
+    data, held_out = said_by(teacher / "data"), said_by(teacher / "held")
+    assert data.keys() <= set(UNRESERVED)
+    assert held_out.keys() <= set(RESERVED)
+    if source is distill.Source.generate:
+        assert max(data.values()) - min(data.values(), default=0) <= 1 or max(data.values()) == 1
+    for file in (teacher / "data").glob("shard-*"):
+        index, ranks = map(int, rank_of(file).split("/"))
+        assert int(file.stem[-5:]) % ranks == index
+        assert {prompts.rank_of(text, ranks) for text in prompts_of(load_file(file))} == {index}
+
+
+def test_a_rank_that_is_killed_loses_its_open_shard_only(teacher, monkeypatch):
+    """The others end; a run with another number of ranks keeps what there is and writes the rest."""
+    step = conversations.Generator._step
+
+    def killed(*arguments):
+        if os.environ.get("RANK") == "1" and len(list((teacher / "data").glob("*"))) >= 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(*arguments)
+
+    write = partial(write_teacher, teacher, teacher / "mine.jsonl", 900, slots=4, max_tokens=30)
+    with monkeypatch.context() as patch:
+        patch.setattr(conversations.Generator, "_step", killed)
+        patch.setattr(writing, "SHARD_S", 0.0)
+        (first, _), (second, _) = on_ranks(teacher / "logs", write, write)
+    assert (first, second) == (0, -signal.SIGKILL)
+    before = [texts_of(file) for file in (teacher / "data").glob("*.safetensors")]
+    assert list((teacher / "data").glob("running-*"))
+    for status, said in on_ranks(teacher / "logs", write, write, write):
+        assert status == 0, said
+    after = [text for file in (teacher / "data").glob("shard-*") for text in texts_of(file)]
+    assert all(text in after for texts in before for text in texts)
+    assert sum(map(len, after)) >= 900
+    assert not list((teacher / "data").glob("running-*"))
+
+
+def test_what_an_earlier_file_of_answers_says_is_not_kept_twice(tmp_path):
+    """Killed between the writing of the answers under way and that of their shard, a rank leaves two such files; after
+    the shard, one whose answers it holds."""
+    doc = shards.Document(conversations.deque(), 0.0, tokens=[5, 6, 7], hidden=[torch.zeros(4).bfloat16()] * 3)
+    for name, rank in (("shard-00000", "0/2"), ("running-00000", "0/2"), ("running-00002", "0/2"),
+                       ("running-00004", "0/2"), ("running-00003", "1/2")):  # fmt: skip
+        shards.write_shard(tmp_path / f"{name}.safetensors", [doc], {"rank": rank})
+    folder = shards.Shards(tmp_path, {"model": "tiny"})
+    assert (folder.tokens, folder.number) == (9, 4)
+    folder.begin()
+    assert sorted(file.stem for file in tmp_path.iterdir()) == ["shard-00000", "shard-00002", "shard-00003"]
+
+
+def test_folders_of_several_machines_are_joined(teacher):
+    """Two ranks without a common disk know of each other's prompts; a seed of its own makes another folder."""
+    one, other, more = (teacher / name for name in ("one", "other", "more"))
+    write = partial(write_teacher, teacher, teacher / "mine.jsonl", slots=2)
+    for tokens in (150, 300):
+        work = [partial(write, tokens, output=folder, held_out=folder / "held") for folder in (one, other)]
+        assert [status for status, _ in on_ranks(teacher / "logs", *work)] == [0, 0]
+    joined = said_by(one) + said_by(other)
+    assert set(joined.values()) == {1}
+    assert {rank_of(file) for file in one.glob("shard-*")} == {"0/2"}
+    with torch.no_grad():
+        write(150, output=more, held_out=more / "held", seed=7)
+    training = TeacherData([one, other, more], 0, False).training
+    assert len(training) == sum(len(list(folder.glob("shard-*"))) for folder in (one, other, more))
+
+
+def test_folders_that_overlap_or_are_of_another_model_are_refused(teacher):
+    for name, seed in (("one", 3), ("other", 3)):
+        with torch.no_grad():
+            write_teacher(teacher, teacher / "mine.jsonl", 150, output=teacher / name, seed=seed)
+    with pytest.raises(ValueError, match=r"other holds prompts that .*one holds with the same seed 3: leave it out"):
+        TeacherData([teacher / "one", teacher / "other"], 0, False)
+    with pytest.raises(ValueError, match="a folder is given twice"):
+        TeacherData([teacher / "one", teacher / "one"], 0, False)
+    data = TeacherData([teacher / "one"], 0, False)
+    data.require_model(teacher.name, distill.model_digest(teacher))
+    with pytest.raises(ValueError, match=r"one holds teacher data of .*, not of big: leave it out of --data"):
+        data.require_model("big", "another")
+
+
+def test_a_prompt_that_another_rank_holds_out_is_not_trained_on(tmp_path):
+    """Each rank's target writes prompts of its own, for both parts."""
+    row = [torch.zeros(4, dtype=torch.bfloat16)] * 6
+    docs = [shards.Document(conversations.deque(), 0.0, tokens=[5, prompt, 7, 8, 9, prompt], hidden=row, answer_start=3)
+            for prompt in (11, 12, 13)]  # fmt: skip
+    for name, kept, meta in (("data", docs, {}), ("held", docs[1:2], {"held_out": "true"})):
+        (tmp_path / name).mkdir()
+        shards.write_shard(tmp_path / name / "shard-00000.safetensors", kept, meta)
+    teacher = TeacherData([tmp_path / "data", tmp_path / "held"], None, True)
+    assert [answer[-1].item() for answer in teacher.answers()] == [11, 13]
+    assert set(teacher.sample(3, 2).tokens.flatten().tolist()) == {5, 7, 8, 9, 11, 13}
+    assert 12 in next(teacher.held_out(3, 2)).tokens
+
+
+def test_ranks_that_differ_are_named(teacher):
+    """In one line, before anything is written."""
+    other = write_lines(teacher / "other.jsonl", [{"prompt": text} for text in UNRESERVED[:9]])
+    write = partial(write_teacher, teacher)
+    for first, second, line in (
+        (partial(write, teacher / "mine.jsonl"), partial(write, other), "rank 1: other prompts than rank 0: "),
+        (partial(write, other), partial(write, other, seed=2), "rank 1: other options than rank 0: .*--seed 2"),
+        (partial(write, other), partial(write, teacher / "none"), "rank 1: .*none"),
+        (partial(write, teacher / "none"), partial(write, teacher / "none"), "^[^:]*none"),
+    ):
+        (status, said), (of_second, nothing) = on_ranks(teacher / "logs", first, second)
+        assert (status, of_second, nothing) == (2, 2, "")
+        assert re.search(line, said.splitlines()[-1]), said
+        assert not (teacher / "data").exists()
+
+
+def test_a_full_disk_of_one_rank_is_named(teacher, monkeypatch):
+    """What the others wrote, and what it wrote before, stays."""
+    write_shard = shards.write_shard
+
+    def full(path, *arguments):
+        if os.environ["RANK"] == "1":
+            raise OSError(28, "No space left on device")
+        write_shard(path, *arguments)
+
+    monkeypatch.setattr(shards, "write_shard", full)
+    write = partial(write_teacher, teacher, teacher / "mine.jsonl", 300, slots=2)
+    (first, _), (status, said) = on_ranks(teacher / "logs", write, write)
+    assert (first, status) == (0, 2)
+    assert said.splitlines()[-1].startswith(f"rank 1: {teacher / 'data'}: [Errno 28] No space left on device; the same")
+    assert {rank_of(file) for file in (teacher / "data").iterdir()} == {"0/2"}
+
+
+def log_of(folder: Path) -> list[dict]:
+    rows = map(json.loads, (folder / "log.jsonl").open())
+    return [{name: value for name, value in row.items() if name not in TIMING} for row in rows]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """To rounding: the order in which gradients are summed differs."""
+    for row, expected in itertools.zip_longest(log_of(one), log_of(other)):
+        assert row.keys() == expected.keys()
+        for name in row.keys() - {"drafter"}:
+            assert row[name] == pytest.approx(expected[name], abs=0.02, rel=0.002), name
+    weights, others = (load_file(folder / "drafter.safetensors") for folder in (one, other))
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor.float(), others[name].float(), atol=0.02, rtol=0.05)
+
+
+@pytest.mark.parametrize("drafter", ["recurrent", "eagle"])
+def test_two_ranks_train_what_one_process_does(taught: Path, tmp_path: Path, drafter: str):
+    """With the same windows a step, of which each rank has half, in one piece or in several that differ in size."""
+    train(taught, tmp_path / "one", drafter, 2400, batch=6)
+    runs = {"pieces": {"accumulate": 4}, "ranks": {}, "both": {"accumulate": 2}}
+    for name, more in runs.items():
+        run = partial(run_training, taught, tmp_path / name, drafter, 2400, batch=6, **more)
+        for status, said in on_ranks(tmp_path / "logs", *[run] * (1 if name == "pieces" else 2)):
+            assert status == 0, said
+        assert_same_run(tmp_path / name, tmp_path / "one")
+    assert len(json.loads((tmp_path / "ranks/log.jsonl").read_text().splitlines()[-1])["rank_rates"]) == 2
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(taught: Path, tmp_path: Path, monkeypatch):
+    """One rank is killed: the other says so and ends. One process goes on, and then three ranks."""
+    train(taught, tmp_path / "whole", "recurrent", 2400, batch=6)
+    save, steps = training_run.save_checkpoint, itertools.count(1)
+
+    def save_and_die(*arguments) -> None:
+        save(*arguments)
+        if next(steps) == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run = partial(run_training, taught, tmp_path / "parts", "recurrent", 2400, batch=6)
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "CHECKPOINT_S", 0.0)
+        patch.setattr(training_run, "save_checkpoint", save_and_die)
+        (first, _), (second, said) = on_ranks(tmp_path / "logs", run, run)
+        assert (first, second) == (-signal.SIGKILL, 1)
+        assert said.splitlines()[-1] == (
+            "redraft train: rank 1: another rank ended, the same command goes on from the last checkpoint"
+        )
+        ((status, said),) = on_ranks(tmp_path / "logs", run)
+        assert status == -signal.SIGKILL
+        assert "resumed at step 9" in said
+    for status, said in on_ranks(tmp_path / "logs", run, run, run):
+        assert status == 0, said
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_ranks_that_train_on_other_data_are_named(taught: Path, tmp_path: Path):
+    shutil.copytree(taught / "data", tmp_path / "data")
+    (tmp_path / "data/shard-00002.safetensors").unlink()
+    run = partial(run_training, taught, tmp_path / "new", "recurrent", 100)
+    (status, said), (_, nothing) = on_ranks(tmp_path / "logs", run, partial(run, data=[tmp_path / "data"]))
+    assert status == 2
+    assert said.splitlines()[-1].startswith("rank 1: other teacher data than rank 0: 1 shards (")
+    assert nothing == ""
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(typer.BadParameter, match="--batch 2: expected a window at least for each of 3 pieces"):
+        train(taught, tmp_path / "new", "recurrent", 100, batch=2, accumulate=3)
