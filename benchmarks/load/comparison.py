@@ -199,8 +199,8 @@ def compare_concurrent(
     repeats: int,
     tick: Callable[[], None],
 ) -> dict[str, Any]:
-    """Throughput with `level` streams at once, each decoder in turn: medians of the repeats, and the speed-up's interval
-    over at most ten of them, where there are two or more."""
+    """Throughput with `level` streams at once, each decoder in turn: medians of the repeats, and the speed-up's
+    interval over at most ten of them, where there are two or more."""
     speeds: dict[str, list[float]] = {name: [] for name in decoders}
     answers: dict[str, list[Answer]] = {}
     for repeat in range(repeats):
