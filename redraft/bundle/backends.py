@@ -51,6 +51,8 @@ class Backend:
     usual_precision: Precision = Precision.bf16
     calibrated: tuple[Precision, ...] = ()
     """Those whose scales of activations `redraft calibrate` finds"""
+    scaled: tuple[Precision, ...] = ()
+    """Those before whose rounding a build scales the target's features"""
     forms: tuple[Form, ...] = ()
     """The target's forms to choose from, the usual one first."""
     native_drafters: bool = False
@@ -97,6 +99,7 @@ OPENVINO = Backend(
     devices=("cpu",),
     cpu_features=("avx2", "fma", "f16c"),
     precisions=(Precision.fp32, Precision.bf16, Precision.int8, Precision.int4, Precision.source),
+    scaled=(Precision.int4,),
     token_info=("int8", "bf16", "low_rank"),
     head_step=32,
     prefill_chunk=128,

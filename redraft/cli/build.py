@@ -32,6 +32,7 @@ from redraft.compiler.bundle import (
     weight_bytes,
     with_usual_context,
 )
+from redraft.compiler.feature_scales import calibration_texts
 from redraft.compiler.methods import (
     NGRAM,
     SOURCES,
@@ -239,6 +240,7 @@ def main(
         check_head_size("the target", target_config.head_size, backend)
         require_memory(model, backend, precision, say)
         inputs = built_from(options)
+        texts = calibration_texts(model, target_config.max_position) if precision in backend.scaled else []
         with step("load the target"):
             target = load_target(model, backend, precision, any(settings.drafter for settings in chosen.values()))
         layers = parse_layers(target_layers, target.config.num_layers) if target_layers else ()
@@ -264,7 +266,7 @@ def main(
             config = with_usual_context(config, target, say)
         check(config, target)
         command = shlex.join(["redraft", "build", *as_arguments(options)])
-        build(config, target, model, chosen, folder, features, bigrams, calibration, inputs, command, layers)
+        build(config, target, model, chosen, folder, features, bigrams, calibration, inputs, command, layers, texts)
     except (BundleError, UnsupportedModelError, OSError, KeyError, ValueError) as error:
         err.print(f"[red]redraft build:[/red] {escape(reason(error))}")
         raise typer.Exit(1) from None

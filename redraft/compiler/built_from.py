@@ -28,7 +28,7 @@ IN_FOLDERS = ("config.json", "generation_config.json", "*.safetensors", "*.gguf"
 NOT_IN_FOLDERS = "checkpoint.safetensors"
 SOURCES = (
     "cli/build.py",
-    *(f"compiler/{name}.py" for name in ("bundle", "calibration", "draft_model", "methods")),
+    *(f"compiler/{name}.py" for name in ("bundle", "calibration", "draft_model", "feature_scales", "methods")),
     "compiler/passes/*.py",
     "compiler/writers/*.py",
     "model_defs/**/*.py",

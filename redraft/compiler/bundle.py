@@ -22,10 +22,11 @@ from redraft.bundle.manifest import BuiltFrom
 from redraft.bundle.writer import copy_tokenizer, finish_bundle, new_bundle
 from redraft.compiler.calibration import Calibration
 from redraft.compiler.draft_model import read_vocabulary
+from redraft.compiler.feature_scales import scale_features
 from redraft.compiler.methods import MethodSettings, Source, check_method, drafting_loop, load_draft_source
 from redraft.compiler.writers.shared import CALIBRATION, Loops, shape_of
 from redraft.console.output import err
-from redraft.console.progress import duration, size, step
+from redraft.console.progress import duration, progress, size, step
 from redraft.console.resources import host_bytes, most_bytes
 from redraft.engines.memory import WIDTH, cache_bytes, needed_to_build, unaligned_caches, what_builds
 from redraft.errors import BundleError
@@ -246,10 +247,12 @@ def build(
     inputs: BuiltFrom | None = None,
     command: str = "",
     layers: tuple[int, ...] = (),
+    texts: Sequence[list[int]] = (),
 ) -> None:
     """Write the bundle of methods with these settings. The target gives features where there is a drafter, and
-    with `features`; of a bundle without one they are the hidden states and, after them, what enters `layers`. The
-    manifest says what it was built from and by which command. Raises BundleError, FileNotFoundError or ValueError."""
+    with `features`; of a bundle without one they are the hidden states and, after them, what enters `layers`. With
+    `texts` (token ids) its products are scaled by what their features are in these. The manifest says what it was built
+    from and by which command. Raises BundleError, FileNotFoundError or ValueError."""
     fingerprint = target_fingerprint(target)
     if calibration:
         Calibration.load(calibration).check(target, fingerprint, calibration)
@@ -305,6 +308,9 @@ def build(
     with new_bundle(output, int(stored * config.backend.disk_copies) + 20_000_000) as folder:
         if calibration:
             shutil.copy2(calibration, folder / CALIBRATION)
+        if texts:
+            with progress("  scale features", target.config.num_layers, "layers") as bar:
+                scale_features(target, texts, bar.advance)
         write = resolve_name(config.backend.writer)
         versions = write(config, target, loops, folder, features or bool(loops))
         with step("write the manifest"):

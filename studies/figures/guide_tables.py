@@ -51,6 +51,7 @@ def _columns(table: Table, *names: str) -> Table:
 TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "budget_mixes": budget_mixes,
     "precision": changed_by_precision,
+    "precision_scales": changed_by_precision,
     "saturation": saturated,
     "prefix_reuse": reused,
     "structured_speed": structured_speed,

@@ -162,7 +162,7 @@ RUN_TIME = {
     "compiler/built_from.py",
     *(f"{name}.py" for name in ("__init__", "batch", "bound", "errors", "operator_build", "request", "runtime")),
     *(f"scheduling/{name}.py" for name in ("__init__", "counts", "prompt_rows", "scheduler", "slots")),
-    *(f"{name}.py" for name in ("output", "pairs", "request_state", "text")),
+    *(f"{name}.py" for name in ("output", "pairs", "prompts", "request_state", "text")),
     *(f"{name}.py" for name in ("bundle/__init__", "bundle/folder", "bundle/machine", "bundle/scores")),
     "worker/__init__.py",
     *(f"budgets/{name}.py" for name in ("__init__", "choice", "controller", "cost", "gain", "learned")),
