@@ -2,6 +2,7 @@
 
     python -m benchmarks.speed.host_overhead
     python -m benchmarks.speed.host_overhead --concurrency 1 32 --tree-budget 31 --logits
+    python -m benchmarks.speed.host_overhead --concurrency 64 --target-ms 12 --device
 
 Scheduling, drafting, tree construction, the choice of budgets and verification are the product's own; only the networks
 are not there. So no model is needed, and what is measured is the part of a step that no faster engine makes shorter.
@@ -9,7 +10,8 @@ The controller of budgets is told of a target that takes the same time whatever 
 `--tree-budget` pays, and one step in a hundred drafts nothing, as on a server. Every stream is greedy
 and streams its text; all prompts are prefilled when measuring begins. A figure is the mean over the steps
 of the processor time outside the engine: some steps count metrics for many. Other programs that run meanwhile take none
-of it.
+of it. Texts are due by the clock: `--target-ms` lets a step's time pass, so that as many are due as on a server. With
+`--device` what the host does behind the target is not counted, as on a GPU that takes longer.
 
 The null target continues a text by a rule that the null drafter knows seven times in ten, over so few different tokens
 that n-grams recur: trees have depth, and about three tokens are accepted per step.
@@ -18,6 +20,7 @@ that n-grams recur: trees have depth, and about three tokens are accepted per st
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,9 +36,10 @@ from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, TimeTable
 from redraft.bundle.method import MethodConfig
 from redraft.decoding.token_tree import TokenTree
-from redraft.engines.api import Samplers
+from redraft.engines.api import Meanwhile, Samplers
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table
+from redraft.output import Output
 from redraft.request import AUTO_REGRESSIVE, INT32_MAX, GenerateRequest
 from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
@@ -76,17 +80,23 @@ class NullEngine:
     reuse_refusal = "it has no cache"
     step_shapes: Sequence[tuple[int, int]] = ()
 
-    def __init__(self, rows: int, vocab_size: int, logits: bool):
+    def __init__(self, rows: int, vocab_size: int, logits: bool, target_s: float = 0.0, overlaps: bool = False):
+        self.overlaps, self._target_s = overlaps, target_s
         self.drafters: Mapping[str, NullEngine] = dict.fromkeys(METHODS, self)
         self._hidden = np.zeros((rows, HIDDEN), np.float32)
         self._logits = np.zeros((rows, vocab_size), np.float32) if logits else None
         self._log_probs, self._parents = _search()
         self.spent_s = 0.0
 
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[np.ndarray, np.ndarray]:
-        """See `Engine.execute`."""
-        started = time.thread_time()
+    def execute(
+        self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `DeviceEngine.execute`."""
+        started, end = time.thread_time(), time.perf_counter() + self._target_s
         answer = self._answer(batch)
+        if meanwhile is not None:
+            meanwhile()
+        time.sleep(max(end - time.perf_counter(), 0.0))
         self.spent_s += time.thread_time() - started
         return answer
 
@@ -172,15 +182,25 @@ def _search() -> tuple[np.ndarray, np.ndarray]:
     return log_probs.astype(np.float32), parents
 
 
-def measure(method: str, streams: int, nodes: int, vocab_size: int, logits: bool, steps: int) -> Overhead:
-    """The scheduler's time in `steps` steps of `streams` streams, with trees of `nodes` nodes if the method drafts."""
+def measure(
+    method: str,
+    streams: int,
+    nodes: int,
+    vocab_size: int,
+    logits: bool,
+    steps: int,
+    target_s: float = 0.0,
+    device: bool = False,
+) -> Overhead:
+    """The scheduler's time in `steps` steps of `streams` streams, with trees of `nodes` nodes if the method drafts. The
+    target takes `target_s`; what the host does behind a `device` is not counted."""
     plans = {
         BEST_FIRST: MethodConfig(construction="best_first", tree_budget=nodes),
         WITH_NGRAMS: MethodConfig(construction="best_first", ngram=True, tree_budget=nodes),
     }
     limits = Limits(streams, INT32_MAX, max_tree=nodes + 1, prefill_chunk=streams * PROMPT)
     most_rows = streams * max(nodes + 1, PROMPT)
-    engine = NullEngine(most_rows, vocab_size, logits)
+    engine = NullEngine(most_rows, vocab_size, logits, target_s, device)
     scheduler = Scheduler(engine, limits, plans, budgets=NullBudgets(most_rows))
     codec = _codec(vocab_size)
     for number in range(streams):
@@ -189,13 +209,14 @@ def measure(method: str, streams: int, nodes: int, vocab_size: int, logits: bool
             id=str(number), input_ids=prompt, max_tokens=INT32_MAX, stream=True, method=method, end_id=-1
         )
         scheduler.submit(RequestState(number, request, prompt, codec, frozenset(), stream_interval_s=STREAM_INTERVAL_S))
+    discard = deque[Output](maxlen=0).extend
     for _ in range(WARM_UP):
-        scheduler.step()
+        scheduler.step_and_send(discard)
     totals, outside = scheduler.totals, []
     tokens, rows = totals.output_tokens, totals.rows_executed
     for _ in range(steps):
         started = time.thread_time() - engine.spent_s
-        scheduler.step()
+        scheduler.step_and_send(discard)
         outside.append(time.thread_time() - engine.spent_s - started)
     each = streams * steps
     return Overhead(
@@ -232,13 +253,19 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Steps of each figure.")] = 200,
     vocabulary: Annotated[int, typer.Option(min=WORDS, help="Tokens of the vocabulary.")] = 49152,
     logits: Annotated[bool, typer.Option("--logits", help="The host chooses from logits, as on a CPU.")] = False,
+    target_ms: Annotated[float, typer.Option(min=0, help="How long the target takes.")] = 0,
+    device: Annotated[bool, typer.Option("--device", help="The host is free while the target executes.")] = False,
     output: Report = Path("artifacts/reports/host_overhead.json"),
 ) -> None:
     if unknown := {*methods} - {*METHODS}:
         raise typer.BadParameter(f"--method {', '.join(unknown)}: expected some of {', '.join(METHODS)}")
-    figures = [measure(method, count, nodes, vocabulary, logits, steps) for count in streams for method in methods]
+    target = target_ms / 1e3, device
+    figures = [
+        measure(method, count, nodes, vocabulary, logits, steps, *target) for count in streams for method in methods
+    ]
     setting = {"nodes": nodes, "vocabulary": vocabulary, "logits": logits, "steps": steps}
-    finish(output, setting | {"figures": [asdict(figure) for figure in figures]}, table(figures, nodes))
+    time_of_steps = {"target_ms": target_ms, "device": device}
+    finish(output, setting | time_of_steps | {"figures": [asdict(figure) for figure in figures]}, table(figures, nodes))
 
 
 if __name__ == "__main__":

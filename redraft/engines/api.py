@@ -20,6 +20,9 @@ Gather: TypeAlias = Callable[[Any], Any]
 """Brings the logits [R, columns of its shard] of every rank, an array or a tensor, to rank 0 as [R, V]; others are left
 with no rows. Where R is 0 nothing is sent or changed."""
 
+Meanwhile: TypeAlias = Callable[[], None]
+"""What the host does while a device executes a step."""
+
 
 def local_logits(logits: Any) -> Any:
     """The `Gather` of a single rank, which has all columns."""
@@ -99,6 +102,28 @@ class DraftEngine(Protocol):
         """Draft for the whole batch, in one call: the most likely tokens, or where the network takes the target's noise
         those that it favours. None: all sequences are greedy."""
         ...
+
+
+@runtime_checkable
+class DeviceEngine(Engine, Protocol):
+    """An engine that may leave the host free while a device executes."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def execute(
+        self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
+    ) -> tuple[LogitRows, Features | None]:
+        """See `Engine.execute`. If it `overlaps`, it calls `meanwhile` once, when the device has all the work of the
+        step, and before the host waits for it."""
+        ...
+
+
+def overlapping(engine: Engine) -> DeviceEngine | None:
+    """The engine itself if it leaves the host free while a device executes; else None."""
+    return engine if isinstance(engine, DeviceEngine) and engine.overlaps else None
 
 
 @runtime_checkable

@@ -9,7 +9,16 @@ from functools import partial
 from typing import TypeVar
 
 from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
-from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
+from redraft.engines.api import (
+    DraftEngine,
+    DrawingEngine,
+    Engine,
+    LogitRows,
+    Meanwhile,
+    ResamplingEngine,
+    Samplers,
+    overlapping,
+)
 from redraft.engines.features import Features
 
 Result = TypeVar("Result")
@@ -40,14 +49,25 @@ class TimedEngine:
 
     def __init__(self, engine: Engine, clock: EngineClock):
         self._engine, self._clock = engine, clock
+        self._device = overlapping(engine)
         self.drafters: Mapping[str, DraftEngine] = {
             name: TimedDrafter(drafter, clock) for name, drafter in engine.drafters.items()
         }
 
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Features | None]:
-        """See `Engine.execute`."""
+    @property
+    def overlaps(self) -> bool:
+        """See `DeviceEngine.overlaps`."""
+        return self._device is not None
+
+    def execute(
+        self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
+    ) -> tuple[LogitRows, Features | None]:
+        """See `DeviceEngine.execute`."""
         started = time.perf_counter()
-        result = self._engine.execute(batch, samplers)
+        if self._device is not None:
+            result = self._device.execute(batch, samplers, meanwhile)
+        else:
+            result = self._engine.execute(batch, samplers)
         self._clock.target_s += time.perf_counter() - started
         return result
 

@@ -32,7 +32,7 @@ from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.method import MethodConfig
 from redraft.engines import memory
-from redraft.engines.api import Gather, LogitRows, Samplers, forbid_unknown, local_logits
+from redraft.engines.api import Gather, LogitRows, Meanwhile, Samplers, forbid_unknown, local_logits
 from redraft.engines.cache_rows import copy_rows
 from redraft.engines.cuda import device as gpu
 from redraft.engines.cuda.buckets import Bucket, draft_buckets, fitting, step_buckets
@@ -71,6 +71,7 @@ class TorchEngine:
         require_version(bundle)
         self.gather = gather
         device, free = available_device(), 0
+        self.overlaps = device.type == "cuda"
         if device.type == "cuda":
             require_kernels(bundle, device)
             free = gpu.free_bytes(device)
@@ -115,9 +116,11 @@ class TorchEngine:
                 drafter.prepare()
 
     @torch.inference_mode()
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
-        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where a GPU's
-        memory does not suffice for it."""
+    def execute(
+        self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
+    ) -> tuple[LogitRows, Tensor | None]:
+        """See `DeviceEngine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where a
+        GPU's memory does not suffice for it."""
         self._rows.check(batch)  # the CUDA kernels clamp what is outside, and say nothing
         inputs, rows = self._rows.fill(batch), len(batch.input_ids)
         bucket = fitting(self._buckets, len(batch.slots), rows, len(batch.logit_rows))
@@ -128,7 +131,7 @@ class TorchEngine:
             outputs = self.steps(inputs, step_sizes(bucket)) if bucket else self.steps.eager(inputs)
             features = outputs[1][:rows] if len(outputs) > 1 else None
             logits = forbid_unknown(self.gather(outputs[0][: len(batch.logit_rows)]), self._unknown_tokens)
-            return sample(logits, batch, samplers, self._results, self._draws), features
+            return sample(logits, batch, samplers, self._results, self._draws, meanwhile), features
 
     @property
     def step_shapes(self) -> list[tuple[int, int]]:

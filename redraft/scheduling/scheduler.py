@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice, pairwise
-from typing import Any
+from typing import Any, cast
 from weakref import WeakMethod
 
 import numpy as np
@@ -40,6 +40,7 @@ from redraft.scheduling.slots import Limits, Slots
 
 Chunk = tuple[RequestState, int]
 """A prompt, and how many of its next rows a step takes."""
+Send = Callable[[list[Output]], None]
 LOOKED_AT = 128
 """Waiting prompts, the earliest, among which a step looks for the shortest."""
 
@@ -112,6 +113,8 @@ class Scheduler:
         self._waiting: deque[RequestState] = deque()
         self._left = False
         """Whether a sequence has ended since the last step."""
+        self._cancelled: list[RequestState] = []
+        """Those that the next step ends."""
         self._due = math.inf
         """No deadline is before."""
         self._running: list[RequestState] = []
@@ -156,11 +159,16 @@ class Scheduler:
         return sequence.chooser
 
     def cancel(self, key: Hashable) -> None:
-        """End a sequence before the next step; its final output comes with that step. Unknown keys are ignored."""
-        for sequence in (*self._running, *self._waiting):
-            if sequence.key == key and sequence.finish_reason is None:
+        """End a sequence before the next step; its final output comes with that step. Unknown keys are ignored.
+        May be called while outputs are sent."""
+        self._cancelled += [sequence for sequence in (*self._running, *self._waiting) if sequence.key == key]
+
+    def _end_cancelled(self) -> None:
+        for sequence in self._cancelled:
+            if sequence.finish_reason is None:
                 sequence.finish("cancelled")
                 self._left = True
+        self._cancelled.clear()
 
     def _end_late(self, now: float) -> None:
         if now < self._due:
@@ -178,6 +186,7 @@ class Scheduler:
         """Forget every sequence, without outputs: after a step that raised, their states are not to be trusted."""
         self._waiting.clear()
         self._running.clear()
+        self._cancelled.clear()
         self._decoding, self._parts = Group(), []
         self._slots.forget()
         self.metrics.forget()
@@ -190,13 +199,25 @@ class Scheduler:
 
     def step(self) -> list[Output]:
         """Admit what fits, execute one step of all running sequences, and return their outputs."""
+        outputs: list[Output] = []
+        self._step(outputs.extend, behind=False)
+        return outputs
+
+    def step_and_send(self, send: Send) -> None:
+        """`step`, but hand the outputs to `send`. If the engine leaves the host free while a device executes, the text
+        of sequences that go on is read and sent then, in the next step, which takes no longer for it."""
+        self._step(send, self._engine.overlaps)
+
+    def _step(self, send: Send, behind: bool) -> None:
         started, target_s, draft_s = time.perf_counter(), self.clock.target_s, self.clock.draft_s
+        self._end_cancelled()
         self._end_late(started)
-        outputs = self._sweep() if self._left else []
+        ended = self._sweep() if self._left else []
         decoding = self._decode()
         chunks = self._prefill_chunks(len(decoding))
         if not self._running:
-            return outputs
+            send(_outputs(ended))
+            return
         unasked = bool(self._budgets and self._budgets.unasked and not chunks)
         if self._budgets and not unasked:
             self._budgets.begin(StepShape(len(decoding), len(chunks), sum(count for _, count in chunks)))
@@ -204,12 +225,14 @@ class Scheduler:
         batch = self._batch(decoding, tree, chunks)
         prefilling = (sequence for sequence, _ in chunks)
         samplers = [sequence.chooser or self._chooser(sequence) for sequence in (*decoding, *prefilling)]
-        logits, features = self._engine.execute(batch, samplers)
+        meanwhile = (lambda: send(_outputs(self._running))) if behind else None
+        logits, features = self._engine.execute(batch, samplers, meanwhile)
         verdicts = self._verify(decoding, tree, logits, samplers)
         kept = self._kept(decoding, tree, verdicts, chunks, features)
         gaps_s = self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
         self._take_chunks(chunks, len(tree.tokens), logits, kept[len(decoding) :])
-        outputs += self._sweep()
+        ended += self._sweep()
+        send(_outputs(ended if behind else (*self._running, *ended)))
         target_s, draft_s = self.clock.target_s - target_s, self.clock.draft_s - draft_s
         step_s = time.perf_counter() - started
         self.metrics.note_step(step_s, target_s + draft_s, draft_s, gaps_s)
@@ -219,7 +242,6 @@ class Scheduler:
             accepted = [len(verdict.path) - 1 for verdict in verdicts]
             self._budgets.end(decoding.methods, decoding.bands, tree, accepted, step_s, target_s)
             self.metrics.note_expected(self._budgets.step.expected)
-        return outputs
 
     def _admit(self, sequence: RequestState) -> None:
         self._waiting.remove(sequence)
@@ -232,23 +254,24 @@ class Scheduler:
             self.metrics[metrics.CACHE_HITS].inc(sequence.stats.cached_tokens)
         self._running.append(sequence)
 
-    def _sweep(self) -> list[Output]:
-        """Outputs of all sequences; those that have finished leave and free their slots."""
-        outputs = [output for sequence in self._running if (output := sequence.take_output()) is not None]
-        dropped = list[RequestState]()
+    def _sweep(self) -> list[RequestState]:
+        """Sequences that have finished leave and free their slots; returns them."""
+        ended = [sequence for sequence in self._running if sequence.finish_reason]
         if self._left:
             self._left = False
-            dropped = [sequence for sequence in self._waiting if sequence.finish_reason]
+            ended += [sequence for sequence in self._waiting if sequence.finish_reason]
             self._waiting = deque(sequence for sequence in self._waiting if not sequence.finish_reason)
-        for sequence in (*self._running, *dropped):
-            if sequence.finish_reason:
-                self.metrics.count_end(sequence.finish_reason, sequence.stats)
-                if sequence.has_slot:
-                    self._slots.release(sequence)
+        if not ended:
+            return ended
+        for sequence in ended:
+            self.metrics.count_end(cast(str, sequence.finish_reason), sequence.stats)
+            if sequence.has_slot:
+                self._slots.release(sequence)
+        self._cancelled = [sequence for sequence in self._cancelled if not sequence.finish_reason]
         self._running = [sequence for sequence in self._running if not sequence.finish_reason]
         if not self._running:  # nothing may be kept of requests that are gone
             self._decoding, self._parts = Group(), []
-        return outputs + [output for sequence in dropped if (output := sequence.take_output()) is not None]
+        return ended
 
     def _prefill_chunks(self, decoding: int) -> list[Chunk]:
         """Which sequences prefill how many rows in this step, in which `decoding` decode; those that wait take a slot
@@ -417,6 +440,11 @@ class Scheduler:
         if request.return_log_probs:
             verdict.log_probs = LogProbs.of(logits[verdict.path], verdict.tokens, request.top_log_probs)
         return verdict
+
+
+def _outputs(sequences: Iterable[RequestState]) -> list[Output]:
+    """What there is to send of these."""
+    return [output for sequence in sequences if (output := sequence.take_output()) is not None]
 
 
 def _gauge(status: WeakMethod[Callable[[], Status]], name: str) -> float:

@@ -141,8 +141,7 @@ class Worker:
                 self._collect_encoded()
                 if not scheduler.idle:
                     started = time.perf_counter()
-                    for output in scheduler.step():
-                        self._send_output(output)
+                    scheduler.step_and_send(self._send_outputs)
                     self._step_s = time.perf_counter() - started
                 now = time.monotonic()
                 if self._is_drained(now):
@@ -317,11 +316,15 @@ class Worker:
         else:
             self._runtime.scheduler.cancel(key)
 
+    def _send_outputs(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self._send_output(output)
+
     def _send_output(self, output: Output) -> None:
         key = cast(Key, output.key)
         client, request_id = key
         if output.error is not None:
-            del self._active[key]
+            self._active.pop(key, None)
             self._send_error(key, Code.INVALID_REQUEST, output.error)
             return
         message: dict[str, Any] = {"op": "chunk", "id": request_id, "prompt_tokens": output.prompt_tokens}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from redraft.batch import TargetBatch
 from redraft.decoding.sampling import Sampler
-from redraft.engines.api import LogitRows, Samplers
+from redraft.engines.api import LogitRows, Meanwhile, Samplers
 from redraft.engines.cuda.masks import forbid, guide_masks
 from redraft.engines.cuda.transfer import Results, upload
 from redraft.plugins.operators.sampling.cuda import race
@@ -54,11 +54,18 @@ def draws_on(device: torch.device) -> bool:
     return True
 
 
-def sample(logits: Tensor, batch: TargetBatch, samplers: Samplers, results: Results, draws: bool) -> LogitRows:
-    """Sample from logits [R, V] on the device for `Engine.execute`, and mask those of guided sequences in place. Waits
-    for the device once. Without `draws` sequences that draw or are guided have their logits."""
+def sample(
+    logits: Tensor,
+    batch: TargetBatch,
+    samplers: Samplers,
+    results: Results,
+    draws: bool,
+    meanwhile: Meanwhile | None = None,
+) -> LogitRows:
+    """Sample from logits [R, V] on the device for `DeviceEngine.execute`, and mask those of guided sequences in place.
+    Waits for the device once. Without `draws` sequences that draw or are guided have their logits."""
     if samplers is None:
-        return results.fetch([logits.float()])[0]
+        return results.fetch([logits.float()], meanwhile)[0]
     owners = np.searchsorted(batch.row_offsets, batch.logit_rows, side="right") - 1
     masks = guide_masks(batch, samplers) if draws else {}
     if masks:
@@ -70,7 +77,7 @@ def sample(logits: Tensor, batch: TargetBatch, samplers: Samplers, results: Resu
     wanted, indices = np.flatnonzero(kinds == LOGITS), np.full(len(kinds), -1)
     indices[wanted] = np.arange(len(wanted))
     rows = logits.index_select(0, upload(wanted, logits.device)).float()
-    tokens, fetched = results.fetch([sample_tokens(logits, tables), rows])
+    tokens, fetched = results.fetch([sample_tokens(logits, tables), rows], meanwhile)
     return SampledRows(tokens, fetched, indices) if len(wanted) else tokens
 
 

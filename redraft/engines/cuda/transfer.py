@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -36,13 +36,15 @@ class Results:
         self._on_gpu = device.type == "cuda"
         self._pinned = Pinned(self._on_gpu)
 
-    def fetch(self, outputs: Sequence[Tensor]) -> list[np.ndarray]:
+    def fetch(self, outputs: Sequence[Tensor], meanwhile: Callable[[], None] | None = None) -> list[np.ndarray]:
         """Wait for the device, once, and give the outputs: views that stay valid until the next fetch; on the CPU they
-        are the outputs' own memory."""
+        are the outputs' own memory. On a GPU `meanwhile` is called before the wait."""
         if not self._on_gpu:
             return [output.numpy() for output in outputs]
         result = [
             self._pinned.like(output, number).copy_(output, non_blocking=True) for number, output in enumerate(outputs)
         ]
+        if meanwhile is not None:
+            meanwhile()
         torch.cuda.current_stream().synchronize()
         return [output.numpy() for output in result]

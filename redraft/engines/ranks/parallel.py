@@ -23,7 +23,7 @@ from redraft import bound
 from redraft.batch import TargetBatch
 from redraft.bundle.backends import OPENVINO
 from redraft.bundle.manifest import Bundle
-from redraft.engines.api import DraftEngine, Engine, Gather, LogitRows, Samplers
+from redraft.engines.api import DraftEngine, Engine, Gather, LogitRows, Meanwhile, Samplers, overlapping
 from redraft.engines.features import Features
 from redraft.engines.host_buffers import RowBuffers
 from redraft.engines.ranks import process as rank_process
@@ -46,6 +46,7 @@ class ParallelEngine:
 
     def __init__(self, engine: Engine, ranks: Ranks):
         self.own, self.ranks = engine, ranks
+        self._device = overlapping(engine)
         self._rows = RowBuffers(ranks.config.limits, ranks.config.target.vocab_size)
         self._open, self._in_step = True, False
         self._copies: list[Copy] = []
@@ -56,16 +57,26 @@ class ParallelEngine:
         """See `Engine.drafters`: rank 0 has them all."""
         return self.own.drafters
 
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Features | None]:
-        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, before others see it,
-        RuntimeError after a step that failed: the ranks may stand at different places in it."""
+    @property
+    def overlaps(self) -> bool:
+        """See `DeviceEngine.overlaps`."""
+        return self._device is not None
+
+    def execute(
+        self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
+    ) -> tuple[LogitRows, Features | None]:
+        """See `DeviceEngine.execute`. Raises ValueError for a batch outside of the bundle's limits, before others see
+        it, RuntimeError after a step that failed: the ranks may stand at different places in it."""
         self._rows.check(batch)
         if self._in_step:
             raise RuntimeError("a step failed, so the ranks are out of step: load the bundle again")
         self._in_step = True
         self.ranks.send(batch, self._copies)
         self._copies = []
-        outputs = self.own.execute(batch, samplers)
+        if self._device is not None:
+            outputs = self._device.execute(batch, samplers, meanwhile)
+        else:
+            outputs = self.own.execute(batch, samplers)
         self._in_step = False
         return outputs
 

@@ -20,7 +20,7 @@ from redraft.bundle.manifest import Bundle
 from redraft.bundle.method import ContextInfo
 from redraft.decoding.token_tree import mask_width
 from redraft.engines import memory
-from redraft.engines.api import Gather, LogitRows, Samplers, forbid_unknown, local_logits
+from redraft.engines.api import Gather, LogitRows, Meanwhile, Samplers, forbid_unknown, local_logits
 from redraft.engines.cache_check import fault
 from redraft.engines.cache_rows import copy_rows
 from redraft.engines.cuda import device as gpu
@@ -55,6 +55,7 @@ class TensorRTEngine:
         library.require_gpu(device)
         require_fit(bundle, library, str(module.__version__), device)
         gpu.require_precision(device, bundle.config.precision)
+        self.overlaps = device.type == "cuda"
         self._stream, self._results, self._draws = Stream(device), Results(device), draws_on(device)
         self._bundle, self.gather = bundle, gather
         self._within_memory = partial(memory.within, bundle, rank, ".engine", gpu.free_bytes(device))
@@ -92,13 +93,15 @@ class TensorRTEngine:
             raise BundleError(f"{self._bundle.path}: {engine} {fault}; {self._bundle.manifest.rebuild}")
 
     @torch.inference_mode()
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Tensor | None]:
-        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where memory
-        does not suffice for a step of a new bucket."""
+    def execute(
+        self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
+    ) -> tuple[LogitRows, Tensor | None]:
+        """See `DeviceEngine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where
+        memory does not suffice for a step of a new bucket."""
         with self._stream.current(), self._within_memory():
             logits, features = self._target.execute(batch)
             logits = forbid_unknown(self.gather(logits), self._bundle.config.target.unknown_tokens)
-            return sample(logits, batch, samplers, self._results, self._draws), features
+            return sample(logits, batch, samplers, self._results, self._draws, meanwhile), features
 
     @property
     def step_shapes(self) -> list[tuple[int, int]]:
