@@ -124,6 +124,11 @@ LIMITS = {
     # Wide loads: both parts of a sum; the sum again and the weight.
     "add_norm": Limits(registers=40, resident=12, wide_loads=4),
     "silu_product": Limits(registers=40, resident=12, wide_loads=2),
+    # The same, normed twice: once for the row's largest number, once for its codes.
+    "add_norm_quantized": Limits(registers=48, resident=10, wide_loads=8),
+    "silu_product_quantized": Limits(registers=64, resident=2, wide_loads=6, threads=512),
+    # Wide loads: a thread's four pieces in each of the places that visit a row.
+    "top_log_probs": Limits(registers=64, resident=2, wide_loads=8, threads=512),
     "beam_step": Limits(registers=48, resident=10),
     "draft_rows": Limits(registers=40, resident=12),
 }

@@ -59,7 +59,7 @@ class StoredRows:
     parts: tuple[tuple[str, np.ndarray], ...]
     """Hugging Face names, and for each the rows that ours has of it, in our order"""
     feature_order: np.ndarray | None
-    """As `BlockWeight` has it"""
+    """The `feature_order` of its `BlockWeight`s"""
     features: range
     """Which of the source's features it has: all, or neighbours in order"""
 

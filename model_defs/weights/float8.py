@@ -29,10 +29,11 @@ class RowScales(NamedTuple):
     """The weights of products that are not, by Hugging Face name"""
 
 
-def row_scales(folder: Path, config: TargetConfig) -> RowScales:
-    """Those of a model folder; none where its weights are not quantized. A matrix that is read as floats has the same
-    codes again when it is divided by its scales: rounding to bfloat16 moves a number by less than a sixteenth of what
-    lies between two codes. Raises FileNotFoundError, or ValueError for a damaged file."""
+def row_scales(folder: Path, config: TargetConfig, ranks: int = 1) -> RowScales:
+    """Those of a model folder; none where its weights are not quantized, or several ranks split the rows. A
+    matrix that is read as floats has the same codes again when it is divided by its scales: rounding to bfloat16 moves
+    a number by less than a sixteenth of what lies between two codes. Raises FileNotFoundError, or ValueError for a
+    damaged file."""
     scales: dict[str, Tensor] = {}
     rounded: dict[str, str] = {}
     floats: dict[str, str] = {}
@@ -44,7 +45,7 @@ def row_scales(folder: Path, config: TargetConfig) -> RowScales:
         parts = [stored.row_scale(source) for source in weight.sources]
         found = [part for part in parts if part is not None]
         orders = row_orders(weight, [len(part) for part in found]) if len(found) == len(parts) else None
-        if orders and len(orders) == 1:
+        if orders and len(orders) == 1 and ranks == 1:
             scales[name] = torch.cat([found[i][torch.from_numpy(rows)] for i, rows in orders[0]])
             continue
         for source in weight.sources:

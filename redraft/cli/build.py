@@ -25,6 +25,7 @@ from redraft.compiler.bundle import (
     check,
     check_head_size,
     load_target,
+    require_gpu,
     require_memory,
     shard_infos,
     target_info,
@@ -238,11 +239,13 @@ def main(
             return
         target_config = TargetConfig.load(model)
         check_head_size("the target", target_config.head_size, backend)
+        require_gpu(backend, precision, say)
         require_memory(model, backend, precision, say)
         inputs = built_from(options)
         texts = calibration_texts(model, target_config.max_position) if precision in backend.scaled else []
         with step("load the target"):
-            target = load_target(model, backend, precision, any(settings.drafter for settings in chosen.values()))
+            drafts = any(settings.drafter for settings in chosen.values())
+            target = load_target(model, backend, precision, drafts, tp)
         layers = parse_layers(target_layers, target.config.num_layers) if target_layers else ()
         length = max_len or min(USUAL_MAX_LEN, target.config.max_position)
         config = BundleConfig(

@@ -28,6 +28,7 @@ from redraft.compiler.writers.shared import CALIBRATION, Loops, shape_of
 from redraft.console.output import err
 from redraft.console.progress import duration, progress, size, step
 from redraft.console.resources import host_bytes, most_bytes
+from redraft.engines.cuda import device as gpu
 from redraft.engines.memory import WIDTH, cache_bytes, needed_to_build, unaligned_caches, what_builds
 from redraft.errors import BundleError
 from redraft.model_defs.drafters.base import Drafter
@@ -66,10 +67,23 @@ def require_memory(model: Path, backend: Backend, precision: Precision, say: Cal
         say(f"if it is killed, memory ran out: {what_builds(weights, backend, precision)}")
 
 
-def load_target(model: Path, backend: Backend, precision: Precision, drafts: bool) -> Target:
+def require_gpu(backend: Backend, precision: Precision, say: Callable[[str], None]) -> None:
+    """Refuse FP8 on `torch` where this machine's GPU is too old for it; without a GPU, say what it takes. Raises
+    BundleError."""
+    if backend != TORCH or precision != Precision.fp8:
+        return
+    if torch.cuda.is_available():
+        remedy = "build with --precision bf16, or for another machine with an empty CUDA_VISIBLE_DEVICES"
+        gpu.require_precision(gpu.device(), precision, remedy)
+    else:
+        oldest = ".".join(map(str, gpu.OLDEST_FOR[precision]))
+        say(f"{precision} takes a GPU of compute capability {oldest} or later; on a CPU it is slow")
+
+
+def load_target(model: Path, backend: Backend, precision: Precision, drafts: bool, ranks: int = 1) -> Target:
     """A model folder's target: in float32 where the backend or the precision needs it, else as it is stored, in half
     the memory; for `source` without what is stored in blocks. Embedding and head are in float32 too where there is a
-    drafter, since drafters share them and are in float32."""
+    drafter, since drafters share them and are in float32. For several `ranks` matrices in FP8 are rounded again."""
     if precision == Precision.source:
         target = Target.from_folder(model, in_blocks=True, float_ends=drafts)
         if target.blocks and (widened := target.blocks.widened):
@@ -79,7 +93,7 @@ def load_target(model: Path, backend: Backend, precision: Precision, drafts: boo
         return Target.from_folder(model)
     target = Target.from_folder(model, None, beside_blocks=precision == Precision.int4)
     if backend == TORCH and precision == Precision.fp8:
-        target.row_scales, *others = row_scales(model, target.config)
+        target.row_scales, *others = row_scales(model, target.config, ranks)
         for kinds in filter(None, others):
             say_some(kinds, "rounded to E4M3 with a scale for each row")
     if drafts:

@@ -26,6 +26,7 @@ import redraft.plugins.operators.draft_rows.torch_op
 import redraft.plugins.operators.fp8_linear.torch_op
 import redraft.plugins.operators.perturbed_topk.torch_op
 import redraft.plugins.operators.silu_product.torch_op
+import redraft.plugins.operators.top_log_probs.torch_op
 import redraft.plugins.operators.tree_attention.torch_op  # noqa: F401 (they register operators that the programs call)
 from redraft.batch import DraftBatch, TargetBatch
 from redraft.bundle.config import BundleConfig, target_folder
@@ -280,8 +281,7 @@ def require_kernels(bundle: Bundle, device: torch.device) -> None:
     compiled, or do not take the bundle's heads."""
     gpu.require_capability(device)
     config = bundle.config
-    if config.precision == "fp8":
-        gpu.require_capability(device, "products in fp8", gpu.OLDEST_FOR["fp8"], "build with --precision bf16")
+    gpu.require_precision(device, config.precision, "build with --precision bf16")
     write, *_ = FP32_KERNELS if config.precision == "fp32" else KERNELS
     try:
         ptx(write.source, gpu.architecture(device))

@@ -15,10 +15,10 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from redraft.bundle.backends import OPENVINO, Precision
+from redraft.bundle.backends import OPENVINO, TORCH, Precision
 from redraft.bundle.config import BundleConfig
 from redraft.cli import build
-from redraft.compiler.bundle import weight_bytes
+from redraft.compiler.bundle import require_gpu, weight_bytes
 from redraft.compiler.calibration import calibrate
 from redraft.compiler.methods import READS, MethodSettings, check_method, read_methods
 from redraft.console import resources
@@ -343,6 +343,26 @@ def test_another_error_is_no_lack_of_memory(model, tmp_path, monkeypatch):
     done = run("--model", model, "--output", tmp_path / "b", "--no-drafter")
     assert isinstance(done.exception, RuntimeError)
     assert "out of memory" not in done.output
+
+
+@pytest.mark.parametrize("capability", [None, (8, 0), (9, 0)])
+def test_fp8_is_refused_where_the_gpu_is_too_old(monkeypatch, capability):
+    """Where there is none, the bundle is for another machine."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: capability is not None)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "A100")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
+    said: list[str] = []
+    for backend, precision in ((TORCH, Precision.bf16), (OPENVINO, Precision.source)):
+        require_gpu(backend, precision, said.append)
+    assert not said
+    if capability == (8, 0):
+        with pytest.raises(BundleError, match=r"A100 .*8\.0: fp8 .* 8\.9 .* bf16, or .* empty CUDA_VISIBLE_DEVICES"):
+            require_gpu(TORCH, Precision.fp8, said.append)
+    else:
+        require_gpu(TORCH, Precision.fp8, said.append)
+    needs = "fp8 takes a GPU of compute capability 8.9 or later; on a CPU it is slow"
+    assert said == [needs] * (capability is None)
 
 
 def test_a_calibration_of_another_target_is_refused(model, tmp_path):

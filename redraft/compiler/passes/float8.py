@@ -1,11 +1,13 @@
-"""`torch` programs in FP8: products of rows with constants become nodes of `Fp8Linear`.
+"""`torch` programs in FP8: products of rows with constants become nodes of `Fp8Linear`, or of `Fp8Product` where the
+operator before gives its rows in E4M3.
 
-The pass works on the module of an exported program, which is then exported again. So it takes products of every model
-and drafter, also those with a part of a constant.
+The pass works on the module of an exported program, which is then exported again. So it finds the products of every
+model and drafter, and products with a slice of a constant too.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,11 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+import redraft.plugins.operators.add_norm.torch_op
+import redraft.plugins.operators.silu_product.torch_op  # noqa: F401 (they register the operators)
+from redraft.compiler.passes.constants import constant_name, key_of, remove_unread, value_of
 from redraft.plugins.operators.fp8_linear.reference import STEP, quantize_rows
-from redraft.plugins.operators.fp8_linear.torch_op import fp8_linear
+from redraft.plugins.operators.fp8_linear.torch_op import fp8_linear, fp8_product
 
 SPARED = "router.weight"
-"""How the names of constants end that keep their dtype: they choose a row's experts"""
+"""The suffix of the names of constants that keep their dtype: they choose a row's experts"""
+
+ours = torch.ops.redraft
 
 
 class PaddedMatrix(NamedTuple):
@@ -29,22 +36,24 @@ class PaddedMatrix(NamedTuple):
 
 
 def quantize(module: fx.GraphModule, scales: Mapping[str, Tensor] | None = None) -> fx.GraphModule:
-    """Store an exported program's matrices in E4M3, in place. `scales` float32 [N] are those of constants whose source
-    stores them so, by name; other rows get their own."""
+    """Store an exported program's matrices in E4M3, in place. `scales` float32 [N] has the scales of the constants that
+    their source stores in E4M3, by name; every row of the others gets its own."""
     with torch.no_grad():
         return _Rewriting(module, scales or {}).module
 
 
-def product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    """`Fp8Linear` for any sizes: `weight` and `scale` are padded, x [..., K] and bias [rows] are not."""
-    missing = weight.shape[1] - x.shape[-1]
-    if missing:
-        x = F.pad(x, (0, missing))
-    if rows == weight.shape[0]:
-        return fp8_linear(x, weight, scale, bias)
-    if bias is not None:
-        bias = F.pad(bias, (0, weight.shape[0] - rows))
-    return fp8_linear(x, weight, scale, bias)[..., :rows]
+def product(rows: tuple[Tensor, ...], weight: Tensor, scale: Tensor, bias: Tensor | None, count: int) -> Tensor:
+    """The first `count` features of `Fp8Linear` for rows (x [..., K],) or of `Fp8Product` for (codes, scales). `weight`
+    and `scale` are padded; x and bias [count] are not."""
+    if bias is not None and count < len(weight):
+        bias = F.pad(bias, (0, len(weight) - count))
+    if len(rows) == 1:
+        (x,) = rows
+        missing = weight.shape[1] - x.shape[-1]
+        out = fp8_linear(F.pad(x, (0, missing)) if missing else x, weight, scale, bias)
+    else:
+        out = fp8_product(*rows, weight, scale, bias)
+    return out if count == len(weight) else out[..., :count]
 
 
 class _Rewriting:
@@ -53,25 +62,54 @@ class _Rewriting:
     def __init__(self, module: fx.GraphModule, scales: Mapping[str, Tensor]):
         self.module, self._scales = module, scales
         self._stored: dict[Hashable, PaddedMatrix] = {}
-        products = [node for node in module.graph.nodes if node.target is torch.ops.aten.linear.default]
-        for node in products:
-            x, weight, *rest = node.args
-            if (name := constant_name(weight)) and not name.endswith(SPARED):
-                self._replace(node, x, weight, rest[0] if rest else None, name)
+        self._rows: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        self._products = {node: name for node in module.graph.nodes if (name := _matrix_of(node))}
+        for node, name in self._products.items():
+            self._replace(node, name)
         module.graph.eliminate_dead_code()
-        self._remove_unread()
+        remove_unread(module)
         module.recompile()
 
-    def _replace(self, node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None, name: str) -> None:
+    def _replace(self, node: fx.Node, name: str) -> None:
+        arguments: tuple[Any, ...] = node.args
+        x, weight, *bias = arguments
         graph, key = self.module.graph, key_of(weight)
         if key not in self._stored:
             self._stored[key] = self._store(value_of(self.module, weight), self._scales.get(name))
+        if x not in self._rows:
+            self._rows[x] = self._quantized(x) or (x,)
         stored = self._stored[key]
         with graph.inserting_before(node):
             constants = [graph.get_attr(stored.weight), graph.get_attr(stored.scale)]
-            new = graph.call_function(product, (x, *constants, bias, stored.rows))
+            new = graph.call_function(product, (self._rows[x], *constants, bias[0] if bias else None, stored.rows))
+        new.meta = dict(node.meta)  # the next product looks at it
         node.replace_all_uses_with(new)
         graph.erase_node(node)
+
+    def _quantized(self, x: fx.Node) -> tuple[fx.Node, ...] | None:
+        """Codes and scales of rows that nothing but products take, from the operator that gives them."""
+        graph = self.module.graph
+        if not all(user in self._products for user in x.users) or x.meta["val"].shape[-1] % STEP:
+            return None
+        if x.target is ours.silu_product.default:
+            return self._results(x, ours.silu_product_quantized.default, 2)
+        if x.target is not operator.getitem or x.args[1] != 1:
+            return None
+        both: Any = x.args[0]
+        if both.target is not ours.add_norm.default:
+            return None
+        total, *rows = self._results(both, ours.add_norm_quantized.default, 3)
+        for result in [user for user in both.users if user.args[1] == 0]:
+            result.replace_all_uses_with(total)
+            graph.erase_node(result)
+        return tuple(rows)
+
+    def _results(self, node: fx.Node, function: Any, count: int) -> tuple[fx.Node, ...]:
+        """The results of an operator that takes what a node takes."""
+        graph = self.module.graph
+        with graph.inserting_before(node):
+            results = graph.call_function(function, node.args)
+            return tuple(graph.call_function(operator.getitem, (results, i)) for i in range(count))
 
     def _store(self, weight: Tensor, scale: Tensor | None) -> PaddedMatrix:
         codes, scale = quantize_rows(weight, scale)
@@ -84,44 +122,10 @@ class _Rewriting:
         self.module.register_buffer(stored.scale, F.pad(scale, (0, more), value=1.0))
         return stored
 
-    def _remove_unread(self) -> None:
-        """Remove the constants that no node reads any more: exporting would keep them."""
-        read = {node.target for node in self.module.graph.nodes if node.op == "get_attr"}
-        module = self.module
-        parameters, buffers = (f(remove_duplicate=False) for f in (module.named_parameters, module.named_buffers))
-        for name in [*(name for name, _ in parameters), *(name for name, _ in buffers)]:
-            if name not in read:
-                owner, _, attribute = name.rpartition(".")
-                delattr(self.module.get_submodule(owner), attribute)
 
-
-def constant_name(value: Any) -> str | None:
-    """The name of the constant that a value is, or is made of by operators that take nothing else; None for others."""
-    if not isinstance(value, fx.Node):
+def _matrix_of(node: fx.Node) -> str | None:
+    """The name of the constant that a product of rows takes; None for others."""
+    if node.target is not torch.ops.aten.linear.default:
         return None
-    if value.op == "get_attr":
-        return str(value.target)
-    if value.op != "call_function" or len(value.all_input_nodes) != 1:
-        return None
-    return constant_name(value.all_input_nodes[0])
-
-
-def key_of(value: Any) -> Hashable:
-    """Equal for values that the same operators make of the same constants."""
-    if isinstance(value, fx.Node):
-        if value.op == "get_attr":
-            return value.target
-        return value.target, key_of(value.args), key_of(tuple(value.kwargs.items()))
-    return tuple(map(key_of, value)) if isinstance(value, list | tuple) else value
-
-
-def value_of(module: fx.GraphModule, value: Any) -> Any:
-    """What a constant's node gives."""
-    if not isinstance(value, fx.Node):
-        return value
-    if value.op == "get_attr":
-        owner, _, attribute = str(value.target).rpartition(".")
-        return getattr(module.get_submodule(owner), attribute)
-    args = fx.map_arg(value.args, lambda node: value_of(module, node))
-    kwargs = fx.map_arg(value.kwargs, lambda node: value_of(module, node))
-    return value.target(*args, **kwargs)  # type: ignore[operator]
+    name = constant_name(node.args[1])
+    return None if name is None or name.endswith(SPARED) else name

@@ -226,7 +226,7 @@ def _table(node: ir.Node | None) -> ir.Value | None:
 
 
 def _clamped(ids: ir.Value, rows: int) -> tuple[ir.Value, bool]:
-    """The ids before those beyond the last of so many rows become the last, and whether they do."""
+    """The ids before ids beyond the last of `rows` rows become the last one, and whether they do."""
     node = ids.producer()
     last = constant_of(input_of(node, 1)) if node and node.op_type == "Min" and len(node.inputs) == 2 else None
     return (input_of(node, 0), True) if node and last is not None and last.tolist() == rows - 1 else (ids, False)

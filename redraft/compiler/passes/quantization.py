@@ -61,7 +61,7 @@ def quantize_weight(weight: np.ndarray, precision: str, dtype: np.dtype) -> Quan
 
 
 def _quantize_groups(weight: np.ndarray, dtype: np.dtype) -> Quantized:
-    """Of the scales that INT4_STEPS give, each group has the one with the least square error. TensorRT takes no zero
+    """Codes and scales: a group has that scale of INT4_STEPS whose square error is the least. TensorRT takes no zero
     points, so that what a group's numbers have in common costs range."""
     groups = weight.reshape(len(weight), -1, GROUP)
     largest = np.abs(groups).max(-1)

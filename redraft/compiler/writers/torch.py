@@ -30,10 +30,7 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, feat
     """Write the programs to `folder`. Returns no versions: every manifest has torch's."""
     dtype = DTYPES[config.precision]
     rewrite = None if config.precision == Precision.fp32 else partial(rewritten, config.precision)
-    # A rank's rows are not those of the source.
-    scales = (
-        {f"target.{name}": scale for name, scale in target.row_scales.items()} if config.tensor_parallel == 1 else {}
-    )
+    scales = {f"target.{name}": scale for name, scale in target.row_scales.items()}
     for part in target_parts(config, target.in_dtype(dtype), folder):
         with step(f"export {part.name}"):
             program = export_target_torch(

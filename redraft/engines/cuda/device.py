@@ -103,10 +103,10 @@ def require_supported(gpu: torch.device, library: str, supported: Sequence[tuple
         )
 
 
-def require_precision(gpu: torch.device, precision: str) -> None:
-    """Raise BundleError for a GPU without tensor cores for a bundle's precision."""
+def require_precision(gpu: torch.device, precision: str, or_take: str = "build with --precision int8") -> None:
+    """Raise BundleError, with the remedy, for a GPU without tensor cores for a bundle's precision."""
     if oldest := OLDEST_FOR.get(precision):
-        require_capability(gpu, f"{precision} engines", oldest, "build with --precision int8")
+        require_capability(gpu, f"{precision} engines", oldest, or_take)
 
 
 def free_bytes(gpu: torch.device) -> int:

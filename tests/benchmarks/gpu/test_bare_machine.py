@@ -40,5 +40,14 @@ def test_the_tests_that_need_a_gpu_are_found_there(tmp_path):
     ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for kernel in ("tree_attention", "beam_step", "draft_rows", "fp8_linear", "add_norm", "silu_product", "sampling"):
+    for kernel in (
+        "tree_attention",
+        "beam_step",
+        "draft_rows",
+        "fp8_linear",
+        "add_norm",
+        "silu_product",
+        "sampling",
+        "top_log_probs",
+    ):
         assert f"test_{kernel}.py" in done.stdout

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from redraft.compiler.passes.fewer_kernels import fuse
-from redraft.model_defs.export.programs import export_target_torch
+from redraft.model_defs.export.drafter import DrafterInputs
+from redraft.model_defs.export.programs import export_drafter_torch, export_target_torch, in_precision
 from redraft.model_defs.export.target import CacheShape
-from tests.engines.tiny import tiny_of, tiny_target
+from redraft.model_defs.loops.beam_search import BeamSearch
+from tests.engines.tiny import tiny_drafter_of, tiny_of, tiny_target
 
 SHAPE = CacheShape(3, 40, 8)
 
@@ -77,3 +79,53 @@ def test_what_only_looks_like_it_stays(module, dtype, fused):
     program = torch.export.export(module().to(dtype), x)
     counts = calls(torch.export.export(fuse(program.module(check_guards=False)), x))
     assert sum(count for name, count in counts.items() if name.startswith("redraft")) == fused
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "eagle"])
+def test_a_drafters_head_is_one_operator_a_level(kind):
+    drafter = tiny_drafter_of(tiny_target(), kind)
+    drafter.prepare(40, 2)
+    loop = in_precision(BeamSearch(drafter, 3, 2, 5), torch.bfloat16)
+    inputs = DrafterInputs.of(loop, torch.bfloat16).examples
+    inputs[0] = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    before, after = export_drafter_torch(loop), export_drafter_torch(loop, fuse)
+    ours, theirs = (program.module()([x.clone() for x in inputs])[1] for program in (after, before))
+    assert torch.equal(ours[:, 0], theirs[:, 0]), "below, the order of equal tokens decides"
+    counts = calls(after)
+    assert counts["redraft.top_log_probs.default"] == 2
+    assert not counts["aten.topk.default"] + counts["aten.log_softmax.int"]
+
+
+class Head(nn.Module):
+    """A choice that is a head's, and others that only look like one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ids", torch.randperm(111).long())
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        scores = x.float().log_softmax(-1)
+        values, columns = scores.topk(4)
+        others = scores.topk(4, largest=False), x.float().log_softmax(0).topk(4), x.float().topk(4)
+        shifted = (self.ids + 1)[scores.topk(4)[1]].to(torch.int32)
+        return [values, self.ids[columns].to(torch.int32), shifted, *(tensor for pair in others for tensor in pair)]
+
+
+def test_what_only_looks_like_a_head_stays():
+    x = torch.randperm(3 * 111, generator=torch.Generator().manual_seed(0)).reshape(3, 111) / 64
+    x = (x[:, torch.arange(111)].bfloat16(),)
+    module = Head()
+    program = torch.export.export(module, x)
+    after = torch.export.export(fuse(program.module(check_guards=False)), x)
+    counts = calls(after)
+    assert (counts["redraft.top_log_probs.default"], counts["aten.topk.default"]) == (1, 4)
+
+
+def test_norms_of_heads_are_stored_in_float32():
+    target = tiny_of("qwen3").bfloat16()
+    program = export_target_torch(target, SHAPE, rewrite=fuse)
+    tensors = program.state_dict | program.constants
+    size = (target.config.head_size,)
+    dtypes = [x.dtype for x in tensors.values() if isinstance(x, torch.Tensor) and x.shape == size]
+    assert dtypes == [torch.float32] * 2 * target.config.num_layers
+    assert "aten.to.dtype" not in calls(program)

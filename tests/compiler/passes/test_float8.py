@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
+from redraft.bundle.backends import Precision
 from redraft.compiler.passes import float8
+from redraft.compiler.writers.torch import rewritten
+from redraft.model_defs.export.programs import export_target_torch
 from redraft.plugins.operators.fp8_linear.reference import E4M3, fp8_linear, quantize_rows
+from tests.compiler.passes.test_fewer_kernels import SHAPE, arguments, calls
+from tests.engines.tiny import tiny_of
 
 HIDDEN, ROWS, HEAD = 40, 56, 111
 """None but the second is a multiple of 8 numbers that the operator takes, 16"""
@@ -94,3 +101,20 @@ def test_a_source_s_own_scales_are_taken():
     stored = rewritten.state_dict()
     assert torch.equal(stored["fp8_weight_0"].view(torch.uint8), codes.view(torch.uint8))
     assert torch.equal(rewritten(x), fp8_linear(x, codes, scale))
+
+
+@pytest.mark.parametrize(("layers", "norms", "gates"), [("qwen3", 3, 2), ("mixtral", 1, 0)])
+def test_operators_before_products_give_codes(layers, norms, gates):
+    """In the same bits, where only products take them: an expert's router takes the norm too, and the last norm's rows
+    are chosen first."""
+    sizes = {} if layers == "mixtral" else {"intermediate_size": 208}
+    target = tiny_of(layers, **sizes).bfloat16()
+    plain = export_target_torch(target, SHAPE, rewrite=float8.quantize)
+    fused = export_target_torch(target, SHAPE, rewrite=partial(rewritten, Precision.fp8))
+    for ours, theirs in zip(fused.module()(*arguments(target)), plain.module()(*arguments(target)), strict=True):
+        assert torch.equal(ours, theirs)
+    counts = calls(fused)
+    quantized = [counts[f"redraft.{name}_quantized.default"] for name in ("add_norm", "silu_product")]
+    assert quantized == [norms, gates]
+    assert counts["redraft.fp8_product.default"] == norms + gates
+    assert counts["redraft.add_norm.default"] == 2 * target.config.num_layers - norms

@@ -29,6 +29,8 @@ from redraft.plugins.operators.draft_rows import torch_op as rows_op
 from redraft.plugins.operators.draft_rows.cuda import draft_rows
 from redraft.plugins.operators.silu_product.cuda import silu_product as silu_product_kernel
 from redraft.plugins.operators.silu_product.torch_op import silu_product
+from redraft.plugins.operators.top_log_probs.cuda import top_log_probs as top_log_probs_kernel
+from redraft.plugins.operators.top_log_probs.torch_op import top_log_probs
 from redraft.plugins.operators.tree_attention import torch_op
 from tests.engines.draws import LEVELS, SUPPORT
 from tests.engines.tiny import VOCAB, bundle_of_methods, chain, make_batch, tiny_drafter_of, tiny_lm
@@ -46,6 +48,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 OPERATORS = {
     add_norm: add_norm_kernel,
     silu_product: silu_product_kernel,
+    top_log_probs: top_log_probs_kernel,
     beam_op._beam_step: lambda *given: tuple(beam_step(*given)),
     rows_op._draft_rows: lambda *given: tuple(draft_rows(*given)),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.conftest import slow_but
 from tests.engines.cuda.graphs import FakeGraphs
@@ -29,3 +30,15 @@ def graphs(monkeypatch):
     graphs = FakeGraphs()
     monkeypatch.setattr("redraft.engines.torch.available_graphs", lambda _: graphs)
     return graphs
+
+
+@pytest.fixture
+def find_gpu(monkeypatch):
+    """Makes the backend find a GPU of a name and a compute capability, which executes nothing."""
+
+    def find(name: str, capability: tuple[int, int]) -> None:
+        monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda _: name)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
+
+    return find

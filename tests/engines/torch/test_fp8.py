@@ -127,9 +127,15 @@ def test_a_checkpoint_in_fp8_keeps_its_bytes(source, tmp_path, capsys):
     assert np.abs(logits - want).mean() / np.abs(want).mean() < 0.4
 
 
-def test_an_older_gpu_is_refused_with_the_remedy(bundle, monkeypatch):
-    monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "A100")
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (8, 0))
-    with pytest.raises(BundleError, match=r"A100 .*8\.0: products in fp8 need 8\.9 or later; .*--precision bf16"):
+def test_ranks_round_a_checkpoint_again_and_the_build_says_so(tmp_path, capsys):
+    write_model(tiny_target(), tmp_path / "source")
+    quantize(tmp_path / "source", *SOURCES["a scale for each row"])
+    target = load_target(tmp_path / "source", TORCH, Precision.fp8, drafts=False, ranks=2)
+    assert not target.row_scales
+    assert "q_proj.weight and 13 more, compressed-tensors, float8: rounded to E4M3" in capsys.readouterr().err
+
+
+def test_an_older_gpu_is_refused_with_the_remedy(bundle, find_gpu):
+    find_gpu("A100", (8, 0))
+    with pytest.raises(BundleError, match=r"A100 .*8\.0: fp8 engines need 8\.9 or later; .*--precision bf16"):
         load_engine(bundle)

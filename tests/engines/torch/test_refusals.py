@@ -31,13 +31,11 @@ def test_a_bundle_of_another_torch_names_the_command(bundle, monkeypatch):
         load_engine(dataclasses.replace(bundle, manifest=manifest))
 
 
-def test_what_a_gpu_cannot_run_is_refused(bundle, monkeypatch):
-    monkeypatch.setattr("redraft.engines.torch.available_device", lambda: torch.device("cuda"))
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "Tesla T4")
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
+def test_what_a_gpu_cannot_run_is_refused(bundle, find_gpu, monkeypatch):
+    find_gpu("Tesla T4", (7, 5))
     with pytest.raises(BundleError, match=r"Tesla T4 .*7\.5: .* 8\.0"):
         load_engine(bundle)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (10, 0))
+    find_gpu("B200", (10, 0))
     with pytest.raises(BundleError, match=r"size 32.*\(64, 96, 128, 256\).*CUDA_VISIBLE_DEVICES"):
         load_engine(bundle)
     monkeypatch.setenv("NVCC", "/nowhere/nvcc")

@@ -11,20 +11,24 @@ import pytest
 from redraft.plugins.cuda import compile, quick_plugin
 from redraft.plugins.cuda.declaration import ALIAS, POINTER, Argument, Entry, Kernel, entries, entry_ptx
 from redraft.plugins.library import BuildError
-from redraft.plugins.operators.add_norm.cuda import ADD_NORM
+from redraft.plugins.operators.add_norm.cuda import ADD_NORM, ADD_NORM_QUANTIZED
 from redraft.plugins.operators.beam_step.cuda import BEAM_STEP
 from redraft.plugins.operators.draft_rows.cuda import DRAFT_ROWS
 from redraft.plugins.operators.fp8_linear.cuda import QUANTIZE_ROWS
 from redraft.plugins.operators.perturbed_topk.cuda import PERTURBED_TOPK
 from redraft.plugins.operators.sampling.cuda import FILTER, RACE
-from redraft.plugins.operators.silu_product.cuda import SILU_PRODUCT
+from redraft.plugins.operators.silu_product.cuda import SILU_PRODUCT, SILU_PRODUCT_QUANTIZED
+from redraft.plugins.operators.top_log_probs.cuda import TOP_LOG_PROBS
 from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_KERNELS, HEAD_SIZES, SPLIT, WRITE, eps_bits
 from redraft.plugins.operators.tree_attention.cuda_kernels import KERNELS as ATTENTION
 from tests.conftest import OF_TESTS, one_process, run_script
 from tests.plugins import fake_tensorrt
 
 KERNELS = (*ATTENTION, *FP32_KERNELS)
-OTHERS = (FILTER, RACE, PERTURBED_TOPK, QUANTIZE_ROWS, ADD_NORM, SILU_PRODUCT, BEAM_STEP, DRAFT_ROWS)
+OTHERS = (
+    *(FILTER, RACE, PERTURBED_TOPK, BEAM_STEP, DRAFT_ROWS, TOP_LOG_PROBS),
+    *(QUANTIZE_ROWS, ADD_NORM, ADD_NORM_QUANTIZED, SILU_PRODUCT, SILU_PRODUCT_QUANTIZED),
+)
 """Those that are no plugins of TensorRT"""
 SHAPES = {
     "TreeAttentionWrite": [

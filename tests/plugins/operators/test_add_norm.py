@@ -8,6 +8,9 @@ import torch
 from redraft.plugins.operators.add_norm import cuda
 from redraft.plugins.operators.add_norm.reference import add_norm
 from redraft.plugins.operators.add_norm.torch_op import add_norm as operator
+from redraft.plugins.operators.add_norm.torch_op import add_norm_quantized as quantized_operator
+from redraft.plugins.operators.fp8_linear.reference import quantized
+from tests.plugins.operators.e4m3 import check_codes
 
 EPS = 1e-5
 
@@ -61,3 +64,24 @@ def test_what_does_not_fit_is_refused():
         cuda.add_norm(x[:, :12], part[:, :12], weight[:12], EPS)
     with pytest.raises(ValueError, match="part has features 8: expected 16"):
         cuda.run(cuda.ADD_NORM, [x, part[:, :8].contiguous(), weight], {"eps": 1})
+
+
+@pytest.mark.parametrize("features", [16, 1040, 4096])
+def test_the_quantized_norm_has_the_bits_of_the_norms_codes(features, run_kernel, monkeypatch):
+    """Of the kernel's own norm, in rows of zeros and NaN too."""
+    monkeypatch.setattr(cuda, "run", run_kernel)
+    x, part, weight = case(5, features)
+    x[1] = part[1] = 0
+    x[2, 7] = float("nan")
+    total, normed = cuda.add_norm(x, part, weight, EPS)
+    same, codes, scale = cuda.add_norm_quantized(x, part, weight, EPS)
+    assert torch.equal(same.nan_to_num(), total.nan_to_num())
+    check_codes((codes, scale), normed)
+    for ours, theirs in zip(
+        quantized_operator(x, part, weight, EPS)[1:], quantized(operator(x, part, weight, EPS)[1]), strict=True
+    ):
+        assert torch.equal(ours.float().nan_to_num(), theirs.float().nan_to_num())
+    shapes = [r.shape for r in cuda.add_norm_quantized(x[:, None], part[:, None], weight, EPS)]
+    assert shapes == [(5, 1, features), (5, 1, features), (5, 1)]
+    with pytest.raises(ValueError, match="expected a last size that is a multiple of 16"):
+        cuda.add_norm_quantized(x[:, :8], part[:, :8], weight[:8], EPS)

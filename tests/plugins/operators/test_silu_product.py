@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from redraft.plugins.operators.fp8_linear.reference import quantized
 from redraft.plugins.operators.silu_product import cuda
 from redraft.plugins.operators.silu_product.reference import silu_product
 from redraft.plugins.operators.silu_product.torch_op import silu_product as operator
+from redraft.plugins.operators.silu_product.torch_op import silu_product_quantized as quantized_operator
+from tests.plugins.operators.e4m3 import check_codes
 
 
 def case(rows: int, features: int) -> torch.Tensor:
@@ -40,3 +43,18 @@ def test_the_operator_is_torchs_on_the_cpu_in_any_shape():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="expected a last size that is a multiple of 16"):
         cuda.silu_product(case(2, 12))
+
+
+@pytest.mark.parametrize("features", [16, 208, 2064, 14336])
+def test_the_quantized_product_has_the_bits_of_the_products_codes(features, run_kernel, monkeypatch):
+    """Of the kernel's own product."""
+    monkeypatch.setattr(cuda, "run", run_kernel)
+    gate_up = case(4, features)
+    gate_up[1] = 0
+    check_codes(cuda.silu_product_quantized(gate_up), cuda.silu_product(gate_up))
+    for ours, theirs in zip(quantized_operator(gate_up), quantized(silu_product(gate_up)), strict=True):
+        assert torch.equal(ours.float(), theirs.float())
+    assert [r.shape for r in cuda.silu_product_quantized(gate_up[:, None])] == [(4, 1, features), (4, 1)]
+    assert [r.shape for r in cuda.silu_product_quantized(gate_up[:0])] == [(0, features), (0,)]
+    with pytest.raises(ValueError, match="expected a last size that is a multiple of 32"):
+        cuda.silu_product_quantized(case(2, 8))

@@ -1,0 +1,1 @@
+"""A head's most likely tokens and their log-probabilities: see README.md."""
