@@ -197,7 +197,7 @@ def train(
     model: torch.nn.Module = BatchLoss(trainer)
     if ranks.count > 1:
         torch.manual_seed(run.seed + ranks.index)  # the samples of the head's rows differ
-        model = DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
+        model = DistributedDataParallel(model, forward_sync_buffers=False, find_unused_parameters=True)
     shown.begin(done.positions)
     while done.positions < run.positions:
         started = time.monotonic()
