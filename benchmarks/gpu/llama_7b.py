@@ -79,10 +79,12 @@ ShapeName = Literal["llama-2-7b", "llama-3.1-8b", "smollm2-135m", "tiny"]
 Shape = Annotated[ShapeName, typer.Option(help="Sizes of the target.")]
 Context = Annotated[int, typer.Option(help="Cached tokens of each sequence.")]
 Batches = Annotated[list[int], typer.Option(help="Sequences at once.")]
-Rows = Annotated[list[int], typer.Option(help="Rows of each sequence.")]
 InPrecision = Annotated[
-    Literal["bf16", "fp8"], typer.Option("--precision", help="What matrices are stored and multiplied in.")
+    Precision, typer.Option("--precision", help="What matrices are stored and multiplied in: bf16 or fp8.")
 ]
+Rows = Annotated[list[int], typer.Option(help="Rows of each sequence.")]
+IN_BF16 = (Precision.bf16, Precision.fp8)
+"""Precisions whose programs compute in bf16."""
 
 SYSTEMS = {"redrafter": (6, 5, 6), "lyanna, 3 x 4": (4, 3, 8), "lyanna": (4, 4, 8), "eagle3": (4, 5, 8)}
 """Beam width and length, and children of an expanded node."""
@@ -90,6 +92,12 @@ EAGLE3_HEAD = 32000
 """Tokens that the head of a published EAGLE-3 drafter can draft."""
 PAIRS = 3
 """What a drafter with a context ingests before a draft: the tokens of a step."""
+
+
+def require_bf16(precision: Precision) -> None:
+    """Raises typer.BadParameter for a precision that computes in something else."""
+    if precision not in IN_BF16:
+        raise typer.BadParameter(f"--precision {precision}: expected {' or '.join(IN_BF16)}")
 
 
 def random_target(config: TargetConfig, device: torch.device) -> Target:
@@ -127,12 +135,12 @@ def graphs(
 class TargetSteps:
     """Steps of a target over `context` cached tokens a sequence, each with the greedy choice made on the device."""
 
-    def __init__(self, target: Target, context: int, slots: int, most_rows: int, precision: str):
+    def __init__(self, target: Target, context: int, slots: int, most_rows: int, precision: Precision):
         """`slots` sequences with `most_rows` rows each at most."""
         config, self.device = target.config, target.embedding.weight.device
         self._vocab_size, self._context, self._shape = config.vocab_size, context, CacheShape(slots, context, most_rows)
         with self.device:
-            program = export_target_torch(target, self._shape, rewrite=partial(rewritten, Precision(precision)))
+            program = export_target_torch(target, self._shape, rewrite=partial(rewritten, precision))
         self._module = program.module()
         size = (slots, config.num_kv_heads, self._shape.rows, config.head_size)
         self._caches = [
@@ -183,13 +191,13 @@ def time_drafting(
     context: int,
     batches: list[int],
     repeats: int,
-    precision: str,
+    precision: Precision,
     kernels: bool = False,
 ) -> list[dict[str, Any]]:
     """What a draft of every batch takes."""
     loop, device = BeamSearch(drafter, *shape), drafter.embedding.device
     with device:
-        program = export_drafter_torch(loop, partial(rewritten, Precision(precision))).module()
+        program = export_drafter_torch(loop, partial(rewritten, precision)).module()
     caches: list[Tensor] = []
     if drafter.reads_context:
         tables = cast(CacheTables, drafter.tables)
@@ -251,23 +259,24 @@ def main(
     context: Context = 512,
     batches: Batches = [1, 2, 4, 8, 16, 32, 64],
     rows: Rows = [1, 2, 4, 8, 16, 32, 64],
-    precision: InPrecision = "bf16",
-    drafters: Annotated[list[str], typer.Option(help="Drafters to time; - for none.")] = list(SYSTEMS),
+    precision: InPrecision = Precision.bf16,
+    systems: Annotated[list[str], typer.Option(help="Drafters to time; -: none.")] = list(SYSTEMS),
     eager: Annotated[bool, typer.Option("--eager", help="Time steps without CUDA graphs too.")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Share times out to kernels.")] = False,
     repeats: Repeats = 30,
     output: Output = None,
 ) -> None:
-    if unknown := {*drafters} - {*SYSTEMS, "-"}:
-        raise typer.BadParameter(f"--drafters {' '.join(unknown)}: expected some of {', '.join(SYSTEMS)}, or -")
+    if unknown := {*systems} - {*SYSTEMS, "-"}:
+        raise typer.BadParameter(f"--systems {' '.join(unknown)}: expected some of {', '.join(SYSTEMS)}, or -")
+    require_bf16(precision)
     on_device = device_of(device, output, kernels=True)
     torch.manual_seed(0)
     target = random_target(SHAPES[shape], on_device)
     rows = sorted({1, *rows})
     steps = TargetSteps(target, context, max(batches), max(rows), precision)
-    report: dict[str, Any] = {"shape": shape, "precision": precision, "context": context, "systems": {}}
+    report: dict[str, Any] = {"shape": shape, "precision": precision.value, "context": context, "systems": {}}
     report["steps"] = time_target(steps, batches, rows, repeats, eager, kernels)
-    for name in () if drafters == ["-"] else drafters:
+    for name in () if systems == ["-"] else systems:
         width, length, _ = sizes = SYSTEMS[name]
         drafter = random_drafter(drafter_of(name, target), on_device, context + PAIRS + width * length, length)
         report["systems"][name] = {

@@ -22,8 +22,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from benchmarks.command import Concurrency, console, run
-from benchmarks.gpu.llama_7b import SHAPES, InPrecision, Shape, random_drafter, random_target
+from benchmarks.gpu.llama_7b import SHAPES, InPrecision, Shape, random_drafter, random_target, require_bf16
 from benchmarks.gpu.machine import PACKAGES, Device, Output, device_of, write_report
+from redraft.bundle.backends import Precision
 from redraft.loadtest.tables import Table
 from redraft.model_defs.drafters.recurrent import RecurrentConfig, RecurrentDrafter
 from redraft.model_defs.export.programs import export_drafter_torch, export_target_torch
@@ -50,13 +51,13 @@ def random_llm(
     streams: int,
     max_len: int,
     nodes: int,
-    precision: str,
+    precision: Precision,
     eager_prompts: bool = False,
 ) -> LLM:
     """An LLM on a random target and drafter, for `streams` sequences of `max_len` tokens and trees of
     `nodes` drafted nodes. With `eager_prompts` steps of more rows than all trees have run without a CUDA graph. Raises
     BundleError where they do not fit the device."""
-    from redraft.bundle.backends import TORCH, Precision
+    from redraft.bundle.backends import TORCH
     from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
     from redraft.bundle.manifest import Bundle, Manifest
     from redraft.bundle.method import MethodConfig
@@ -90,7 +91,7 @@ def random_llm(
         BundleConfig(
             name="random",
             backend=TORCH,
-            precision=Precision(precision),
+            precision=precision,
             target=TargetInfo(feature_size=target.feature_size, **{name: getattr(config, name) for name in shape}),
             limits=limits,
             methods={TREES: method},
@@ -105,7 +106,7 @@ def random_llm(
         ),
     )
     cache = CacheShape(limits.slots, limits.max_len, limits.max_tree)
-    rewrite = partial(rewritten, Precision(precision))
+    rewrite = partial(rewritten, precision)
     with device:
         exported = {
             "target.pt2": export_target_torch(target, cache, rewrite=rewrite),
@@ -191,12 +192,13 @@ def main(
     prompt: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of each prompt.")] = 128,
     tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of each answer.")] = 128,
     nodes: Annotated[int, typer.Option("--tree-budget", help="Drafted nodes of a tree.")] = 15,
-    precision: InPrecision = "bf16",
+    precision: InPrecision = Precision.bf16,
     eager_prompts: Annotated[
         bool, typer.Option("--eager-prompts", help="No CUDA graphs for steps with a long prompt.")
     ] = False,
     output: Output = None,
 ) -> None:
+    require_bf16(precision)
     on_device = device_of(device, output, PACKAGES, kernels=True)
     from redraft.request import AUTO_REGRESSIVE
 
@@ -212,7 +214,7 @@ def main(
     table(rows).show(console)
     setting = {
         "shape": shape,
-        "precision": precision,
+        "precision": precision.value,
         "prompt": prompt,
         "tokens": tokens,
         "nodes": nodes,

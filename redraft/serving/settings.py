@@ -5,6 +5,7 @@ gets the whole object."""
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import json
 import os
 import sys
@@ -85,6 +86,16 @@ def _words(value: object) -> object:
     return value.split() if isinstance(value, str) else value
 
 
+def _networks(texts: list[str]) -> list[str]:
+    """The texts. Raises ValueError for one that is neither an address nor a network."""
+    for text in texts:
+        try:
+            ipaddress.ip_network(text)
+        except ValueError as error:
+            raise ValueError(f"{error}: expected an address or a network, such as 10.0.0.0/8") from None
+    return texts
+
+
 def _json(value: object) -> object:
     """Read the object that a flag, an environment variable or a text of a file holds."""
     if not isinstance(value, str):
@@ -155,6 +166,11 @@ class ServeSettings(BaseModel):
         default=[],
         description="Another name by which clients may reach /v1, and web pages Triton's HTTP too; '*': any. "
         "Repeatable; default: none.",
+    )
+    trusted_proxy: Annotated[list[str], BeforeValidator(_words), AfterValidator(_networks)] = Field(
+        default=[],
+        description="An address or a network, such as 10.0.0.0/8, of proxies whose X-Forwarded-For names the client "
+        "that --max-per-client counts. Repeatable; default: none.",
     )
     model_name: str | None = Field(default=None, description="The model's name in /v1; default: the bundle's.")
     tool_parser: ToolParser | None = Field(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,15 @@ def test_one_release_everywhere(where):
         "page": PAGE,
     }
     assert set(re.findall(r"redraft:(\d\d\.\d\d)", texts[where])) == {release}
+
+
+def test_envoy_takes_the_proxys_configuration():
+    """And its first replica is where `redraft serve` listens."""
+    folder = DEPLOY / "replicas"
+    command = [str(Path(sys.executable).with_name("envoy")), "--mode", "validate", "--config-path", "envoy.yaml"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    clusters = yaml.safe_load((folder / "envoy.yaml").read_text())["static_resources"]["clusters"]
+    for cluster in clusters:
+        first, *_ = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+        assert first["endpoint"]["address"]["socket_address"]["port_value"] == PORTS[cluster["name"]]

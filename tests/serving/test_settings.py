@@ -122,6 +122,8 @@ def test_whose_value_is_refused(tmp_path, monkeypatch):
         read({}, tmp_path / "serve.toml")
     with pytest.raises(SettingsError, match=r"^--default-chat-template-kwargs: .* a valid dictionary, got '3'$"):
         read({"default_chat_template_kwargs": "3"})
+    with pytest.raises(SettingsError, match=r"^--trusted-proxy: .*expected an address or a network"):
+        read({"trusted_proxy": ["10.0.0.0/8", "proxy.example"]})
     monkeypatch.setenv("REDRAFT_TP", "0")
     with pytest.raises(SettingsError, match=r"^REDRAFT_TP: .* greater than or equal to 1, got '0'$"):
         read({})

@@ -15,5 +15,5 @@ together
 python_row matmuls 30 benchmarks.gpu.matmuls $(on cpu --shape tiny --rows 1 16)
 TINY="--shape tiny --context 8 --batches 1 3 --rows 1 4 --repeats 1"
 python_row llama_8b 100 benchmarks.gpu.llama_7b --kernels \
-  $(on cuda --shape llama-3.1-8b --context 1024 --batches 1 8 32 64 --rows 1 5 16 --drafters eagle3 redrafter lyanna) $(on cpu $TINY)
+  $(on cuda --shape llama-3.1-8b --context 1024 --batches 1 8 32 64 --rows 1 5 16 --systems eagle3 redrafter lyanna) $(on cpu $TINY)
 end

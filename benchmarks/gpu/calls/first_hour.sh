@@ -7,7 +7,7 @@ CALL=first_hour RESUME=1; source "$(dirname "$0")/lib.sh"
 row compile 60 python3 -m benchmarks.gpu.kernel_resources "$(architecture)"
 python_row kernels 180 benchmarks.gpu.kernels --no-sanitizer --no-times --cases trees rings norms --shapes Phi-3-mini Gemma-3-4B Llama-3-8B
 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 row tests 180 python3 -m pytest -m gpu -p no:cacheprovider
-python_row steps 240 benchmarks.gpu.llama_7b --drafters - $(on cuda --shape llama-3.1-8b --context 1024 --batches 1 8 32 --rows 1 5 16) \
+python_row steps 240 benchmarks.gpu.llama_7b --systems - $(on cuda --shape llama-3.1-8b --context 1024 --batches 1 8 32 --rows 1 5 16) \
   $(on cpu --shape tiny --context 8 --batches 1 2 --rows 1 5 --repeats 1)
 python_row attention 120 benchmarks.gpu.kernels --no-checks --no-sanitizer
 python_row scheduling 360 benchmarks.gpu.scheduling $(on cpu --shape tiny --concurrency 2 --prompt-tokens 4 --max-tokens 4 --tree-budget 3)

@@ -1,0 +1,278 @@
+"""Two real replicas behind the proxy of deploy/replicas: a chat stays at one, and no fault or upgrade of one costs a
+client more than the streams that it was answering.
+
+Slow, as replicas start. It would catch a proxy that spreads a chat over replicas, sends requests to one that is away or
+drains, or lets one client take another's share.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from redraft.serving import launcher
+from redraft.serving.processes import owned_processes
+from tests.conftest import ROOT, wait_until
+from tests.serving.client_side import Service, free_ports, start
+
+pytestmark = pytest.mark.slow
+
+FILES = ROOT / "deploy/replicas"
+SESSION = "x-session-id"
+USERS, TURNS, TOKENS = 8, 5, 8
+
+
+@dataclass
+class Proxy:
+    """Envoy as a client and its operator see it."""
+
+    openai: int
+    grpc: int
+    admin: int
+
+    def ask(self, body: Mapping[str, Any], address: str = "127.0.0.1", **headers: str) -> httpx.Response:
+        """A chat's answer, asked for from a loopback address."""
+        return ask(self.openai, body, address, **headers)
+
+    def replicas(self) -> dict[int, tuple[bool, int]]:
+        """By port of /v1: whether a replica is in rotation, and its requests in flight."""
+        status = httpx.get(f"http://127.0.0.1:{self.admin}/clusters?format=json").json()
+        found = {}
+        for cluster in status["cluster_statuses"]:
+            for host in cluster.get("host_statuses", ()) if cluster["name"] == "openai" else ():
+                health = host["health_status"]
+                ready = health.get("eds_health_status") == "HEALTHY" and not health.get("failed_active_health_check")
+                active = next((stat.get("value", "0") for stat in host["stats"] if stat["name"] == "rq_active"), "0")
+                found[host["address"]["socket_address"]["port_value"]] = ready, int(active)
+        return found
+
+    def in_rotation(self) -> set[int]:
+        return {port for port, (ready, _) in self.replicas().items() if ready}
+
+
+def client_at(address: str) -> httpx.Client:
+    """A client with a loopback address of its own."""
+    return httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=120)
+
+
+def ask(port: int, body: Mapping[str, Any], address: str = "127.0.0.1", **headers: str) -> httpx.Response:
+    with client_at(address) as client:
+        return client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=dict(body), headers=headers)
+
+
+def chat(*texts: str, tokens: int = TOKENS, **fields: Any) -> dict[str, Any]:
+    """A conversation whose turns alternate, for an answer of so many tokens."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return {"messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **fields}
+
+
+def fill_in(listed: dict[str, Any], ports: Mapping[int, int]) -> dict[str, Any]:
+    """A configuration with other ports."""
+    text = json.dumps(listed)
+    for old, new in ports.items():
+        assert f'"port_value": {old}' in text
+        text = text.replace(f'"port_value": {old}}}', f'"port_value": {new}}}')
+    return json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def replicas(smollm2_bundle: Path) -> Iterator[list[Service]]:
+    """Two replicas of one thread each."""
+    with tempfile.TemporaryDirectory(prefix="redraft-test-") as folder, ThreadPoolExecutor() as pool:
+        ports = free_ports(2)
+        options = {"threads": 1, "max_per_client": 4, "trusted_proxy": ["127.0.0.1"]}
+        try:
+            yield list(
+                pool.map(
+                    lambda port: start(Path(folder, str(port)), smollm2_bundle, openai_port=port, **options), ports
+                )
+            )
+        finally:
+            for port in ports:
+                launcher.stop(Path(folder, str(port)))
+
+
+@pytest.fixture(scope="module")
+def proxy(replicas: list[Service], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    folder, made = tmp_path_factory.mktemp("envoy"), Proxy(*free_ports(3))
+    ports = {9003: made.openai, 9001: made.grpc, 9901: made.admin}
+    for base, replica in zip((8000, 8100), replicas, strict=True):
+        ports |= {base + 3: replica.settings.openai_port, base + 1: replica.settings.grpc_port}
+    listed = yaml.safe_load((FILES / "envoy.yaml").read_text())
+    (folder / "envoy.yaml").write_text(json.dumps(fill_in(listed, ports)))
+    shutil.copy(FILES / "conversation.lua", folder)
+    envoy = [str(Path(sys.executable).with_name("envoy")), "--config-path", "envoy.yaml", "--use-dynamic-base-id"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*envoy, "--concurrency", "1"], cwd=folder, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: process.poll() is not None or ready(made), 60)
+        assert process.poll() is None, (folder / "log").read_text()[-3000:]
+        yield made
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def ready(proxy: Proxy) -> bool:
+    with suppress(httpx.TransportError):
+        return len(proxy.in_rotation()) == 2
+    return False
+
+
+@pytest.fixture(autouse=True)
+def both_are_back(request: pytest.FixtureRequest, replicas: list[Service], proxy: Proxy) -> None:
+    wait_until(lambda: len(proxy.in_rotation()) == 2, 60)
+
+
+def cached_tokens(kind: str, post: Any) -> int:
+    """What the cache saves of chats of several turns, of users side by side. `post(user, turn, body)` asks; `kind` is a
+    letter that makes the chats new."""
+
+    def talk(user: int) -> int:
+        texts, cached = [f"{kind}{user}: tell me about the number {user} and what it is good for."], 0
+        for turn in range(TURNS):
+            answer = post(user, turn, chat(*texts)).json()
+            cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            texts += [answer["choices"][0]["message"]["content"], f"Go on with part {turn}, please."]
+        return cached
+
+    with ThreadPoolExecutor(4) as pool:
+        return sum(pool.map(talk, range(USERS)))
+
+
+def test_a_chat_stays_where_its_beginning_is_cached(proxy, replicas):
+    """By its first message, and by a header; turn by turn at the other replica as the control."""
+    ports = [replica.settings.openai_port for replica in replicas]
+    alone = cached_tokens("a", lambda user, turn, body: ask(ports[0], body))
+    by_message = cached_tokens("b", lambda user, turn, body: proxy.ask(body))
+    by_header = cached_tokens("c", lambda user, turn, body: proxy.ask(body, **{SESSION: f"user {user}"}))
+    spread = cached_tokens("d", lambda user, turn, body: ask(ports[(user + turn) % 2], body))
+    assert by_message >= 0.98 * alone
+    assert by_header >= 0.98 * alone
+    assert spread < 0.8 * alone
+
+
+@contextmanager
+def streams(proxy: Proxy, count: int) -> Iterator[list[list[str]]]:
+    """Streams that run meanwhile, each of a session; their events, and "cut" after those of one whose connection ended
+    without a last chunk."""
+    events: list[list[str]] = [[] for _ in range(count)]
+
+    def read(number: int) -> None:
+        body = chat(f"Story number {number}", tokens=150, stream=True)
+        url, session = f"http://127.0.0.1:{proxy.openai}/v1/chat/completions", {SESSION: f"stream {number}"}
+        try:
+            with (
+                client_at(f"127.0.2.{number + 1}") as client,
+                client.stream("POST", url, json=body, headers=session) as response,
+            ):
+                for line in response.iter_lines():
+                    events[number] += [line[6:]] if line.startswith("data: ") else []
+        except httpx.TransportError:
+            events[number].append("cut")
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(events), 60)  # an answer that has not begun is asked for again elsewhere
+    yield events
+    for thread in threads:
+        thread.join()
+
+
+def test_a_replica_that_is_killed_costs_its_own_streams_only(proxy, replicas):
+    victim, port = replicas[0], replicas[0].settings.openai_port
+    with streams(proxy, 6) as events:
+        own = proxy.replicas()[port][1]
+        psutil.Process(victim.state.supervisor_pid).kill()  # first, or it would start the others again
+        for process in owned_processes(victim.run_dir.path):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        answers = [proxy.ask(chat(f"Question {i}", tokens=4), **{SESSION: f"s {i}"}) for i in range(8)]
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert 0 < own < 6
+    assert sorted(stream[-1] for stream in events) == ["[DONE]"] * (6 - own) + ["cut"] * own
+    wait_until(lambda: port not in proxy.in_rotation(), 30)
+    launcher.stop(victim.run_dir.path)
+    launcher.serve(victim.settings, victim.run_dir.path, lambda activity: None)
+    wait_until(lambda: port in proxy.in_rotation(), 30)
+
+
+def test_streams_of_an_engine_that_is_killed_end_with_an_error_event(proxy, replicas):
+    victim = replicas[1]
+    with streams(proxy, 6) as events:
+        own = proxy.replicas()[victim.settings.openai_port][1]
+        psutil.Process(victim.state.worker_pid).kill()
+    broken = [stream for stream in events if stream[-1] != "[DONE]"]
+    assert len(broken) == own > 0
+    assert all("error" in json.loads(stream[-1]) for stream in broken)
+
+
+def test_no_request_fails_while_all_replicas_are_upgraded(proxy, replicas):
+    over, failures, answered, names = threading.Event(), [], [], set()
+
+    def ask_on(number: int) -> None:
+        while not over.is_set():
+            answer = proxy.ask(
+                chat(f"Client {number}, request {len(answered)}", tokens=4), address=f"127.0.1.{number + 1}"
+            )
+            (answered if answer.status_code == 200 else failures).append(answer.text)
+            if answer.status_code == 200:
+                names.add(answer.json()["model"])
+
+    with ThreadPoolExecutor(3) as pool:
+        clients = [pool.submit(ask_on, number) for number in range(3)]
+        try:
+            for replica in replicas:
+                launcher.stop(replica.run_dir.path)
+                new = replica.settings.model_copy(update={"model_name": "next"})
+                launcher.serve(new, replica.run_dir.path, lambda activity: None)
+                wait_until(lambda port=new.openai_port: port in proxy.in_rotation(), 30)
+            time.sleep(1)
+        finally:
+            over.set()
+    for client in clients:
+        client.result()
+    assert failures == []
+    assert len(answered) > 30
+    assert "next" in names
+    assert len(names) == 2
+
+
+def test_a_limit_counts_the_client_and_not_the_proxy(proxy):
+    """Also of a client that says to be another."""
+    with ThreadPoolExecutor(16) as pool:
+        greedy = [
+            pool.submit(
+                proxy.ask,
+                chat(f"Greedy {i}", tokens=60),
+                "127.0.0.2",
+                **{SESSION: f"g {i}", "X-Forwarded-For": f"10.0.0.{i}"},
+            )
+            for i in range(14)
+        ]
+        time.sleep(1)
+        modest = pool.submit(proxy.ask, chat("Modest", tokens=4), "127.0.0.3").result()
+    codes = [one.result().status_code for one in greedy]
+    assert modest.status_code == 200
+    assert codes.count(200) >= 4
+    assert 429 in codes
+    assert {*codes} == {200, 429}
