@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 from typer.main import get_command
@@ -20,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-SERVICE, DEPLOYMENT = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+BASE = DEPLOY / "kubernetes/base"
+SERVICE, REPLICAS = yaml.safe_load_all((BASE / "service.yaml").read_text())
+DEPLOYMENT = yaml.safe_load((BASE / "deployment.yaml").read_text())
 PAGE = (ROOT / "docs" / "guides" / "deployment.md").read_text()
 PORTS = {name: OPTIONS[f"{name}_port"].default for name in ("http", "grpc", "metrics", "openai")}
 ALLOW_HOST_VARIABLE = PREFIX + "ALLOW_HOST"
@@ -101,7 +104,8 @@ def test_bundles_and_shared_memory_are_mounted_where_they_are_looked_for():
     assert service["stop_grace_period"] == f"{launch.STOP_S}s"
     assert service["shm_size"] == launch.SHARED_MEMORY + "b" == "2gb"
     pod = DEPLOYMENT["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] == launch.STOP_S
+    before_stop = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] == before_stop + launch.STOP_S
     mounts = {mount["mountPath"]: mount for mount in pod["containers"][0]["volumeMounts"]}
     assert {path: mount.get("readOnly", False) for path, mount in mounts.items()} == {
         bundle: True, learned: False, "/dev/shm": False
@@ -114,7 +118,9 @@ def test_the_key_and_the_names_of_v1_reach_the_container(monkeypatch):
     assert (launch.API_KEY, launch.ALLOW_HOST) == (API_KEY_VARIABLE, ALLOW_HOST_VARIABLE)
     assert COMPOSE["services"]["redraft"]["environment"] == [API_KEY_VARIABLE, ALLOW_HOST_VARIABLE]
     (container,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
-    assert container["env"] == [{"name": ALLOW_HOST_VARIABLE, "value": SERVICE["metadata"]["name"]}]
+    names, key = container["env"]
+    assert names == {"name": ALLOW_HOST_VARIABLE, "value": SERVICE["metadata"]["name"]}
+    assert key["name"] == API_KEY_VARIABLE
     monkeypatch.setenv(ALLOW_HOST_VARIABLE, "a.example b.example")
     assert read({}).allow_host == ["a.example", "b.example"]
 
@@ -142,3 +148,34 @@ def test_envoy_takes_the_proxys_configuration():
     for cluster in clusters:
         first, *_ = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
         assert first["endpoint"]["address"]["socket_address"]["port_value"] == PORTS[cluster["name"]]
+
+
+def overlay(name: str) -> dict[str, dict]:
+    """What an overlay makes, by kind and name."""
+    command = ["kubectl", "kustomize", str(DEPLOY / "kubernetes" / name)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made = list(yaml.safe_load_all(done.stdout))
+    return {f"{document['kind']} {document['metadata']['name']}": document for document in made}
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_a_cluster_takes_each_overlay(name):
+    documents = overlay(name)
+    for document in documents.values():
+        kubernetes_validate.validate(document, "1.32", strict=True)
+    pods = DEPLOYMENT["spec"]["selector"]["matchLabels"]
+    assert REPLICAS["spec"]["clusterIP"] == "None"
+    for service in ("redraft", "redraft-replicas"):
+        assert documents[f"Service {service}"]["spec"]["selector"] == pods
+    for kind in ("PodDisruptionBudget", "NetworkPolicy"):
+        spec = documents[f"{kind} redraft"]["spec"]
+        assert (spec.get("selector") or spec["podSelector"])["matchLabels"] == pods
+    (container,) = documents["Deployment redraft"]["spec"]["template"]["spec"]["containers"]
+    assert ("nvidia.com/gpu" in container["resources"]["limits"]) is (name == "gpu")
+
+
+def test_only_v1_is_open_in_a_cluster():
+    policy = yaml.safe_load((BASE / "network.yaml").read_text())
+    (rule,) = policy["spec"]["ingress"]
+    assert rule["ports"] == [{"port": "openai"}]
