@@ -44,6 +44,10 @@ def table(title: str, milliseconds: float, kernels: list[dict[str, Any]]) -> Tab
         ["kernel", "calls", "us", "share"],
     )
     for kernel in kernels[:MOST]:
-        cells = [f"{kernel['calls']:g}", f"{kernel['microseconds']:.1f}", f"{kernel['microseconds'] / total:.1%}"]
+        cells = [
+            f"{kernel['calls']:g}",
+            f"{kernel['microseconds']:.1f}",
+            f"{kernel['microseconds'] / max(total, 1e-9):.1%}",
+        ]
         result.rows.append([kernel["kernel"][:WIDEST_NAME], *cells])
     return result

@@ -52,19 +52,31 @@ class Proxy:
         return ask(self.openai, body, address, **headers)
 
     def replicas(self) -> dict[int, tuple[bool, int]]:
-        """By port of /v1: whether a replica is in rotation, and its requests in flight."""
+        """By port of /v1: whether a replica is in rotation, and the requests that it got."""
         status = httpx.get(f"http://127.0.0.1:{self.admin}/clusters?format=json").json()
         found = {}
         for cluster in status["cluster_statuses"]:
             for host in cluster.get("host_statuses", ()) if cluster["name"] == "openai" else ():
                 health = host["health_status"]
                 ready = health.get("eds_health_status") == "HEALTHY" and not health.get("failed_active_health_check")
-                active = next((stat.get("value", "0") for stat in host["stats"] if stat["name"] == "rq_active"), "0")
-                found[host["address"]["socket_address"]["port_value"]] = ready, int(active)
+                requests = next((stat.get("value", "0") for stat in host["stats"] if stat["name"] == "rq_total"), "0")
+                found[host["address"]["socket_address"]["port_value"]] = ready, int(requests)
         return found
 
     def in_rotation(self) -> set[int]:
         return {port for port, (ready, _) in self.replicas().items() if ready}
+
+    def sessions(self, each: int) -> dict[int, list[str]]:
+        """By port of /v1: names of sessions that the replica gets."""
+        names: dict[int, list[str]] = {port: [] for port in self.replicas()}
+        for number in range(100):
+            before, name = self.replicas(), f"session {number}"
+            httpx.get(f"http://127.0.0.1:{self.openai}/v1/models", headers={SESSION: name})
+            (port,) = (port for port, (_, requests) in self.replicas().items() if requests > before[port][1])
+            names[port].append(name)
+            if min(map(len, names.values())) >= each:
+                return {port: found[:each] for port, found in names.items()}
+        raise AssertionError(f"one replica got nearly all: {names}")
 
 
 def client_at(address: str) -> httpx.Client:
@@ -112,8 +124,8 @@ def replicas(smollm2_bundle: Path) -> Iterator[list[Service]]:
 
 @pytest.fixture(scope="module")
 def proxy(replicas: list[Service], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    folder, made = tmp_path_factory.mktemp("envoy"), Proxy(*free_ports(3))
-    ports = {9003: made.openai, 9001: made.grpc, 9901: made.admin}
+    folder, proxy = tmp_path_factory.mktemp("envoy"), Proxy(*free_ports(3))
+    ports = {9003: proxy.openai, 9001: proxy.grpc, 9901: proxy.admin}
     for base, replica in zip((8000, 8100), replicas, strict=True):
         ports |= {base + 3: replica.settings.openai_port, base + 1: replica.settings.grpc_port}
     listed = yaml.safe_load((FILES / "envoy.yaml").read_text())
@@ -123,9 +135,9 @@ def proxy(replicas: list[Service], tmp_path_factory: pytest.TempPathFactory) -> 
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([*envoy, "--concurrency", "1"], cwd=folder, stdout=log, stderr=log)
     try:
-        wait_until(lambda: process.poll() is not None or ready(made), 60)
+        wait_until(lambda: process.poll() is not None or ready(proxy), 60)
         assert process.poll() is None, (folder / "log").read_text()[-3000:]
-        yield made
+        yield proxy
     finally:
         process.terminate()
         process.wait()
@@ -171,45 +183,47 @@ def test_a_chat_stays_where_its_beginning_is_cached(proxy, replicas):
 
 
 @contextmanager
-def streams(proxy: Proxy, count: int) -> Iterator[list[list[str]]]:
-    """Streams that run meanwhile, each of a session; their events, and "cut" after those of one whose connection ended
-    without a last chunk."""
-    events: list[list[str]] = [[] for _ in range(count)]
+def streams(proxy: Proxy, each: int) -> Iterator[dict[int, list[list[str]]]]:
+    """Streams that run meanwhile, `each` for each replica; by its port their events, and "cut" after those of one
+    whose connection ended without a last chunk."""
+    sessions = proxy.sessions(each)
+    events: dict[int, list[list[str]]] = {port: [[] for _ in names] for port, names in sessions.items()}
 
-    def read(number: int) -> None:
-        body = chat(f"Story number {number}", tokens=150, stream=True)
-        url, session = f"http://127.0.0.1:{proxy.openai}/v1/chat/completions", {SESSION: f"stream {number}"}
+    def read(name: str, address: str, into: list[str]) -> None:
+        body = chat(f"A story about {name}", tokens=150, stream=True)
+        url = f"http://127.0.0.1:{proxy.openai}/v1/chat/completions"
         try:
-            with (
-                client_at(f"127.0.2.{number + 1}") as client,
-                client.stream("POST", url, json=body, headers=session) as response,
-            ):
-                for line in response.iter_lines():
-                    events[number] += [line[6:]] if line.startswith("data: ") else []
+            with client_at(address) as client, client.stream("POST", url, json=body, headers={SESSION: name}) as answer:
+                for line in answer.iter_lines():
+                    into += [line[6:]] if line.startswith("data: ") else []
         except httpx.TransportError:
-            events[number].append("cut")
+            into.append("cut")
 
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(count)]
+    given = [(name, into) for port, names in sessions.items() for name, into in zip(names, events[port], strict=True)]
+    threads = [
+        threading.Thread(target=read, args=(name, f"127.0.2.{number + 1}", into))
+        for number, (name, into) in enumerate(given)
+    ]
     for thread in threads:
         thread.start()
-    wait_until(lambda: all(events), 60)  # an answer that has not begun is asked for again elsewhere
+    wait_until(lambda: all(into for _, into in given), 60)  # an answer that has not begun is asked for again elsewhere
     yield events
     for thread in threads:
         thread.join()
 
 
 def test_a_replica_that_is_killed_costs_its_own_streams_only(proxy, replicas):
-    victim, port = replicas[0], replicas[0].settings.openai_port
-    with streams(proxy, 6) as events:
-        own = proxy.replicas()[port][1]
+    victim, other = replicas
+    port = victim.settings.openai_port
+    with streams(proxy, 3) as events:
         psutil.Process(victim.state.supervisor_pid).kill()  # first, or it would start the others again
         for process in owned_processes(victim.run_dir.path):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         answers = [proxy.ask(chat(f"Question {i}", tokens=4), **{SESSION: f"s {i}"}) for i in range(8)]
     assert [answer.status_code for answer in answers] == [200] * 8
-    assert 0 < own < 6
-    assert sorted(stream[-1] for stream in events) == ["[DONE]"] * (6 - own) + ["cut"] * own
+    assert [stream[-1] for stream in events[port]] == ["cut"] * 3
+    assert [stream[-1] for stream in events[other.settings.openai_port]] == ["[DONE]"] * 3
     wait_until(lambda: port not in proxy.in_rotation(), 30)
     launcher.stop(victim.run_dir.path)
     launcher.serve(victim.settings, victim.run_dir.path, lambda activity: None)
@@ -217,13 +231,11 @@ def test_a_replica_that_is_killed_costs_its_own_streams_only(proxy, replicas):
 
 
 def test_streams_of_an_engine_that_is_killed_end_with_an_error_event(proxy, replicas):
-    victim = replicas[1]
-    with streams(proxy, 6) as events:
-        own = proxy.replicas()[victim.settings.openai_port][1]
+    other, victim = replicas
+    with streams(proxy, 3) as events:
         psutil.Process(victim.state.worker_pid).kill()
-    broken = [stream for stream in events if stream[-1] != "[DONE]"]
-    assert len(broken) == own > 0
-    assert all("error" in json.loads(stream[-1]) for stream in broken)
+    assert all("error" in json.loads(stream[-1]) for stream in events[victim.settings.openai_port])
+    assert [stream[-1] for stream in events[other.settings.openai_port]] == ["[DONE]"] * 3
 
 
 def test_no_request_fails_while_all_replicas_are_upgraded(proxy, replicas):
