@@ -19,7 +19,6 @@ least one, are in no training data.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from enum import StrEnum
@@ -177,9 +176,7 @@ def main(
 ) -> None:
     """Write teacher data (tokens and hidden states) for training drafters."""
     ranks = this_rank()
-    if ranks.count > 1:
-        threads = threads or max(len(os.sched_getaffinity(0)) // ranks.local_count, 1)
-    if threads:
+    if threads := threads or ranks.threads:
         torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     output = output or data_of(model.name, target_layers)

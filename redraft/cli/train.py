@@ -38,7 +38,7 @@ from redraft.training.plan import usual_rows
 from redraft.training.ranks import ranked, this_rank, versions
 from redraft.training.run import (
     CHECKPOINT_S,
-    OtherRunError,
+    CheckpointError,
     Run,
     checkpoint_bytes,
     prepare_drafter,
@@ -159,7 +159,7 @@ def main(
 ) -> None:
     """Train a drafter by distillation; resumes when the output folder has a checkpoint."""
     ranks = this_rank()
-    if threads:
+    if threads := threads or ranks.threads:
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -237,5 +237,5 @@ def main(
                     module.initialize(target, teacher.sample(run.window, unroll).to(device))
                 save_bigrams(output / BIGRAMS_FILE_NAME, data, vocab_size)
             train(trainer, teacher, run, output, card, resumed is None, bar, ranks)
-        except (OSError, OtherRunError, SafetensorError) as error:
+        except (OSError, CheckpointError, SafetensorError) as error:
             raise typer.BadParameter(str(error)) from None

@@ -312,7 +312,10 @@ class Checkpoint:
                 was, asked = (
                     ", ".join(f"{name} {settings.get(name)}" for name in others) for settings in (begun, recipe)
                 )
-                raise ValueError(f"{path} is of a run with {was}, the command asks for {asked}")
+                raise ValueError(
+                    f"{path} is of a run with {was}, the command asks for {asked}; for these give another --output "
+                    f"and --start-from {path.parent}"
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         state = RunState(
             int(metadata["step"]),

@@ -38,6 +38,11 @@ class Ranks:
         """Whether it is the one that speaks, judges and writes checkpoints."""
         return self.index == 0
 
+    @property
+    def threads(self) -> int | None:
+        """Its share of the cores of its machine; of a process that is the only one None, which is all."""
+        return None if self.count == 1 else max(len(os.sched_getaffinity(0)) // self.local_count, 1)
+
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, by rank. Every rank must call it."""
         if self.count == 1:
@@ -74,7 +79,7 @@ class Ranks:
         except (OSError, ValueError, typer.BadParameter) as error:
             if self.count == 1:
                 raise
-            failure = str(error)
+            failure = str(error) or type(error).__name__
         answers = self.gather((failure, facts))
         message = _first_failure([failure for failure, _ in answers]) or _difference([facts for _, facts in answers])
         if message and self.first:
@@ -101,20 +106,19 @@ def of_several() -> bool:
 
 @contextmanager
 def ranked(program: str, outcome: str) -> Iterator[None]:
-    """Join the ranks that torchrun started, where it did. On GPUs each takes its own. Where another rank ends before
-    this one is done, end the process with status 1 and one line, `program: rank 1: another rank ended, outcome`.
+    """Join the ranks that torchrun started, where it did. On GPUs each takes its own; where they are too few, raises
+    typer.BadParameter. Where another rank ends before this one is done, end the process with status 1 and one line,
+    `program: rank 1: another rank ended, outcome`.
 
     Also a decorator, for a program's main function.
     """
     if not of_several():
         yield
         return
-    backend = "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=PATIENCE)
+    os.environ.pop("OMP_NUM_THREADS", None)  # torchrun's 1, also for the programs that this one starts
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
     try:
+        _take_gpu(this_rank())
         yield
     except RuntimeError as error:
         if not _is_lost_peer(error):
@@ -123,6 +127,21 @@ def ranked(program: str, outcome: str) -> Iterator[None]:
         raise SystemExit(1) from None
     finally:
         dist.destroy_process_group()
+
+
+def _take_gpu(ranks: Ranks) -> None:
+    """Take a GPU of its own, where there are any. Raises typer.BadParameter where its machine has too few."""
+    if not torch.cuda.is_available():
+        return
+    try:
+        with ranks.agreement():
+            if ranks.local_count > (gpus := torch.cuda.device_count()):
+                raise ValueError(
+                    f"torchrun --nproc-per-node {ranks.local_count}: expected at most {gpus}, one for each GPU"
+                )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
 def versions() -> str:

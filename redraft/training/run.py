@@ -57,13 +57,13 @@ class BatchLoss(torch.nn.Module):
         super().__init__()
         self.drafter, self.trainer = trainer.drafter, trainer
 
-    def forward(self, windows: Windows, counts: list[int]) -> torch.Tensor:
-        """The loss of a piece of a batch that has so many positions at each depth."""
+    def forward(self, windows: Windows, counts: list[int] | None) -> torch.Tensor:
+        """The loss of a piece of a batch, with `counts` those of the whole batch."""
         return self.trainer.loss(windows, counts)
 
 
-class OtherRunError(ValueError):
-    """A checkpoint that was written by a run with other settings."""
+class CheckpointError(ValueError):
+    """A checkpoint that the run cannot go on from: of a run with other settings, or one that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def train(
 ) -> None:
     """Train to the end of the run, on all ranks; every `run.every` steps the first one writes a log line, as often and
     after CHECKPOINT_S a checkpoint and the drafter itself. Whatever the ranks, the batches are the same, and so is the
-    drafter to rounding, where no sample stands for the head's rows. Raises OtherRunError."""
+    drafter to rounding, where no sample stands for the head's rows. Raises CheckpointError."""
     drafter, device = trainer.drafter, trainer.device
     optimizer = make_optimizer(drafter, run.peak_rate)
     checkpoint = output / "checkpoint.safetensors"
@@ -179,7 +179,7 @@ def train(
         with ranks.agreement():
             written = Checkpoint.read(checkpoint, recipe) if ranks.first and not fresh else None
     except ValueError as error:
-        raise OtherRunError(f"{error}; for these give another --output and --start-from {output}") from None
+        raise CheckpointError(str(error)) from None
     done = RunState()
     if written := ranks.from_first(written):
         done = written.state
@@ -245,22 +245,24 @@ def train(
             print(json.dumps(record), flush=True)
 
 
-def totals(trainer: Trainer, parts: Sequence[tuple[Windows, int]], ranks: Ranks) -> tuple[int, list[int]]:
+def totals(trainer: Trainer, parts: Sequence[tuple[Windows, int]], ranks: Ranks) -> tuple[int, list[int] | None]:
     """Positions that a step trains, and those that its loss is the mean over at each depth: those of all ranks' pieces,
-    which differ in them."""
+    which differ in them. None where there is one piece, which counts them itself."""
+    if len(parts) == ranks.count == 1:
+        return parts[0][1], None
     rows = [[positions, *trainer.counts(windows)] for windows, positions in parts]
     positions, *counts = ranks.sum(torch.tensor(rows).sum(0)).tolist()
     return positions, counts
 
 
 def backward(
-    model: torch.nn.Module, parts: Sequence[tuple[Windows, int]], counts: list[int], ranks: Ranks
+    model: torch.nn.Module, parts: Sequence[tuple[Windows, int]], counts: list[int] | None, ranks: Ranks
 ) -> torch.Tensor:
     """Add the gradients of a step's loss, and return this rank's share of the loss. Ranks exchange gradients once, with
     the last piece."""
     total = torch.zeros(())
-    for place, (windows, _) in enumerate(parts):
-        last = place == len(parts) - 1
+    for number, (windows, _) in enumerate(parts, 1):
+        last = number == len(parts)
         with nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync():
             loss = model(windows, counts)
             (loss * ranks.count).backward()  # DistributedDataParallel takes the mean over ranks

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from redraft.model_defs.files import save_tensors
 from redraft.model_defs.weights.folder import files_with_weights
 from redraft.training.ranks import ALONE, Ranks
-from redraft.training.teacher_data import LAYERS, USUAL_CUTOFF
+from redraft.training.teacher_data import LAYERS, USUAL_CUTOFF, prompts_of
 
 LOOP_TOKENS = 48
 LOOP_PERIODS = 16
@@ -114,7 +114,7 @@ class Shards:
         after `before` tokens of its document, and ends `after` tokens before the answer. Every rank must call it, and
         none may write before."""
         own = {
-            number: (tokens, [hash(prompt) for prompt in _prompts(file, before, after)])
+            number: (tokens, [hash(prompt) for prompt in prompts_of(file, before, after)])
             for number, (file, tokens) in self._held.items()
         }
         held: dict[int, tuple[int, list[int]]] = {}
@@ -127,7 +127,7 @@ class Shards:
         """The prompts of its documents, as token ids: each begins after `before` tokens, and ends `after` tokens before
         the answer."""
         for file in sorted(self.folder.glob("shard-*.safetensors")):
-            yield from _prompts(file, before, after)
+            yield from prompts_of(file, before, after)
 
     def begin(self) -> None:
         """Keep the answers that a killed run had under way, as they are."""
@@ -183,14 +183,6 @@ def _writer(file: Path) -> str:
 
 def _number(file: Path) -> int:
     return int(file.stem.rpartition("-")[2])
-
-
-def _prompts(file: Path, before: int, after: int) -> Iterator[tuple[int, ...]]:
-    """The prompts of a shard's documents, as token ids."""
-    with safe_open(file, framework="pt") as shard:
-        tokens, offsets, answers = (shard.get_tensor(name) for name in ("tokens", "offsets", "answer_starts"))
-    for begin, answer in zip(offsets.tolist(), answers.tolist(), strict=False):
-        yield tuple(tokens[begin + before : answer - after].tolist())
 
 
 def write_shard(path: Path, docs: Sequence[Document], meta: Mapping[str, str]) -> None:

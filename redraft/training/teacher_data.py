@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -95,8 +93,8 @@ class TeacherData:
         self.evaluation = (reserved or files[0])[:held_out]
         kept = {*reserved, *self.evaluation}
         self._training = [file for in_folder in files for file in in_folder if file not in kept]
-        self._folder, self._kept, self._metadata = folders[0], len(kept), metadata
-        self._held_out_prompts = {prompt for file in reserved for prompt in _prompts(file)}
+        self._folder, self._kept, self._metadata = folders[0], kept, metadata
+        self._held_out_prompts = {prompt for file in reserved for prompt in prompts_of(file)}
         self._check_division(reserved, metadata)
         _check_overlap(metadata)
 
@@ -131,7 +129,7 @@ class TeacherData:
     def training(self) -> list[Path]:
         """The shards to train on. Raises ValueError where there are none."""
         if not self._training:
-            raise ValueError(f"{self._folder} holds only the {self._kept} held-out shards")
+            raise ValueError(f"{self._folder} holds only the {len(self._kept)} held-out shards")
         return self._training
 
     def __str__(self) -> str:
@@ -230,13 +228,15 @@ class TeacherData:
     def _trained(self, file: Path) -> tuple[Tensor, Tensor, Tensor]:
         """The documents of a training shard, without those whose prompt is held out: one rank may have the target write
         a prompt for training that another's target wrote to be judged by."""
-        kept = torch.tensor([prompt not in self._held_out_prompts for prompt in _prompts(file)], dtype=torch.bool)
         starts, answers, ends = _documents(file)
+        if not self._held_out_prompts:
+            return starts, answers, ends
+        kept = torch.tensor([prompt not in self._held_out_prompts for prompt in prompts_of(file)], dtype=torch.bool)
         return starts[kept], answers[kept], ends[kept]
 
     def _plan(self, file: Path, length: int, unroll: int, documents: int | None = None) -> _Plan:
         """Documents back to back, cut every `length` rows; windows without a position to draft from are left out."""
-        trained = self._trained(file) if file in self._training else _documents(file)
+        trained = _documents(file) if file in self._kept else self._trained(file)
         starts, answers, ends = (part[:documents] for part in trained)
         firsts = torch.maximum(answers - 2, starts)
         begins = starts if self.prompts else firsts
@@ -262,26 +262,28 @@ def cutoff_of_shards(folder: Path) -> int:
 
 def _check_overlap(metadata: Mapping[Path, Mapping[str, str]]) -> None:
     """Raises ValueError where two folders hold the same prompts, drawn with the same seed or with the file's own
-    responses: where they are of one file, and of ranks that share a prompt's hash. Shards of one folder share none."""
-    seen: dict[tuple[str | None, ...], dict[Path, set[tuple[int, int]]]] = {}
+    responses: where they have shards of one number. Ranks of one run give each number once, whatever folders they
+    write; runs apart from each other begin with the same ones."""
+    seen: dict[tuple[str | None, ...], dict[str, Path]] = {}
     for file, values in metadata.items():
         if "seed" not in values:  # written before it was stored
             continue
         seed = "" if values["source"] == "prefill" else values["seed"]
         key = (seed, *(values.get(name) for name in ("held_out", "source", "prompts", "shares", "self_written")))
-        index, count = map(int, values["rank"].split("/"))
-        seen.setdefault(key, {}).setdefault(file.parent, set()).add((index, count))
-    for (drawn_with, *_), of_folder in seen.items():
-        for (first, ranks), (second, others) in combinations(of_folder.items(), 2):
-            pairs = ((a, b) for a in ranks for b in others)
-            same = next((b for a, b in pairs if (a[0] - b[0]) % math.gcd(a[1], b[1]) == 0), None)
-            if same:
-                whose = f" of rank {same[0]}/{same[1]}" if same[1] > 1 else ""
-                which = f" with the same seed {drawn_with}" if drawn_with else ""
-                raise ValueError(
-                    f"{second} holds prompts{whose} that {first} holds{which}: leave it out, or write it with another "
-                    "--seed"
-                )
+        first = seen.setdefault(key, {}).setdefault(file.name, file).parent
+        if first != file.parent:
+            same = f" with the same seed {seed}: leave it out, or write it with another --seed" if seed else ""
+            raise ValueError(f"{file.parent} holds prompts that {first} holds{same or ': leave it out'}")
+
+
+def prompts_of(file: Path, before: int = 0, after: int = 0) -> Iterator[tuple[int, ...]]:
+    """What stands before the answer of each document of a shard, as token ids, without the first `before` and the last
+    `after`."""
+    starts, answers, _ = _documents(file)
+    with safe_open(file, framework="pt") as shard:
+        tokens = shard.get_tensor("tokens")
+    for start, answer in zip(starts.tolist(), answers.tolist(), strict=True):
+        yield tuple(tokens[start + before : answer - after].tolist())
 
 
 def most_frequent(counts: Tensor, kept: int) -> Tensor:
@@ -299,12 +301,3 @@ def _documents(file: Path) -> tuple[Tensor, Tensor, Tensor]:
     with safe_open(file, framework="pt") as shard:
         offsets, answers = shard.get_tensor("offsets").long(), shard.get_tensor("answer_starts").long()
     return offsets[:-1], answers, offsets[1:]
-
-
-def _prompts(file: Path) -> Iterator[tuple[int, ...]]:
-    """What stands before the answer of each document of a shard, as token ids."""
-    starts, answers, _ = _documents(file)
-    with safe_open(file, framework="pt") as shard:
-        tokens = shard.get_tensor("tokens")
-    for start, answer in zip(starts.tolist(), answers.tolist(), strict=True):
-        yield tuple(tokens[start:answer].tolist())

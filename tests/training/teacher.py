@@ -6,7 +6,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import socket
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 import torch
 import typer
 from safetensors.torch import load_file
+from torch.distributed import TCPStore
 
 from redraft.cli import distill
 from redraft.cli import train as command
@@ -120,17 +120,21 @@ def run_training(taught: Path, output: Path, drafter: str, positions: int, **mor
 def on_ranks(folder: Path, *work: Callable[[], object]) -> list[tuple[int | None, str]]:
     """Run each of these in a process of its own, which is a rank as torchrun starts it. Returns their exit statuses and
     what they wrote to standard error."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
-    children = []
-    for rank, act in enumerate(work):
-        child = multiprocessing.get_context("fork").Process(target=_on_rank, args=(rank, len(work), port, folder, act))
-        child.start()
-        children.append(child)
-    for child in children:
-        child.join(120)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    process = multiprocessing.get_context("fork").Process
+    places = ((rank, len(work), store.port, folder, act) for rank, act in enumerate(work))
+    children = [process(target=_on_rank, args=place) for place in places]
+    try:
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(120)
+    finally:
+        for child in children:
+            if child.pid:
+                child.kill()
+                child.join()
     return [(child.exitcode, (folder / f"{rank}.log").read_text()) for rank, child in enumerate(children)]
 
 
@@ -140,6 +144,7 @@ def _on_rank(rank: int, count: int, port: int, folder: Path, act: Callable[[], o
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     os.environ |= dict(zip(names, map(str, (rank, count, rank, count, port)), strict=True))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     try:
         act()
     except typer.BadParameter as error:

@@ -19,8 +19,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from redraft.cli import distill
-from redraft.training import conversations, parts, prompts, shards, writing
+from redraft.training import conversations, distillation, parts, prompts, ranks, shards, writing
 from redraft.training import run as training_run
+from redraft.training.ranks import ALONE, Ranks, ranked, this_rank
 from redraft.training.teacher_data import TeacherData
 from tests.engines.tiny import write_model
 from tests.training.teacher import (
@@ -86,7 +87,8 @@ def test_a_rank_that_is_killed_loses_its_open_shard_only(teacher, monkeypatch):
     step = conversations.Generator._step
 
     def killed(*arguments):
-        if os.environ.get("RANK") == "1" and len(list((teacher / "data").glob("*"))) >= 4:
+        own = {file.stem[:-6] for file in (teacher / "data").glob("*-*[13579].safetensors")}
+        if os.environ.get("RANK") == "1" and own == {"running", "shard"}:
             os.kill(os.getpid(), signal.SIGKILL)
         return step(*arguments)
 
@@ -120,15 +122,16 @@ def test_what_an_earlier_file_of_answers_says_is_not_kept_twice(tmp_path):
 
 
 def test_folders_of_several_machines_are_joined(teacher):
-    """Two ranks without a common disk know of each other's prompts; a seed of its own makes another folder."""
+    """Ranks without a common disk know of each other's prompts, also where they are more later, or the machines change
+    places; a seed of its own makes another folder."""
     one, other, more = (teacher / name for name in ("one", "other", "more"))
     write = partial(write_teacher, teacher, teacher / "mine.jsonl", slots=2)
-    for tokens in (150, 300):
-        work = [partial(write, tokens, output=folder, held_out=folder / "held") for folder in (one, other)]
-        assert [status for status, _ in on_ranks(teacher / "logs", *work)] == [0, 0]
+    for tokens, folders in ((150, (one, other)), (250, (one, other, other)), (350, (other, one))):
+        work = [partial(write, tokens, output=folder, held_out=folder / "held") for folder in folders]
+        assert {status for status, _ in on_ranks(teacher / "logs", *work)} == {0}
     joined = said_by(one) + said_by(other)
     assert set(joined.values()) == {1}
-    assert {rank_of(file) for file in one.glob("shard-*")} == {"0/2"}
+    assert {rank_of(file) for file in one.glob("shard-*")} == {"0/2", "0/3", "1/2"}
     with torch.no_grad():
         write(150, output=more, held_out=more / "held", seed=7)
     training = TeacherData([one, other, more], 0, False).training
@@ -136,11 +139,16 @@ def test_folders_of_several_machines_are_joined(teacher):
 
 
 def test_folders_that_overlap_or_are_of_another_model_are_refused(teacher):
-    for name, seed in (("one", 3), ("other", 3)):
+    rows = [{"prompt": text, "response": "123456789"} for text in UNRESERVED[:38] + RESERVED[:2]]
+    lines = write_lines(teacher / "mine.jsonl", rows)
+    for name, source, seed in (("one", "generate", 3), ("other", "generate", 3), ("read", "prefill", 3),
+                               ("again", "prefill", 4)):  # fmt: skip
         with torch.no_grad():
-            write_teacher(teacher, teacher / "mine.jsonl", 150, output=teacher / name, seed=seed)
-    with pytest.raises(ValueError, match=r"other holds prompts that .*one holds with the same seed 3: leave it out"):
-        TeacherData([teacher / "one", teacher / "other"], 0, False)
+            write_teacher(teacher, lines, 150, output=teacher / name, source=distill.Source(source), seed=seed)
+    same = r"other holds prompts that .*one holds with the same seed 3: leave it out, or write it with another --seed$"
+    for first, second, line in (("one", "other", same), ("read", "again", r"again holds .*read holds: leave it out$")):
+        with pytest.raises(ValueError, match=line):
+            TeacherData([teacher / first, teacher / second], 0, False)
     with pytest.raises(ValueError, match="a folder is given twice"):
         TeacherData([teacher / "one", teacher / "one"], 0, False)
     data = TeacherData([teacher / "one"], 0, False)
@@ -177,6 +185,40 @@ def test_ranks_that_differ_are_named(teacher):
         assert (status, of_second, nothing) == (2, 2, "")
         assert re.search(line, said.splitlines()[-1]), said
         assert not (teacher / "data").exists()
+
+
+def test_an_error_without_words_is_one(tmp_path):
+    def fails() -> None:
+        with ranked("redraft", ""), this_rank().agreement() as facts:
+            if this_rank().index:
+                raise OSError
+            facts["options"] = "none"
+
+    (first, said), (second, _) = on_ranks(tmp_path, fails, fails)
+    assert (first, second) == (1, 2)
+    assert said.splitlines()[-1] == "ValueError: rank 1: OSError"
+
+
+def test_each_rank_has_a_share_of_the_cores(tmp_path):
+    """And what it starts has all, although torchrun says 1."""
+
+    def shares() -> None:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        os.sched_getaffinity = lambda _: set(range(7))
+        with ranked("redraft", ""):
+            assert this_rank().threads == 3
+            assert "OMP_NUM_THREADS" not in os.environ
+
+    for status, said in on_ranks(tmp_path, shares, shares):
+        assert status == 0, said
+    assert ALONE.threads is None
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(typer.BadParameter, match="torchrun --nproc-per-node 3: expected at most 2, one for each GPU"):
+        ranks._take_gpu(Ranks(0, 1, 3))
 
 
 def test_a_full_disk_of_one_rank_is_named(teacher, monkeypatch):
@@ -250,6 +292,23 @@ def test_a_run_goes_on_with_another_number_of_ranks(taught: Path, tmp_path: Path
     for status, said in on_ranks(tmp_path / "logs", run, run, run):
         assert status == 0, said
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named(taught: Path, tmp_path: Path, monkeypatch):
+    """Other settings have a remedy of their own."""
+    train(taught, tmp_path / "run", "recurrent", 200, batch=6)
+    run = partial(run_training, taught, tmp_path / "run", "recurrent", batch=6)
+    (status, said), (of_second, _) = on_ranks(tmp_path / "logs", *[partial(run, 300)] * 2)
+    assert (status, of_second) == (2, 2)
+    assert said.splitlines()[-1].endswith(f"for these give another --output and --start-from {tmp_path / 'run'}")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "checkpoint")
+
+    monkeypatch.setattr(distillation.Checkpoint, "read", refuse)
+    (status, said), _ = on_ranks(tmp_path / "logs", *[partial(run, 200)] * 2)
+    assert status == 2
+    assert said.splitlines()[-1] == "rank 0: [Errno 13] Permission denied: 'checkpoint'"
 
 
 def test_ranks_that_train_on_other_data_are_named(taught: Path, tmp_path: Path):
