@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from redraft.cli import distill
+from redraft.cli import train as train_command
 from redraft.training import conversations, distillation, parts, prompts, ranks, shards, writing
 from redraft.training import run as training_run
 from redraft.training.ranks import ALONE, Ranks, ranked, this_rank
@@ -199,18 +201,17 @@ def test_an_error_without_words_is_one(tmp_path):
     assert said.splitlines()[-1] == "ValueError: rank 1: OSError"
 
 
-def test_each_rank_has_a_share_of_the_cores(tmp_path):
+@pytest.mark.parametrize("main", [distill.main, train_command.main])
+def test_each_rank_has_a_share_of_the_cores(tmp_path, monkeypatch, main):
     """And what it starts has all, although torchrun says 1."""
 
-    def shares() -> None:
-        os.environ["OMP_NUM_THREADS"] = "1"
-        os.sched_getaffinity = lambda _: set(range(7))
-        with ranked("redraft", ""):
-            assert this_rank().threads == 3
-            assert "OMP_NUM_THREADS" not in os.environ
+    def end(threads: int) -> None:
+        sys.exit(threads if "OMP_NUM_THREADS" not in os.environ else 1)
 
-    for status, said in on_ranks(tmp_path, shares, shares):
-        assert status == 0, said
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
+    monkeypatch.setattr(torch, "set_num_threads", end)
+    assert [status for status, _ in on_ranks(tmp_path, main, main)] == [3, 3]
     assert ALONE.threads is None
 
 
