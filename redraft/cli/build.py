@@ -242,7 +242,7 @@ def main(
         require_gpu(backend, precision, say)
         require_memory(model, backend, precision, say)
         inputs = built_from(options)
-        texts = calibration_texts(model, target_config.max_position) if precision in backend.scaled else []
+        texts = calibration_texts(model, target_config) if precision in backend.scaled else []
         with step("load the target"):
             drafts = any(settings.drafter for settings in chosen.values())
             target = load_target(model, backend, precision, drafts, tp)

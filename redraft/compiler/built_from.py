@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from redraft.bundle.backends import BACKENDS
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.manifest import BuiltFrom, InputFile, Manifest, cpu_features, file_sha256
 from redraft.bundle.writer import TOKENIZER_FILES
+from redraft.home import PROMPTS
 from redraft.plugins.library import HOST_ONLY
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -40,6 +42,8 @@ SOURCES = (
 )
 NOT_SOURCES = tuple(f"plugins/{folder}/" for folder in HOST_ONLY)
 """The code that decides what a bundle holds, and folders of it that do not."""
+OF_TEXTS = ("chat.py", "prompts.py", "templates/*.py", "text.py")
+"""The code that decides too where a build reads texts to scale features by."""
 CODE = "the code that builds it has changed"
 
 
@@ -56,7 +60,13 @@ def built_from(options: Mapping[str, str], known: Mapping[str, InputFile] | None
                 if file.is_file():
                     files[key] = input_file(file, known.get(key))
     kept = {name: value for name, value in options.items() if name not in (*PATHS, "--output", "--replace")}
-    return BuiltFrom(options=kept, files=files, sources=sources_digest())
+    return BuiltFrom(options=kept, files=files, sources=sources_digest(is_scaled(options)))
+
+
+def is_scaled(options: Mapping[str, str]) -> bool:
+    """Whether a build with complete options scales features by the prompts that come with the package."""
+    backend = BACKENDS.get(options.get("--backend", ""))
+    return backend is not None and options.get("--precision") in backend.scaled
 
 
 def options_of(arguments: Sequence[str]) -> dict[str, str] | None:
@@ -107,17 +117,20 @@ def input_file(file: Path, known: InputFile | None = None) -> InputFile:
     return InputFile(sha256=file_sha256(file), size=stat.st_size, modified_ns=stat.st_mtime_ns)
 
 
-def source_files() -> list[str]:
-    """The files of that code, from the package's folder."""
-    result = {str(file.relative_to(PACKAGE)) for pattern in SOURCES for file in PACKAGE.glob(pattern)}
+def source_files(scaled: bool) -> list[str]:
+    """The files of that code, from the package's folder; with `scaled` those of texts too."""
+    patterns = (*SOURCES, *OF_TEXTS) if scaled else SOURCES
+    result = {str(file.relative_to(PACKAGE)) for pattern in patterns for file in PACKAGE.glob(pattern)}
     return sorted(name for name in result if not name.startswith(NOT_SOURCES))
 
 
-def sources_digest() -> str:
-    """sha256 of the code that decides what a bundle holds."""
+def sources_digest(scaled: bool) -> str:
+    """sha256 of what comes with the package and decides what a bundle holds: code, and the prompts where features are
+    `scaled` by them."""
     digest = hashlib.sha256()
-    for name in source_files():
-        digest.update(f"{name} {file_sha256(PACKAGE / name)}\n".encode())
+    prompts = {PROMPTS.name: PROMPTS} if scaled else {}
+    for name, file in ({name: PACKAGE / name for name in source_files(scaled)} | prompts).items():
+        digest.update(f"{name} {file_sha256(file)}\n".encode())
     return digest.hexdigest()
 
 

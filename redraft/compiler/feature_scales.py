@@ -35,19 +35,23 @@ READ_PROMPTS = 8
 """Prompts that magnitudes are taken over: about 600 tokens"""
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Powers of the mean magnitude to choose from; 0 leaves a product as it is"""
-LARGEST_EXPONENT = 6
-"""Scales are from 2^-6 to 2^6. Scales and minima of groups are float16, which has fewer digits below 2^-14."""
+LEAST_EXPONENT, LARGEST_EXPONENT = -2, 6
+"""Scales are from 2^-2 to 2^6. A feature that is rare in the texts looks small and may be large in others, so none is
+rounded more than four times coarser than the median one. Rows that make a feature are divided by its scale. Scales and
+minima of their groups are float16, which has fewer digits below 2^-14."""
 JUDGED_ROWS = 128
 """Rows of a product, spread evenly, by which a power is chosen"""
 
 
-def calibration_texts(model: Path, longest: int) -> list[list[int]]:
-    """Token ids of prompts that come with the package, as a model folder's template frames them, of at most `longest`
-    tokens each. Raises ValueError or OSError for a tokenizer that cannot be read."""
+def calibration_texts(model: Path, config: TargetConfig) -> list[list[int]]:
+    """Token ids of prompts that come with the package, as a model folder's template frames them, cut to the target's
+    context. Tokens without a row in the embedding are left out. Raises ValueError or OSError for a tokenizer that
+    cannot be read."""
     codec = TextCodec.load(model / "tokenizer.json")
     prompts = spread(read_prompts(PROMPTS).prompts, READ_PROMPTS)
-    texts = (encode_user_turn(model, codec, prompt.turns[0])[:longest] for prompt in prompts)
-    return [ids for ids in texts if ids]
+    texts = (encode_user_turn(model, codec, prompt.turns[0]) for prompt in prompts)
+    known = ([token for token in ids if token < config.vocab_size][: config.max_position] for ids in texts)
+    return [ids for ids in known if ids]
 
 
 @torch.no_grad()
@@ -111,9 +115,11 @@ def best_scales(weight: Tensor, inputs: Tensor, heads: tuple[int, int, int] | No
     """
     shape = heads or (1, 1, weight.shape[1])
     judged = weight[:: max(len(weight) // JUDGED_ROWS, 1)]
-    logs = inputs.abs().mean(0).view(shape).mean(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny).log2()
-    exponents = [power * (logs - logs.median()) for power in POWERS]
-    scales = [each.round().clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp2() for each in exponents]
+    logs = inputs.abs().mean(0).view(shape).mean(1, keepdim=True).log2()
+    seen = logs.isfinite()
+    # The error does not count features that are silent in the texts: they keep scale 1.
+    above = torch.where(seen, logs - logs[seen].median(), 0.0)
+    scales = [(power * above).round().clamp(LEAST_EXPONENT, LARGEST_EXPONENT).exp2() for power in POWERS]
     return min(scales, key=lambda scale: rounding_error(judged, inputs, scale.expand(shape).flatten()))
 
 

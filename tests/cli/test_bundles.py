@@ -162,7 +162,7 @@ RUN_TIME = {
     "compiler/built_from.py",
     *(f"{name}.py" for name in ("__init__", "batch", "bound", "errors", "operator_build", "request", "runtime")),
     *(f"scheduling/{name}.py" for name in ("__init__", "counts", "prompt_rows", "scheduler", "slots")),
-    *(f"{name}.py" for name in ("output", "pairs", "prompts", "request_state", "text")),
+    *(f"{name}.py" for name in ("output", "pairs", "request_state")),
     *(f"{name}.py" for name in ("bundle/__init__", "bundle/folder", "bundle/machine", "bundle/scores")),
     "worker/__init__.py",
     *(f"budgets/{name}.py" for name in ("__init__", "choice", "controller", "cost", "gain", "learned")),
@@ -170,7 +170,7 @@ RUN_TIME = {
     *(f"{name}.py" for name in ("bundle/budget_table", "fields", "metrics", "options")),
     *(f"drafting/{name}.py" for name in ("__init__", "cutting", "groups", "inputs", "method", "native")),
     *(f"drafting/{name}.py" for name in ("proposers", "resampling")),
-    *(f"{name}.py" for name in ("chat", "loose_json", "templates/__init__", "templates/renderer")),
+    "loose_json.py",
     *(f"console/{name}.py" for name in ("__init__", "interrupt", "output", "program", "progress", "resources")),
     *(f"decoding/{name}.py" for name in ("__init__", "defaults", "draws", "growth", "log_probs", "native", "ngram")),
     *(
@@ -208,7 +208,7 @@ print(*(file.relative_to(root) for file in files if file.is_relative_to(root)))
 """
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'build'}"}
     done = subprocess.run([sys.executable, "-c", script], check=True, env=path, capture_output=True, text=True)
-    imported, counted = set(done.stdout.split()), set(built_from.source_files())
+    imported, counted = set(done.stdout.split()), set(built_from.source_files(scaled=True))
     assert "compiler/writers/shared.py" in imported
     assert imported - counted == RUN_TIME & imported
     assert not counted & RUN_TIME
@@ -238,7 +238,7 @@ def test_a_folder_that_the_user_named_is_not_replaced_by_another_bundle(place, m
         "b is another bundle than the one asked for: it has --slots 3, asked for is --slots 4. Add --replace to build "
         "that one in its place, choose another --output, or serve it as it is: redraft serve --bundle b"
     )
-    monkeypatch.setattr(built_from, "sources_digest", lambda: "newer")
+    monkeypatch.setattr(built_from, "sources_digest", lambda scaled: "newer")
     assert needs_build(command(drafter="drafter"), named=True), "the same bundle by newer code"
 
 
@@ -256,7 +256,7 @@ def test_a_folder_of_other_files_is_refused_before_anything_is_loaded(place, mon
 
 
 def test_other_code_builds_again(place, monkeypatch, capsys):
-    monkeypatch.setattr(built_from, "sources_digest", lambda: "newer")
+    monkeypatch.setattr(built_from, "sources_digest", lambda scaled: "newer")
     assert needs_build(command(drafter="drafter"))
     assert capsys.readouterr().err == "b is built again: the code that builds it has changed\n"
 
@@ -268,16 +268,30 @@ def test_the_code_counts_by_content(tmp_path, monkeypatch):
         "plugins/b/kernel.cu": True,
         "plugins/operators/sampling/kernel.h": False,
     }
-    for name in ("compiler/writers/shared.py", *changes):
+    for name in ("compiler/writers/shared.py", "chat.py", "templates/renderer.py", *changes):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     monkeypatch.setattr(built_from, "PACKAGE", tmp_path)
-    before = built_from.sources_digest()
-    for name, counts in changes.items():
-        (tmp_path / name).write_text("2")
-        assert (built_from.sources_digest() != before) == counts, name
-        (tmp_path / name).write_text("1")
-    assert built_from.sources_digest() == before
+    for scaled in (False, True):
+        before = built_from.sources_digest(scaled)
+        for name, counts in (changes | {"chat.py": scaled, "templates/renderer.py": scaled}).items():
+            (tmp_path / name).write_text("2")
+            assert (built_from.sources_digest(scaled) != before) == counts, name
+            (tmp_path / name).write_text("1")
+        assert built_from.sources_digest(scaled) == before
+
+
+def test_the_texts_that_features_are_scaled_by_count(place, monkeypatch):
+    """Of the precisions that are scaled, and only these."""
+    scaled, plain = command(precision="int4"), command(precision="int8")
+    assert plain["--backend"] == "openvino"
+    before, other = built_from.built_from(scaled), built_from.built_from(plain)
+    assert before.sources != other.sources
+    (place / "prompts.jsonl").write_text('{"prompt": "Another one."}')
+    monkeypatch.setattr(built_from, "PROMPTS", place / "prompts.jsonl")
+    assert built_from.differences(before, built_from.built_from(scaled)) == [built_from.CODE]
+    assert built_from.built_from(plain) == other
+    assert built_from.built_from(command(precision="int4", backend="tensorrt")).sources == other.sources
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format_version": 2}', '{"format_version": 99}'])

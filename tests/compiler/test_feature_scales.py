@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from redraft.bundle.manifest import Bundle
 from redraft.cli import build
+from redraft.compiler import feature_scales
 from redraft.compiler.feature_scales import (
     LARGEST_EXPONENT,
+    LEAST_EXPONENT,
     best_scales,
     calibration_texts,
     fold,
@@ -112,9 +115,23 @@ def test_the_scale_that_moves_results_least_is_chosen():
     inputs[:, [3, 40, 41]] *= 50
     scales = best_scales(weight, inputs)
     assert torch.equal(scales.log2(), scales.log2().round())
-    assert float(scales.log2().abs().max()) <= LARGEST_EXPONENT
+    assert float(scales.log2().max()) <= LARGEST_EXPONENT
     assert float(scales[0, 0, 3] / scales[0, 0, 0]) > 2
     assert rounding_error(weight, inputs, scales.flatten()) < 0.7 * rounding_error(weight, inputs, torch.ones(111))
+
+
+def test_features_that_the_texts_leave_silent_or_rare_are_rounded_as_finely():
+    """Other texts may have them: a silent one keeps its scale, a rare one is at most four times coarser."""
+    torch.manual_seed(0)
+    weight, inputs = torch.randn(48, 111), torch.randn(200, 111).sign()
+    inputs[:, [30, 40, 41]] *= 50
+    inputs[:, 3] = 0
+    inputs[1:, 7] = 0
+    scales = best_scales(weight, inputs)[0, 0]
+    assert scales.max() > 2
+    assert scales[3] == 1
+    assert scales.min() == scales[7] == 2.0**LEAST_EXPONENT == 0.25
+    assert torch.equal(best_scales(weight, torch.zeros(4, 111)), torch.ones(1, 1, 111))
 
 
 def test_what_is_held_in_4_bits_already_stays():
@@ -145,11 +162,20 @@ def test_the_same_texts_give_the_same_scales():
         assert torch.equal(one, other)
 
 
+def test_texts_hold_what_the_target_has_rows_and_positions_for(tmp_path, monkeypatch):
+    """A tokenizer or a template may have tokens beyond the embedding's rows."""
+    target = tiny_target()
+    write_model(target, tmp_path)
+    config = replace(target.config, max_position=4)
+    turns = iter([[111, 5, 110, 200, 2, 3, 4], [300]] + [[7]] * 6)
+    monkeypatch.setattr(feature_scales, "encode_user_turn", lambda *_: next(turns))
+    assert calibration_texts(tmp_path, config) == [[5, 110, 2, 3], *[[7]] * 6]
+
+
 def test_a_build_with_4_bits_scales(tmp_path):
     """By prompts that come with the package. The fingerprint is that of the model."""
     model = tmp_path / "model"
     write_model(tiny_target(), model)
-    assert all(0 < len(ids) <= 40 for ids in calibration_texts(model, 40))
     options = ["--model", model, "--no-drafter", "--precision", "int4", "--slots", 1, "--max-len", 40]
     done = invoke(build.main, *options, "--max-tree", 8, "--prefill-chunk", 16, "--output", tmp_path / "b")
     assert done.exit_code == 0, done.output
