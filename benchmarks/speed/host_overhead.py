@@ -11,7 +11,7 @@ The controller of budgets is told of a target that takes the same time whatever 
 and streams its text; all prompts are prefilled when measuring begins. A figure is the mean over the steps
 of the processor time outside the engine: some steps count metrics for many. Other programs that run meanwhile take none
 of it. Texts are due by the clock: `--target-ms` lets a step's time pass, so that as many are due as on a server. With
-`--device` what the host does behind the target is not counted, as on a GPU that takes longer.
+`--device` what the host does while the target executes is not counted, as on a GPU that takes longer.
 
 The null target continues a text by a rule that the null drafter knows seven times in ten, over so few different tokens
 that n-grams recur: trees have depth, and about three tokens are accepted per step.
@@ -193,7 +193,7 @@ def measure(
     device: bool = False,
 ) -> Overhead:
     """The scheduler's time in `steps` steps of `streams` streams, with trees of `nodes` nodes if the method drafts. The
-    target takes `target_s`; what the host does behind a `device` is not counted."""
+    target takes `target_s`; what the host does while a `device` executes is not counted."""
     plans = {
         BEST_FIRST: MethodConfig(construction="best_first", tree_budget=nodes),
         WITH_NGRAMS: MethodConfig(construction="best_first", ngram=True, tree_budget=nodes),

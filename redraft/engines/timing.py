@@ -62,7 +62,8 @@ class TimedEngine:
     def execute(
         self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
     ) -> tuple[LogitRows, Features | None]:
-        """See `DeviceEngine.execute`."""
+        """See `DeviceEngine.execute`. The target's time is until the host has the results. `meanwhile` adds to it only
+        where it takes longer than the device: the step does then too, and when the device was done is not known."""
         started = time.perf_counter()
         if self._device is not None:
             result = self._device.execute(batch, samplers, meanwhile)

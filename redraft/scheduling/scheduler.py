@@ -200,15 +200,16 @@ class Scheduler:
     def step(self) -> list[Output]:
         """Admit what fits, execute one step of all running sequences, and return their outputs."""
         outputs: list[Output] = []
-        self._step(outputs.extend, behind=False)
+        self._step(outputs.extend, overlap=False)
         return outputs
 
     def step_and_send(self, send: Send) -> None:
         """`step`, but hand the outputs to `send`. If the engine leaves the host free while a device executes, the text
-        of sequences that go on is read and sent then, in the next step, which takes no longer for it."""
+        of sequences that go on is read and sent then, in the next step. What begins or ends in a step is sent at its
+        end: a client's first text does not wait for the next drafts."""
         self._step(send, self._engine.overlaps)
 
-    def _step(self, send: Send, behind: bool) -> None:
+    def _step(self, send: Send, overlap: bool) -> None:
         started, target_s, draft_s = time.perf_counter(), self.clock.target_s, self.clock.draft_s
         self._end_cancelled()
         self._end_late(started)
@@ -225,14 +226,15 @@ class Scheduler:
         batch = self._batch(decoding, tree, chunks)
         prefilling = (sequence for sequence, _ in chunks)
         samplers = [sequence.chooser or self._chooser(sequence) for sequence in (*decoding, *prefilling)]
-        meanwhile = (lambda: send(_outputs(self._running))) if behind else None
+        meanwhile = (lambda: send(_outputs(self._running))) if overlap else None
         logits, features = self._engine.execute(batch, samplers, meanwhile)
         verdicts = self._verify(decoding, tree, logits, samplers)
         kept = self._kept(decoding, tree, verdicts, chunks, features)
         gaps_s = self._take_trees(decoding, tree, verdicts, kept[: len(decoding)])
         self._take_chunks(chunks, len(tree.tokens), logits, kept[len(decoding) :])
         ended += self._sweep()
-        send(_outputs(ended if behind else (*self._running, *ended)))
+        begun = [sequence for sequence, _ in chunks if sequence.prefilled and sequence.finish_reason is None]
+        outputs = _outputs((*(begun if overlap else self._running), *ended))
         target_s, draft_s = self.clock.target_s - target_s, self.clock.draft_s - draft_s
         step_s = time.perf_counter() - started
         self.metrics.note_step(step_s, target_s + draft_s, draft_s, gaps_s)
@@ -242,6 +244,7 @@ class Scheduler:
             accepted = [len(verdict.path) - 1 for verdict in verdicts]
             self._budgets.end(decoding.methods, decoding.bands, tree, accepted, step_s, target_s)
             self.metrics.note_expected(self._budgets.step.expected)
+        send(outputs)  # what the client's end takes is no part of the step's time
 
     def _admit(self, sequence: RequestState) -> None:
         self._waiting.remove(sequence)

@@ -11,6 +11,7 @@ KIT=.kit/$CALL
 PATIENCE=$([ "$DEVICE" = cpu ] && echo 20 || echo 1)
 mkdir -p "$OUT" "$SCRATCH"
 VERDICTS=$(mktemp)
+trap 'rm -f "$VERDICTS"' EXIT
 # The scratch folder outlives a call, so that the second half of a file finds the first.
 export PYTHONPATH="$SCRATCH/site:$PWD" PATH="$PWD/.venv/bin:$PATH:/usr/local/cuda/bin" PYTHONUNBUFFERED=1 REDRAFT_ANY_GPU=1
 [ "$DEVICE" = cpu ] && export CUDA_VISIBLE_DEVICES=

@@ -89,9 +89,13 @@ def test_a_row_that_fails_or_hangs_is_said_and_the_next_one_runs(tmp_path):
         f'CALL=x; source "{CALLS}/lib.sh"\n'
         "row wrong 5 false\nrow slow 1 sleep 60\nrow right 5 echo it ran\nend\n"
     )  # fmt: skip
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     environment = {**os.environ, "OUT": str(tmp_path / "out"), "SCRATCH": str(tmp_path), "DEVICE": "cuda"}
+    environment["TMPDIR"] = str(temporary)
     done = subprocess.run(["bash", str(call)], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
+    assert not list(temporary.iterdir()), "what it notes for its end is removed"
     log = (tmp_path / "out/x.log").read_text()
     assert log.index("wrong: failed (1)") < log.index("slow: timed out") < log.index("right: ok")
     assert "it ran\n" in log

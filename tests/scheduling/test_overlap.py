@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from redraft.bundle.method import MethodConfig
@@ -15,19 +17,21 @@ PLANS = {TOY: MethodConfig(construction="best_first", ngram=True, tree_budget=9)
 
 
 class ToyDevice(ToyEngine):
-    """Leaves the host free if it `overlaps`."""
+    """Leaves the host free for `device_s` of each step if it `overlaps`."""
 
-    def __init__(self, overlaps=True):
+    def __init__(self, overlaps=True, device_s=0.0):
         super().__init__()
-        self.overlaps, self.executing = overlaps, False
+        self.overlaps, self.executing, self.device_s = overlaps, False, device_s
 
     def execute(self, batch, samplers=None, meanwhile=None):
+        done = time.perf_counter() + self.device_s
         results = super().execute(batch, samplers)
         assert (meanwhile is not None) == self.overlaps
         if meanwhile is not None:
             self.executing = True
             meanwhile()
             self.executing = False
+        time.sleep(max(done - time.perf_counter(), 0.0))
         return results
 
 
@@ -62,22 +66,53 @@ def ignore(scheduler, output):
 
 
 def test_texts_are_those_of_an_engine_on_the_host():
-    behind, plain = served(ToyDevice(), requests(), ignore), served(ToyEngine(), requests(), ignore)
-    assert answers(behind) == answers(plain) == answers(served(ToyDevice(overlaps=False), requests(), ignore))
+    overlapped, plain = served(ToyDevice(), requests(), ignore), served(ToyEngine(), requests(), ignore)
+    assert answers(overlapped) == answers(plain) == answers(served(ToyDevice(overlaps=False), requests(), ignore))
 
 
-def test_what_goes_on_is_sent_while_the_device_executes_and_what_ends_at_once():
+def test_what_goes_on_is_sent_while_the_device_executes_and_what_begins_or_ends_at_once():
     parts = served(ToyDevice(), requests(), ignore)
-    outputs = [each for sent in parts.values() for each in sent]
-    assert sum(executing for _, executing in outputs) > 5
-    assert all(executing == (output.finish_reason is None) for output, executing in outputs)
+    outputs = [(index, *each) for sent in parts.values() for index, each in enumerate(sent)]
+    assert sum(executing for _, _, executing in outputs) > 5
+    assert all(executing == (index > 0 and output.finish_reason is None) for index, output, executing in outputs)
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_a_first_text_is_sent_by_the_step_that_prefills(overlaps):
+    scheduler, sent = Scheduler(ToyDevice(overlaps), LIMITS, PLANS), []
+    scheduler.submit(requests()[0])
+    while not sent:
+        prefilling = scheduler.prefilling
+        scheduler.step_and_send(sent.extend)
+    assert prefilling
+    assert len(sent[0].token_ids) == 1
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_what_sending_takes_is_no_part_of_a_step_unless_it_outlasts_the_device(overlaps):
+    """Of the target's time as the budgets learn it, too."""
+    scheduler, times = Scheduler(ToyDevice(overlaps, device_s=0.03), LIMITS, PLANS), []
+    scheduler.metrics.note_step = lambda step_s, engine_s, draft_s, gaps_s: times.append((step_s, engine_s - draft_s))
+    scheduler.submit(requests()[0])
+
+    def step(send_s):
+        scheduler.step_and_send(lambda outputs: time.sleep(send_s) if outputs else None)
+        return times[-1]
+
+    while not scheduler.totals.output_tokens:
+        first = step(0.25)  # the first text is sent after the step, whose device had nothing to send meanwhile
+    assert 0.03 <= first[1] <= first[0] < 0.2
+    within = step(0.005)
+    assert 0.03 <= within[1] <= within[0] < 0.2
+    step_s, target_s = step(0.25)
+    assert (0.25 <= target_s <= step_s) if overlaps else (0.03 <= target_s <= step_s < 0.2)
 
 
 def test_a_step_returns_its_own_outputs_on_any_engine():
     engine, (first, *_) = ToyDevice(), requests()
     scheduler = Scheduler(engine, LIMITS, PLANS)
     scheduler.submit(first)
-    engine.overlaps = False  # what the engine expects: nothing is asked for behind it
+    engine.overlaps = False  # what the engine expects: nothing to do meanwhile
     assert [len(scheduler.step()) for _ in range(3)][1:] == [1, 1]
 
 
