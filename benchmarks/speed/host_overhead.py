@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.host_overhead
     python -m benchmarks.speed.host_overhead --concurrency 1 32 --tree-budget 31 --logits
-    python -m benchmarks.speed.host_overhead --concurrency 64 --target-ms 12 --device
+    python -m benchmarks.speed.host_overhead --concurrency 64 --target-ms 12 --overlap
 
 Scheduling, drafting, tree construction, the choice of budgets and verification are the product's own; only the networks
 are not there. So no model is needed, and what is measured is the part of a step that no faster engine makes shorter.
@@ -11,7 +11,7 @@ The controller of budgets is told of a target that takes the same time whatever 
 and streams its text; all prompts are prefilled when measuring begins. A figure is the mean over the steps
 of the processor time outside the engine: some steps count metrics for many. Other programs that run meanwhile take none
 of it. Texts are due by the clock: `--target-ms` lets a step's time pass, so that as many are due as on a server. With
-`--device` what the host does while the target executes is not counted, as on a GPU that takes longer.
+`--overlap` what the host does while the target executes is not counted, as on a GPU that takes longer.
 
 The null target continues a text by a rule that the null drafter knows seven times in ten, over so few different tokens
 that n-grams recur: trees have depth, and about three tokens are accepted per step.
@@ -190,17 +190,17 @@ def measure(
     logits: bool,
     steps: int,
     target_s: float = 0.0,
-    device: bool = False,
+    overlap: bool = False,
 ) -> Overhead:
     """The scheduler's time in `steps` steps of `streams` streams, with trees of `nodes` nodes if the method drafts. The
-    target takes `target_s`; what the host does while a `device` executes is not counted."""
+    target takes `target_s`; with `overlap` what the host does meanwhile is not counted."""
     plans = {
         BEST_FIRST: MethodConfig(construction="best_first", tree_budget=nodes),
         WITH_NGRAMS: MethodConfig(construction="best_first", ngram=True, tree_budget=nodes),
     }
     limits = Limits(streams, INT32_MAX, max_tree=nodes + 1, prefill_chunk=streams * PROMPT)
     most_rows = streams * max(nodes + 1, PROMPT)
-    engine = NullEngine(most_rows, vocab_size, logits, target_s, device)
+    engine = NullEngine(most_rows, vocab_size, logits, target_s, overlap)
     scheduler = Scheduler(engine, limits, plans, budgets=NullBudgets(most_rows))
     codec = _codec(vocab_size)
     for number in range(streams):
@@ -253,18 +253,18 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Steps of each figure.")] = 200,
     vocabulary: Annotated[int, typer.Option(min=WORDS, help="Tokens of the vocabulary.")] = 49152,
     logits: Annotated[bool, typer.Option("--logits", help="The host chooses from logits, as on a CPU.")] = False,
-    target_ms: Annotated[float, typer.Option(min=0, help="How long the target takes.")] = 0,
-    device: Annotated[bool, typer.Option("--device", help="The host is free while the target executes.")] = False,
+    target_ms: Annotated[float, typer.Option(min=0, help="Milliseconds that the target takes.")] = 0,
+    overlap: Annotated[bool, typer.Option("--overlap", help="The host works while the target executes.")] = False,
     output: Report = Path("artifacts/reports/host_overhead.json"),
 ) -> None:
     if unknown := {*methods} - {*METHODS}:
         raise typer.BadParameter(f"--method {', '.join(unknown)}: expected some of {', '.join(METHODS)}")
-    target = target_ms / 1e3, device
+    target = target_ms / 1e3, overlap
     figures = [
         measure(method, count, nodes, vocabulary, logits, steps, *target) for count in streams for method in methods
     ]
     setting = {"nodes": nodes, "vocabulary": vocabulary, "logits": logits, "steps": steps}
-    time_of_steps = {"target_ms": target_ms, "device": device}
+    time_of_steps = {"target_ms": target_ms, "overlap": overlap}
     finish(output, setting | time_of_steps | {"figures": [asdict(figure) for figure in figures]}, table(figures, nodes))
 
 
