@@ -40,7 +40,7 @@ def overwritten(monkeypatch):
         return found
 
     monkeypatch.setattr(CudaGraphCache, "__call__", calling)
-    monkeypatch.setattr(Results, "fetch", lambda self, outputs: [output.numpy().copy() for output in outputs])
+    monkeypatch.setattr(Results, "fetch", lambda self, outputs, _=None: [output.numpy().copy() for output in outputs])
 
 
 @pytest.mark.parametrize("kind", ["recurrent", slow("eagle"), slow("draft_lm")])
