@@ -158,8 +158,8 @@ class Shards:
 
 
 def _left_under_way(shards: Iterable[Path], running: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """Of the files of answers under way, those that a killed run left, and those that say less than others: where the
-    shard is there, and where the same rank had not come to write the shard before."""
+    """Two lists of `running`: the files that a killed run left, and the stale ones, whose shard is complete or whose
+    rank left an earlier file."""
     written = {_number(file) for file in shards}
     left: dict[str, Path] = {}
     stale = []
