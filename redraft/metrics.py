@@ -108,6 +108,7 @@ def read(page: str) -> dict[str, float]:
 
 RUNNING = Metric(Gauge, "num_requests_running", "Requests in slots")
 WAITING = Metric(Gauge, "num_requests_waiting", "Requests in the queue")
+SLOTS = Metric(Gauge, "num_slots", "Requests that can run at once; not in vLLM")
 CACHE_USE = Metric(Gauge, "kv_cache_usage_perc", "Share of the KV cache's rows in use, 0 to 1")
 REQUESTS = Metric(Counter, "requests", "Requests that were taken into the queue; not in vLLM")
 ENDED = Metric(Counter, "request_success", "Requests that ended", ("finished_reason",))
@@ -175,7 +176,8 @@ SEQUENCES = Metric(Gauge, "openai_sequences_running", "Sequences in flight")
 ANSWERS = Metric(Counter, "openai_answers", "Answers; status 499: the client left before", ("endpoint", "status"))
 
 ENGINE: tuple[Metric[Any], ...] = (
-    *(RUNNING, WAITING, CACHE_USE, REQUESTS, ENDED, PROMPT_TOKENS, GENERATION_TOKENS, CACHE_QUERIES, CACHE_HITS),
+    *(RUNNING, WAITING, SLOTS, CACHE_USE, REQUESTS, ENDED),
+    *(PROMPT_TOKENS, GENERATION_TOKENS, CACHE_QUERIES, CACHE_HITS),
     *(STEPS, SEQUENCE_STEPS, ROWS, STEP_TIME, STEP_ERROR, ENGINE_TIME, DRAFT_TIME),
     *(DRAFTS, DRAFT_TOKENS, EXPECTED_TOKENS, ACCEPTED_TOKENS, ACCEPTED_AT, REUSED_TOKENS),
     *(QUEUE_TIME, FIRST_TOKEN_TIME, STEP_GAP, PER_TOKEN_TIME, REQUEST_TIME),

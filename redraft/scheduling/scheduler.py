@@ -87,6 +87,7 @@ class Scheduler:
         methods = methods or {}
         self.limits = limits
         self.metrics = EngineMetrics()
+        self.metrics[metrics.SLOTS].set(limits.slots)
         # Weak: a scheduler that refers to itself would keep its engine until the garbage collector comes.
         status = WeakMethod(self.status)
         for entry, name in ((metrics.RUNNING, "running"), (metrics.WAITING, "waiting"), (metrics.CACHE_USE, "kv_use")):

@@ -1,0 +1,236 @@
+"""The autoscalers' query: its arithmetic, the files that ask for it, and three real replicas under a real Prometheus.
+
+It would catch a query that counts an ended replica on, forgets who waits, or that one of the two autoscalers reads
+otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import kubernetes_validate
+import pytest
+import yaml
+
+from redraft.metrics import ENGINE
+from redraft.serving import launcher
+from tests.conftest import ROOT, wait_until
+from tests.serving.client_side import Service, free_ports, start
+
+KUBERNETES = ROOT / "deploy/kubernetes"
+RULES = yaml.safe_load((KUBERNETES / "load/rule.yaml").read_text())["spec"]
+(RULE,) = RULES["groups"][0]["rules"]
+ADAPTER = yaml.safe_load((KUBERNETES / "hpa/adapter.yaml").read_text())
+SCALERS = {name: yaml.safe_load((KUBERNETES / name / "autoscaler.yaml").read_text()) for name in ("hpa", "keda")}
+TARGET = float(SCALERS["keda"]["spec"]["triggers"][0]["metadata"]["threshold"])
+SHORTENED = {"[1m:15s]": "[10s:1s]", "15s": "1s"}
+"""The rule's times, and those of the test with real replicas."""
+
+needs_prometheus = pytest.mark.skipif(
+    not (shutil.which("prometheus") and shutil.which("promtool")),
+    reason="prometheus is not installed (Debian: apt-get install prometheus)",
+)
+
+
+def wanted(load: float) -> int:
+    """The replicas that an autoscaler wants at a load, as Kubernetes reckons with an average value."""
+    return max(1, math.ceil(load / TARGET))
+
+
+def overlay(folder: Path, base: str, component: str) -> dict[str, dict[str, Any]]:
+    """What a user's own overlay makes, by kind and name."""
+    for part in (base, component, "base", "load"):
+        shutil.copytree(KUBERNETES / part, folder / part, dirs_exist_ok=True)
+    mine = folder / "mine"
+    mine.mkdir()
+    (mine / "kustomization.yaml").write_text(f"resources: [../{base}]\ncomponents: [../{component}]\n")
+    done = subprocess.run(["kubectl", "kustomize", str(mine)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made = list(yaml.safe_load_all(done.stdout))
+    return {f"{document['kind']} {document['metadata']['name']}": document for document in made}
+
+
+@pytest.mark.parametrize("base", ["cpu", "gpu"])
+@pytest.mark.parametrize("component", ["hpa", "keda"])
+def test_an_overlay_takes_each_autoscaler(tmp_path, base, component):
+    documents = overlay(tmp_path, base, component)
+    own = {name: one for name, one in documents.items() if "." not in one["apiVersion"].removesuffix(".k8s.io/v1")}
+    for document in own.values():
+        kubernetes_validate.validate(document, "1.32", strict=True)
+    assert ("HorizontalPodAutoscaler redraft" in own) is (component == "hpa")
+    assert documents["PrometheusRule redraft"]["spec"] == RULES
+    assert "replicas" not in documents["Deployment redraft"]["spec"], "applied again, it would undo the autoscaler"
+    inside, prometheus = documents["NetworkPolicy redraft"]["spec"]["ingress"]
+    assert inside["ports"] == prometheus["ports"] == [{"port": "openai"}]
+    assert prometheus["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+def test_prometheus_scrapes_the_pods_once():
+    """`job` is the value of the label that `jobLabel` names; Triton's port has the engine's metrics too."""
+    monitor = yaml.safe_load((KUBERNETES / "load/monitor.yaml").read_text())["spec"]
+    deployment = yaml.safe_load((KUBERNETES / "base/deployment.yaml").read_text())["spec"]["template"]
+    assert monitor["selector"]["matchLabels"] == deployment["metadata"]["labels"]
+    assert deployment["metadata"]["labels"][monitor["jobLabel"]] == "redraft"
+    assert [(one["port"], one["path"]) for one in monitor["podMetricsEndpoints"]] == [("openai", "/metrics")]
+
+
+def test_both_autoscalers_ask_for_the_same():
+    hpa, keda = SCALERS["hpa"]["spec"], SCALERS["keda"]["spec"]
+    (metric,), (trigger,), (rule,) = hpa["metrics"], keda["triggers"], ADAPTER["rules"]["external"]
+    assert rule["seriesQuery"] == RULE["record"]
+    assert metric["external"]["metric"]["name"] == rule["name"]["as"]
+    labels = metric["external"]["metric"]["selector"]["matchLabels"]
+    selector = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    assert trigger["metadata"]["query"] == f"{RULE['record']}{{{selector}}}"
+    assert metric["external"]["target"] == {"type": trigger["metricType"], "averageValue": f"{1000 * TARGET:.0f}m"}
+    assert hpa["scaleTargetRef"] == keda["scaleTargetRef"]
+    assert (hpa["minReplicas"], hpa["maxReplicas"]) == (keda["minReplicaCount"], keda["maxReplicaCount"])
+    assert hpa["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert trigger["metadata"]["serverAddress"] == "{url}:{port}".format(**ADAPTER["prometheus"])
+
+
+def test_the_query_asks_for_metrics_that_exist():
+    asked = set(re.findall(r"\bredraft_\w+", RULE["expr"]))
+    assert len(asked) == 3
+    assert asked <= {entry.series for entry in ENGINE}
+
+
+def series(name: str, replica: int, values: str) -> dict[str, str]:
+    return {"series": f'{name}{{namespace="n",job="redraft",instance="{replica}"}}', "values": values}
+
+
+CASES = {
+    "none": ([("0x20", "0x20", "16x20")], 0, 0),
+    "all slots of one": ([("16x20", "0x20", "16x20")], 1, 1),
+    "as many wait": ([("16x20", "16x20", "16x20")], 2, 2),
+    "evenly": ([("12x20", "0x20", "16x20")] * 3, 2.25, 2.25),
+    "one ended 30 s ago": ([("8x20", "0x20", "16x20"), ("16x17 stale", "0x17 stale", "16x17 stale")], 0.75, 0.9),
+    "a worker restarts for 30 s": (
+        [("16x16 stale _ 16x2", "0x16 stale _ 0x2", "16x16 stale _ 16x2"), ("8x20", "0x20", "16x20")],
+        *(1.0, 1.1),
+    ),
+    "a peak of 15 s": ([("0x17 16 0x2", "0x20", "16x20")], 0.19, 0.26),
+}
+"""By name: running, waiting, and slots of each replica every 15 s; the load after five minutes is between the numbers.
+A minute has four moments or, before Prometheus 3, five."""
+
+
+@needs_prometheus
+@pytest.mark.parametrize("name", CASES)
+def test_the_load(tmp_path, name):
+    """By promtool, which runs the rule as Prometheus does."""
+    replicas, low, high = CASES[name]
+    names = [f"redraft_num_{name}" for name in ("requests_running", "requests_waiting", "slots")]
+    inputs = [
+        series(metric, number, values)
+        for number, replica in enumerate(replicas)
+        for metric, values in zip(names, replica, strict=True)
+    ]
+    within = f"count({RULE['record']} >= {low} <= {high})"
+    expected = [{"expr": within, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": 1}]}]
+    (tmp_path / "rules.yaml").write_text(json.dumps(RULES))
+    test = {"interval": "15s", "input_series": inputs, "promql_expr_test": expected}
+    (tmp_path / "test.yaml").write_text(json.dumps({"rule_files": ["rules.yaml"], "tests": [test]}))
+    done = subprocess.run(["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def replicas(smollm2_bundle: Path) -> Iterator[list[Service]]:
+    """Three replicas of one thread each."""
+    with tempfile.TemporaryDirectory(prefix="redraft-test-") as folder:
+        ports = free_ports(3)
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                yield list(
+                    pool.map(
+                        lambda port: start(Path(folder, str(port)), smollm2_bundle, openai_port=port, threads=1), ports
+                    )
+                )
+        finally:
+            for port in ports:
+                launcher.stop(Path(folder, str(port)))
+
+
+@pytest.fixture
+def load(replicas: list[Service], tmp_path: Path) -> Iterator[Any]:
+    """Asks a Prometheus, which scrapes the replicas, for the load that its rule has recorded last."""
+    targets = [f"127.0.0.1:{replica.settings.openai_port}" for replica in replicas]
+    scrape = {"job_name": "redraft", "static_configs": [{"targets": targets, "labels": {"namespace": "default"}}]}
+    rules, configuration = json.dumps(RULES), {"scrape_configs": [scrape], "rule_files": ["rules.yaml"]}
+    for old, new in SHORTENED.items():
+        assert old in rules
+        rules = rules.replace(old, new)
+    configuration["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    (tmp_path / "rules.yaml").write_text(rules)
+    (tmp_path / "prometheus.yaml").write_text(json.dumps(configuration))
+    (port,) = free_ports(1)
+    command = ["prometheus", "--config.file=prometheus.yaml", f"--web.listen-address=127.0.0.1:{port}"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([*command, "--storage.tsdb.path=data"], cwd=tmp_path, stdout=log, stderr=log)
+
+    def query() -> float | None:
+        assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+        with suppress(httpx.TransportError):
+            parameters = {"query": SCALERS["keda"]["spec"]["triggers"][0]["metadata"]["query"]}
+            answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params=parameters).json()
+            for sample in answer.get("data", {}).get("result", ()):
+                return float(sample["value"][1])
+        return None
+
+    try:
+        yield query
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def requests(replicas: list[Service], count: int) -> Iterator[None]:
+    """So many requests in flight meanwhile, spread evenly."""
+    over = threading.Event()
+
+    def ask(number: int) -> None:
+        url = f"http://127.0.0.1:{replicas[number % len(replicas)].settings.openai_port}/v1/completions"
+        body = {"prompt": f"{number}: once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        while not over.is_set():
+            with httpx.stream("POST", url, json=body, timeout=120) as answer:
+                assert answer.status_code == 200
+                for _ in answer.iter_lines():
+                    if over.is_set():
+                        break
+
+    with ThreadPoolExecutor(count) as pool:
+        clients = [pool.submit(ask, number) for number in range(count)]
+        try:
+            yield
+        finally:
+            over.set()
+        for client in clients:
+            client.result()
+
+
+@pytest.mark.slow
+@needs_prometheus
+def test_three_replicas_give_one_two_and_three_and_one_again(replicas, load):
+    """The files' own rule and query, with its minute shortened."""
+    wait_until(lambda: load() is not None, 30)
+    slots = 16
+    for count, replicas_wanted in ((6, 1), (20, 2), (32, 3)):
+        with requests(replicas, count):
+            wait_until(lambda count=count: load() == pytest.approx(count / slots, rel=0.1), 40)
+            assert wanted(load()) == replicas_wanted
+    wait_until(lambda: load() == 0, 40)
+    assert wanted(0) == 1
