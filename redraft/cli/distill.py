@@ -260,10 +260,9 @@ def main(
         return
     if of_others:
         say(f"{names} hold conversations of other prompts, which are kept: remove or rename them to begin anew")
-    for turn in range(ranks.count if engine else 0):
-        if turn == ranks.index:  # of the ranks that share a disk the first one builds it
-            bundle = teacher_engine(model, output, target_layers, Steps("redraft distill"), max_tokens=max_tokens)
-        ranks.gather(None)
+    if engine:  # of the ranks that share a disk the first one builds it
+        steps = Steps("redraft distill")
+        bundle = ranks.in_turn(lambda: teacher_engine(model, output, target_layers, steps, max_tokens=max_tokens))
     for part in parts:
         part.take_share()
     held = sum(part.held for part in parts)

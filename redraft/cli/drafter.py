@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -22,17 +23,20 @@ from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL, PROMPTS, data_of, own_drafter
 from redraft.model_defs.drafters.registry import RECURRENT
-from redraft.prompts import load_prompts
+from redraft.prompts import load_prompts, read_prompts
 from redraft.training.gains import fitting_prompts, measure_gains, shipped_curves, summary, unseen_prompts
 from redraft.training.plan import plan_training
-from redraft.training.ranks import of_several
+from redraft.training.prompts import prompts_digest
+from redraft.training.ranks import ranked, this_rank, versions
+from redraft.training.shards import model_digest
 from redraft.training.teacher_data import cutoff_of_shards
 
 LOG = "drafter.log"
-console = Console(stderr=True)
+GOES_ON = "the same command goes on"
 
 
-@interruptible("redraft drafter", "the same command goes on")
+@interruptible("redraft drafter", GOES_ON)
+@ranked("redraft drafter", GOES_ON)
 def main(
     model: ModelOption = Path(DEFAULT_MODEL),
     kind: KindOption = RECURRENT,
@@ -62,28 +66,36 @@ def main(
     """Make a drafter for a model within a time, and say what it gains.
 
     Writes teacher data, trains, builds bundles with and without the drafter, and measures both. It can be
-    killed at any time; the same command goes on from there. Steps are printed as commands.
+    killed at any time; the same command goes on from there. Steps are printed as commands. torchrun runs it on several
+    ranks, of which the first one does what follows the training.
     """
-    if of_several():
-        raise typer.BadParameter("expected one process: torchrun runs `redraft distill` and `redraft train`")
-    if not hours:
-        raise typer.BadParameter(f"--hours {hours:g}: expected a number above 0, such as 0.5")
-    if kind not in KINDS:
-        raise typer.BadParameter(f"--kind {kind}: expected one of {', '.join(KINDS)}")
-    try:
-        precision = precision or usual_precision(model, backend, Precision.bf16)
-        check_precision(backend, precision)
-    except BundleError as error:  # before the hours, not after them
-        raise typer.BadParameter(str(error)) from None
+    ranks = this_rank()
+    if ranks.threads:
+        torch.set_num_threads(ranks.threads)
     layers = layers_of(kind)
     output, data = output or own_drafter(model.name, kind), data or data_of(model.name, layers)
-    check_folder(output, "--output")
-    check_folder(data, "--data")
     try:
-        texts = load_prompts(prompts or PROMPTS, column if prompts else None)
+        with ranks.agreement() as facts:
+            if not hours:
+                raise ValueError(f"--hours {hours:g}: expected a number above 0, such as 0.5")
+            if kind not in KINDS:
+                raise ValueError(f"--kind {kind}: expected one of {', '.join(KINDS)}")
+            try:
+                precision = precision or usual_precision(model, backend, Precision.bf16)
+                check_precision(backend, precision)
+            except BundleError as error:  # before the hours, not after them
+                raise ValueError(error) from None
+            check_folder(output, "--output")
+            check_folder(data, "--data")
+            load = load_prompts if ranks.first else lambda *source: read_prompts(*source).prompts
+            texts = load(prompts or PROMPTS, column if prompts else None)
+            facts |= {"versions": versions(), "model": model_digest(model), "prompts": prompts_digest(texts)}
+            facts["options"] = f"--kind {kind} --hours {hours:g} --backend {backend.name} --precision {precision.value}"
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
-    steps = Steps("redraft drafter", output / LOG)
+    program = "redraft drafter" if ranks.first else f"redraft drafter: rank {ranks.index}"
+    console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not ranks.first)
+    steps = Steps(program, output / LOG if ranks.first else None, console=console)
 
     def say(text: str) -> None:
         write(console, f"redraft drafter: {text}")
@@ -94,8 +106,8 @@ def main(
     try:
         # A GPU writes teacher data many times as fast, whatever executes the bundles.
         teacher_backend = TORCH if torch.cuda.is_available() and backend is OPENVINO else backend
-        engine = teacher_engine(model, data, layers, steps, teacher_backend)
-        plan = plan_training(output / "plan.json", model, engine, data, texts, hours, say, kind, layers)
+        engine = ranks.in_turn(lambda: teacher_engine(model, data, layers, steps, teacher_backend))
+        plan = plan_training(output / "plan.json", model, engine, data, texts, hours, say, kind, layers, ranks)
         for line in plan.lines():
             say(line)
         layered = ["--target-layers", layers] if layers else []
@@ -105,8 +117,11 @@ def main(
         )  # fmt: skip
         steps.run(
             "train", "--model", model, "--kind", kind, "--data", data, "--data", f"{data}-held-out",
-            "--output", output, "--positions", plan.positions,
+            "--output", output, "--positions", plan.positions, *(["--batch", plan.batch] if plan.batch else []),
         )  # fmt: skip
+        if not ranks.first:
+            return
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
         usual = {"--model": str(model), "--backend": backend.name, "--precision": precision.value}
         ngrams = steps.built_bundle(usual | {"--construction": NGRAM_TRIE})["--output"]
         bundle = steps.built_bundle(usual | {"--drafter": str(output)})["--output"]

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
+from rich.console import Console
+
 from redraft.bound import bound
 from redraft.cli.bundles import as_arguments, complete, needs_build, needs_calibration
 from redraft.console.output import err, fail
@@ -28,9 +30,9 @@ interrupted."""
 class Steps:
     """The steps of `program`, a command such as `redraft serve`, which a log tells too where there is one."""
 
-    def __init__(self, program: str, log: Path | None = None, execute: Execute | None = None):
-        """`execute` None: each command is a process of its own."""
-        self.program = program
+    def __init__(self, program: str, log: Path | None = None, execute: Execute | None = None, console: Console = err):
+        """`execute` None: each command is a process of its own. `console` shows the commands."""
+        self.program, self._console = program, console
         self._log, self._execute = log, execute or execute_apart
 
     def log(self, text: str) -> None:
@@ -45,7 +47,7 @@ class Steps:
         interrupted."""
         words = [command, *map(str, arguments)]
         line = shlex.join(["redraft", *words])
-        err.print(line, markup=False)
+        self._console.print(line, markup=False)
         self.log(line)
         try:
             status = self._execute(words)

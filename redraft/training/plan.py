@@ -7,7 +7,7 @@ import math
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,7 @@ from redraft.training.distillation import Labels, Trainer, make_optimizer
 from redraft.training.forward import EngineForward
 from redraft.training.parts import HELD_OUT_SHARE, LEAST_HELD_OUT, held_out_tokens
 from redraft.training.prompts import prompts_digest
+from redraft.training.ranks import ALONE, Ranks
 from redraft.training.shards import Document, model_digest, write_shard
 from redraft.training.teacher_data import TeacherData
 
@@ -65,6 +66,8 @@ class Plan(BaseModel):
     """What loading the target takes in each command."""
     tokens: int
     positions: int
+    batch: int | None = None
+    """Windows of a step; None, which is the drafter's, where that is enough for all ranks"""
 
     @classmethod
     def read(cls, path: Path) -> Plan | None:
@@ -130,16 +133,44 @@ def plan_training(
     say: Callable[[str], None],
     kind: str = RECURRENT,
     layers: str | None = None,
+    ranks: Ranks = ALONE,
 ) -> Plan:
     """The plan that `path` holds, or a new one for another target or other hours, which is stored there: for drafters
-    of a `kind` that read what enters `layers` of the target.
+    of a `kind` that read what enters `layers` of the target. All ranks measure at the same time. The first one reads
+    and writes files, which the others must see.
 
     Raises ValueError where the hours are too few, where the plan is of another kind or a drafter has been trained by
     another plan, or where the folders of the plan and of the `teacher` data are of other prompts or another chat
     template, OSError or ValueError for files.
     """
-    digest, there = model_digest(model), Plan.read(path)
+    digest = model_digest(model)
     inputs = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or "", "kind": kind}
+    there = None
+    with ranks.agreement():
+        there = _plan_there(path, digest, teacher, hours, inputs) if ranks.first else None
+    plan = ranks.from_first(there)
+    if plan:
+        say(f"going on with {path}")
+    else:
+        say("measuring how fast teacher data are written and drafters trained")
+        rates = ranks.gather(_measured_rates(model, engine, prompts, kind, layers, ranks))
+        teacher_rates, loading, training_rates = zip(*rates, strict=True)
+        batch = ranks.count if ranks.count > DRAFTERS[kind].recipe.batch else None
+        with ranks.agreement():
+            plan = make_plan(digest, hours, sum(teacher_rates), sum(training_rates), max(loading))
+            plan = plan.model_copy(update=inputs | {"batch": batch})
+            if ranks.first:
+                plan.write(path)
+    with ranks.agreement():
+        if not ranks.first and Plan.read(path) != plan:
+            raise ValueError(f"{path.parent} is not the folder of rank 0: expected a disk that all machines share")
+    assert plan
+    return plan
+
+
+def _plan_there(path: Path, digest: str, teacher: Path, hours: float, inputs: Mapping[str, str]) -> Plan | None:
+    """The plan of a file, if it is the one for this target and these hours. Raises as `plan_training` does."""
+    there = Plan.read(path)
     if there and there.model == digest:
         for name, what in (("prompts", "other prompts"), ("chat_template", "another chat template")):
             if getattr(there, name) not in (None, inputs[name]):
@@ -147,30 +178,32 @@ def plan_training(
                     f"{path} is of {what}: remove or rename {path.parent}, {teacher} and {teacher}-held-out"
                 )
     if there and (there.model, there.hours) == (digest, hours):
-        if there.kind not in (None, kind):
+        if there.kind not in (None, inputs["kind"]):
             raise ValueError(
-                f"{path} is of a drafter of kind {there.kind}, not {kind}: choose another --output, or remove or "
-                f"rename {path.parent}"
+                f"{path} is of a drafter of kind {there.kind}, not {inputs['kind']}: choose another --output, or "
+                f"remove or rename {path.parent}"
             )
-        say(f"going on with {path}")
         return there
     if there and (path.parent / "checkpoint.safetensors").exists():
         raise ValueError(
             f"{path.parent} holds a drafter of another plan, for --hours {there.hours:g}: remove or rename it, and the "
             f"same command trains one for --hours {hours:g}; teacher data are kept"
         )
-    say("measuring how fast teacher data are written and drafters trained")
-    teacher_rate, loading_s = measure_teacher_rate(model, engine)
+    return None
+
+
+def _measured_rates(
+    model: Path, engine: Path, prompts: Sequence[Prompt], kind: str, layers: str | None, ranks: Ranks
+) -> tuple[float, float, float]:
+    """This rank's tokens of teacher data per second, the seconds that loading took, and its positions per second."""
+    teacher_rate, loading_s = measure_teacher_rate(model, engine, ranks.threads)
     target = Target.from_folder(model).to("cuda" if torch.cuda.is_available() else "cpu")
     rows = usual_rows(target.config.vocab_size, target.embedding.weight.device.type)
     codec = TextCodec.load(model / "tokenizer.json")
     text = list(chain.from_iterable(codec.encode(prompt.turns[0]) for prompt in prompts[:MEASURED_PROMPTS]))
     if layers:
         give_layers(target, parse_layers(layers, target.config.num_layers))
-    training_rate = measure_training_rate(target, DRAFTERS[kind], rows, text)
-    plan = make_plan(digest, hours, teacher_rate, training_rate, loading_s).model_copy(update=inputs)
-    plan.write(path)
-    return plan
+    return teacher_rate, loading_s, measure_training_rate(target, DRAFTERS[kind], rows, text, ranks)
 
 
 def usual_rows(vocab_size: int, device: str) -> int:
@@ -181,31 +214,37 @@ def usual_rows(vocab_size: int, device: str) -> int:
     return 32768 if vocab_size > 40_000 else vocab_size
 
 
-def measure_teacher_rate(model: Path, engine: Path) -> tuple[float, float]:
+def measure_teacher_rate(model: Path, engine: Path, threads: int | None = None) -> tuple[float, float]:
     """Tokens of teacher data per second by an engine bundle that gives features, and the seconds that loading took."""
     begun = time.monotonic()
     ends = set(TargetConfig.load(model).eos_token_ids)
-    generator = Generator(EngineForward(engine, threads=None), ends, [], 0)
+    generator = Generator(EngineForward(engine, threads), ends, [], 0)
     return generator.rate(), time.monotonic() - begun
 
 
-def measure_training_rate(target: Target, kind: type[Drafter], rows: int, text: list[int], unroll: int = 5) -> float:
-    """Positions per second of training a new drafter of a kind, with so many head rows, on a text's tokens."""
+def measure_training_rate(
+    target: Target, kind: type[Drafter], rows: int, text: list[int], ranks: Ranks = ALONE, unroll: int = 5
+) -> float:
+    """A rank's positions per second of training a new drafter of a kind, with so many head rows, on a text's tokens."""
     recipe = kind.recipe
+    batch = max(recipe.batch // ranks.count, 1)
     drafter = kind(kind.configure(target, rows, {}), target, torch.arange(rows)).to(target.embedding.weight.device)
     trainer = Trainer(target, drafter.train(), Labels.soft, unroll, recipe.hidden_weight)
     optimizer = make_optimizer(drafter, recipe.peak_rate)
     with tempfile.TemporaryDirectory() as folder:
-        documents = read_text(target, text, 2 * recipe.batch * (recipe.window + unroll + 1))
+        documents = read_text(target, text, 2 * batch * (recipe.window + unroll + 1))
         write_shard(Path(folder) / "shard-00000.safetensors", documents, {})
         data = TeacherData([Path(folder)], 0, kind.reads_context)
-        batches = data.batches(recipe.batch, recipe.window, unroll, 0)
+        batches = data.batches(batch, recipe.window, unroll, 0)
         rates = []
         for _ in range(TIMED_STEPS):
             begun = time.monotonic()
             windows = next(batches).to(trainer.device)
             optimizer.zero_grad()
             trainer.loss(windows).backward()
+            for weight in drafter.parameters():
+                if weight.grad is not None:
+                    ranks.sum(weight.grad)
             optimizer.step()
             rates.append(int(windows.drafted.sum()) / (time.monotonic() - begun))
     return median(rates)  # a step of a new size compiles its kernels first

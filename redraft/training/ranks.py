@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -57,6 +57,14 @@ class Ranks:
         if self.count > 1:
             dist.broadcast_object_list(values, src=0)
         return values[0]
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Do some work on one rank after the other. Every rank must call it."""
+        for turn in range(self.count):
+            if turn == self.index:
+                result = work()
+            self.gather(None)
+        return result
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all ranks, in its place. Every rank must call it."""
@@ -116,7 +124,15 @@ def ranked(program: str, outcome: str) -> Iterator[None]:
         yield
         return
     os.environ.pop("OMP_NUM_THREADS", None)  # torchrun's 1, also for the programs that this one starts
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    store, rank, count = next(dist.rendezvous("env://"))
+    store.set_timeout(PATIENCE)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        store=dist.PrefixStore(program, store),  # ranks of `redraft drafter` run programs that are ranks too
+        rank=rank,
+        world_size=count,
+        timeout=PATIENCE,
+    )
     try:
         _take_gpu(this_rank())
         yield

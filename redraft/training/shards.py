@@ -1,6 +1,6 @@
 """Shards of teacher data, beside them the documents under way, which a killed run leaves as one more shard.
 
-The header of each shard says what it is of: the model, the prompts, the seed, and the rank that wrote it.
+The header of each shard says what it is of: the model, the prompts, the seed, the run, and the rank that wrote it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -65,6 +66,8 @@ class Shards:
         self.folder, self.meta, self._ranks = folder, dict(meta), ranks
         self.cutoff: int | None = None
         """The hash below which the folder holds out prompts; None where it is empty"""
+        self.run = ""
+        """The run that it was begun by; empty where it was begun by none, or before runs had names"""
         self.other_prompts = False
         """Whether its last shard is of other prompts than `meta` tells"""
         self.answered: Counter[int] = Counter()
@@ -107,12 +110,13 @@ class Shards:
         if ("held_out" in metadata) != ("held_out" in self.meta) or self.cutoff not in (None, cutoff):
             raise ValueError(f"{file} is of another division of prompts than {self.folder}: remove it")
         self.cutoff = cutoff
+        self.run = self.run or metadata.get("run", "")
         return shape[0]
 
     def join(self, before: int, after: int) -> None:
-        """Learn which prompts were answered, here and in the folders of ranks on other machines. Each prompt begins
-        after `before` tokens of its document, and ends `after` tokens before the answer. Every rank must call it, and
-        none may write before."""
+        """Learn which prompts were answered, here and in the folders of ranks on other machines, and go on with their
+        run, or begin one. Each prompt begins after `before` tokens of its document, and ends `after` tokens before the
+        answer. Every rank must call it, and none may write before."""
         own = {
             number: (tokens, [hash(prompt) for prompt in prompts_of(file, before, after)])
             for number, (file, tokens) in self._held.items()
@@ -120,6 +124,9 @@ class Shards:
         held: dict[int, tuple[int, list[int]]] = {}
         for of_rank in self._ranks.gather(own):
             held |= of_rank
+        runs = filter(None, self._ranks.gather(self.run))
+        self.run = self._ranks.from_first(next(runs, uuid4().hex))
+        self.meta["run"] = self.run
         self._take({number: tokens for number, (tokens, _) in held.items()})
         self.answered = Counter(prompt for _, prompts in held.values() for prompt in prompts)
 

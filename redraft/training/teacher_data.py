@@ -261,19 +261,23 @@ def cutoff_of_shards(folder: Path) -> int:
 
 
 def _check_overlap(metadata: Mapping[Path, Mapping[str, str]]) -> None:
-    """Raises ValueError where two folders hold the same prompts, drawn with the same seed or with the file's own
-    responses: where they have shards of one number. Ranks of one run give each number once, whatever folders they
-    write; runs apart from each other begin with the same ones."""
-    seen: dict[tuple[str | None, ...], dict[str, Path]] = {}
+    """Raises ValueError where two folders may hold the same prompts, drawn with the same seed or with the file's own
+    responses: where they are of different runs, or copies of one. The ranks of a run, whatever folders they write,
+    share out the prompts and the numbers of shards."""
+    runs: dict[tuple[str | None, ...], tuple[str, Path]] = {}
+    shards: dict[tuple[str | None, ...], Path] = {}
     for file, values in metadata.items():
         if "seed" not in values:  # written before it was stored
             continue
-        seed = "" if values["source"] == "prefill" else values["seed"]
-        key = (seed, *(values.get(name) for name in ("held_out", "source", "prompts", "shares", "self_written")))
-        first = seen.setdefault(key, {}).setdefault(file.name, file).parent
-        if first != file.parent:
+        folder, seed = file.parent, "" if values["source"] == "prefill" else values["seed"]
+        drawn = (seed, *(values.get(name) for name in ("held_out", "source", "prompts", "shares", "self_written")))
+        run = values.get("run", str(folder))  # a folder from before they were named is a run of its own
+        first_run, first = runs.setdefault(drawn, (run, folder))
+        if run == first_run:
+            first = shards.setdefault((*drawn, file.name), folder)
+        if first != folder:
             same = f" with the same seed {seed}: leave it out, or write it with another --seed" if seed else ""
-            raise ValueError(f"{file.parent} holds prompts that {first} holds{same or ': leave it out'}")
+            raise ValueError(f"{folder} holds prompts that {first} holds{same or ': leave it out'}")
 
 
 def prompts_of(file: Path, before: int = 0, after: int = 0) -> Iterator[tuple[int, ...]]:

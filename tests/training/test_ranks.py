@@ -8,10 +8,13 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,9 +22,10 @@ import typer
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from redraft.cli import distill
+from redraft.bundle.backends import Precision
+from redraft.cli import distill, drafter, steps
 from redraft.cli import train as train_command
-from redraft.training import conversations, distillation, parts, prompts, ranks, shards, writing
+from redraft.training import conversations, distillation, parts, plan, prompts, ranks, shards, writing
 from redraft.training import run as training_run
 from redraft.training.ranks import ALONE, Ranks, ranked, this_rank
 from redraft.training.teacher_data import TeacherData
@@ -157,6 +161,28 @@ def test_folders_that_overlap_or_are_of_another_model_are_refused(teacher):
     data.require_model(teacher.name, distill.model_digest(teacher))
     with pytest.raises(ValueError, match=r"one holds teacher data of .*, not of big: leave it out of --data"):
         data.require_model("big", "another")
+
+
+def test_parts_of_two_runs_are_refused(teacher):
+    """Also where their shards have other numbers; those of one run are joined, under any seed that it went on with."""
+    folders = [teacher / name for name in ("one", "other")]
+    write = partial(write_teacher, teacher, teacher / "mine.jsonl", slots=2, shard_documents=64)
+    for run, seed, tokens in (("first", 1, 150), ("first", 2, 250), ("second", 1, 150)):
+        parts_of_run = [folder / run for folder in folders]
+        work = [partial(write, tokens, output=part, held_out=part / "held", seed=seed) for part in parts_of_run]
+        assert {status for status, _ in on_ranks(teacher / "logs", *work)} == {0}
+    numbers = [
+        {file.name for file in (folder / run).glob("shard-*")}
+        for folder, run in zip(folders, ("first", "second"), strict=True)
+    ]
+    assert not numbers[0] & numbers[1]
+    assert TeacherData([folder / "first" for folder in folders], 0, False).training
+    line = r"other/second holds prompts that .*one/first holds with the same seed 1: leave it out, or"
+    with pytest.raises(ValueError, match=line):
+        TeacherData([folders[0] / "first", folders[1] / "second"], 0, False)
+    shutil.copytree(folders[0] / "first", teacher / "copy")
+    with pytest.raises(ValueError, match=r"copy holds prompts that .*one/first holds"):
+        TeacherData([folders[0] / "first", teacher / "copy"], 0, False)
 
 
 def test_a_prompt_that_another_rank_holds_out_is_not_trained_on(tmp_path):
@@ -323,3 +349,77 @@ def test_ranks_that_train_on_other_data_are_named(taught: Path, tmp_path: Path):
     assert not (tmp_path / "new").exists()
     with pytest.raises(typer.BadParameter, match="--batch 2: expected a window at least for each of 3 pieces"):
         train(taught, tmp_path / "new", "recurrent", 100, batch=2, accumulate=3)
+
+
+@pytest.fixture
+def make_drafter(teacher, monkeypatch) -> Callable[..., None]:
+    """`redraft drafter` without what takes long: rank 0 measures 700 tokens and 2900 positions a second, each further
+    one half of that of the one before. Commands are written into commands-RANK."""
+
+    def share(rate: float) -> float:
+        return rate / 2 ** this_rank().index
+
+    def note(words: list[str]) -> int:
+        with (teacher / f"commands-{this_rank().index}").open("a") as file:
+            print(*words, file=file)
+        return 0
+
+    def judge(*_) -> dict:
+        note(["judge"])
+        return {}
+
+    monkeypatch.setattr(steps, "execute_apart", note)
+    monkeypatch.setattr(steps.Steps, "built_bundle", lambda self, options: self.run("build") or {"--output": "bundle"})
+    monkeypatch.setattr(plan, "measure_teacher_rate", lambda *_: (share(700.0), 20.0))
+    monkeypatch.setattr(plan, "measure_training_rate", lambda *_: share(2900.0))
+    monkeypatch.setattr(plan.TextCodec, "load", lambda _: SimpleNamespace(encode=list))
+    monkeypatch.setattr(drafter, "teacher_engine", lambda *_: note(["engine"]) or teacher / "engine")
+    monkeypatch.setattr(drafter, "cutoff_of_shards", lambda _: 0)
+    monkeypatch.setattr(drafter, "fitting_prompts", lambda *_: [])
+    monkeypatch.setattr(drafter, "measure_gains", judge)
+    monkeypatch.setattr(drafter, "summary", lambda *_: [])
+    run = {"model": teacher, "prompts": teacher / "mine.jsonl", "output": teacher / "drafter", "data": teacher / "data"}
+    return lambda **more: drafter.main(**run | {"hours": 1.0, "precision": Precision.bf16} | more)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_ranks_make_a_drafter_by_one_plan(teacher, make_drafter, count):
+    """It counts what all of them do in a second. The first rank goes on after the training, and speaks."""
+    started = on_ranks(teacher / "logs", *[partial(make_drafter, kind="eagle")] * count)
+    assert {status for status, _ in started} == {0}, started[0][1]
+    assert {said for _, said in started[1:]} <= {""}
+    first, *others = ((teacher / f"commands-{rank}").read_text().splitlines() for rank in range(count))
+    made = plan.Plan.read(teacher / "drafter/plan.json")
+    assert made
+    assert made.teacher_rate == pytest.approx(1400 - 700 / 2 ** (count - 1), abs=0.06)
+    assert f"--tokens {made.tokens} " in first[1]
+    assert first[2].endswith(f"--positions {made.positions}" + (" --batch 5" if count == 5 else ""))
+    assert [line.split()[0] for line in first] == ["engine", "distill", "train", "build", "build", "judge"]
+    assert all(commands == first[:3] for commands in others)
+
+
+def test_ranks_of_a_drafter_share_a_disk(teacher, make_drafter):
+    """Or they are told before the hours."""
+    apart = partial(make_drafter, output=teacher / "apart")
+    (_, said), (status, nothing) = on_ranks(teacher / "logs", make_drafter, apart)
+    assert (status, nothing) == (2, "")
+    line = f"rank 1: {teacher / 'apart'} is not the folder of rank 0: expected a disk that all machines share"
+    assert f"redraft drafter: {line}\n" in said
+    assert (teacher / "commands-1").read_text() == "engine\n"
+
+
+def test_a_program_of_ranks_runs_another(tmp_path):
+    """Which meets at the same address, while the ranks of the first are connected."""
+    inner = (
+        "from redraft.training.ranks import ranked, this_rank\n"
+        "with ranked('inner', ''): print(*this_rank().gather(this_rank().index))"
+    )
+
+    def outer() -> None:
+        with ranked("outer", ""):
+            assert this_rank().gather(this_rank().index) == [0, 1]
+            assert subprocess.check_output([sys.executable, "-c", inner]) == b"0 1\n"
+            assert this_rank().gather(this_rank().index) == [0, 1]
+
+    for status, said in on_ranks(tmp_path, outer, outer):
+        assert status == 0, said
