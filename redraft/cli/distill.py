@@ -308,7 +308,7 @@ def main(
         except (OSError, SafetensorError) as error:
             whose = f"rank {ranks.index}: " if ranks.count > 1 else ""
             raise typer.BadParameter(f"{whose}{output}: {error}; the same command goes on") from None
-    if ranks.count > 1:
-        count = sum(part.held for part in parts) - held
-        speed = count / (time.monotonic() - begun)
-        print(f"distill: rank {ranks} wrote {count:,} tokens at {speed:,.0f} tokens/s", file=sys.stderr, flush=True)
+    count = sum(part.held for part in parts) - held
+    speed = count / (time.monotonic() - begun)
+    whose = f"rank {ranks} " if ranks.count > 1 else ""
+    print(f"distill: {whose}wrote {count:,} tokens at {speed:,.0f} tokens/s", file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -179,3 +180,27 @@ def test_only_v1_is_open_in_a_cluster():
     policy = yaml.safe_load((BASE / "network.yaml").read_text())
     (rule,) = policy["spec"]["ingress"]
     assert rule["ports"] == [{"port": "openai"}]
+
+
+@pytest.mark.parametrize("command", ["distill", "train"])
+def test_a_cluster_takes_the_jobs_of_ranks(command):
+    """As many machines as torchrun expects, which meet at the first pod's name; options that the command has."""
+    folder = DEPLOY / "kubernetes/training"
+    job, service = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in (command, "service"))
+    for document in (job, service):
+        kubernetes_validate.validate(document, "1.32", strict=True)
+    pod = job["spec"]["template"]
+    assert pod["metadata"]["labels"] == service["spec"]["selector"]
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == launch.IMAGE
+    words = shlex.split(container["args"][0])
+    assert words[words.index("-m") :][:3] == ["-m", "redraft", command]
+    launched = dict(zip(words[2::2], words[3::2], strict=False))
+    assert int(launched["--nnodes"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert launched["--node-rank"] == "$JOB_COMPLETION_INDEX"
+    assert launched["--master-addr"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert int(launched["--master-port"]) == service["spec"]["ports"][0]["port"]
+    known = get_command(application(command)).commands[command].params
+    options = {word for word in words[words.index("redraft") :] if word.startswith("--")}
+    assert options <= {option for parameter in known for option in parameter.opts}
