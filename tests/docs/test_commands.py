@@ -218,6 +218,7 @@ FOREIGN = re.compile(
     "|dest|extra-index-url|from-literal|local-dir|merge|no-deps|only-binary|qformat|return-context-logits|tokenizer|workers|help|version"
     "|worker-niceness|other)"
     r"|--(master-addr|master-port|max-restarts|nnodes|node-rank|nproc-per-node)"
+    r"|--(array|cpus-per-task|for|gpus-per-node|nodes|timeout)"
 )
 """Options of other programs that messages and pages name: Triton's, Docker's, torchrun's, and others'"""
 
