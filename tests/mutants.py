@@ -30,7 +30,7 @@ from unittest.mock import patch
 import numpy as np
 
 from redraft.decoding import draws, native, noise, random_trees, rejection, sampling, token_tree, verification
-from redraft.decoding.token_tree import NodeDraws, TokenTree, mask_words
+from redraft.decoding.token_tree import NodeDraws, TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.drafting import cutting
 from redraft.drafting import native as drafting_native
@@ -39,6 +39,7 @@ from redraft.plugins.operators.sampling.reference import winner
 from redraft.request_state import RequestState
 from redraft.scheduling import scheduler
 from tests.joint_law import CASES, THRESHOLD, Answers, check, generate, law_of
+from tests.scheduling import packed
 from tests.toy_drafter import reference_draws
 
 
@@ -65,14 +66,6 @@ class ReferenceDraws(TokenDraws):
     def race(self, ids: np.ndarray | None, weights: np.ndarray, position: int) -> int:
         ids = np.arange(len(weights)) if ids is None else ids
         return winner(ids, weights, noise.race(self.seed, position, ids))
-
-
-def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray]:
-    """`native.pack_trees` by the paths of `TokenTree.ancestors`."""
-    paths = [path for paths in tree.ancestors for path in paths]
-    depths = np.array([path.bit_count() - 1 for path in paths], np.int32)
-    masks = np.array(mask_words(paths, words), np.uint32).view(np.int32).reshape(-1, words)
-    return np.repeat(starts, tree.sizes) + depths, masks
 
 
 def walk_each(tree: TokenTree, logits: np.ndarray, walkers: native.Walkers) -> list[Verdict]:
@@ -292,7 +285,7 @@ def planted(mutant: Mutant) -> Iterator[None]:
     try:
         with (
             patch.object(sampling, "TokenDraws", reference),
-            patch.object(native, "pack_trees", pack_trees),
+            patch.object(scheduler, "pack", packed.pack),
             patch.object(drafting_native, "cut_trees", cutting.cut_trees),
             patch.object(scheduler, "walk_all", walk_each),
         ):

@@ -8,10 +8,6 @@ whatever happens.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +16,7 @@ from rich.console import Console
 
 from benchmarks.command import PROMPTS_FILE, PromptsFile
 from benchmarks.command import run as run_script
+from benchmarks.load.served import run, served
 from redraft.cli.options import ColumnOption
 from redraft.cli.prepare import fetched
 from redraft.cli.steps import Steps
@@ -31,34 +28,6 @@ FOLDER = HOME / "quickstart"
 BASELINE_OFFSET = 10
 """Between the ports of the two servers."""
 console = Console()
-
-
-def run(*arguments: object) -> None:
-    """Run one of our modules; exit with its status where it fails."""
-    done = subprocess.run([sys.executable, "-m", *map(str, arguments)])
-    if done.returncode:
-        raise SystemExit(done.returncode)
-
-
-@contextmanager
-def served(bundle: Path, ports: Sequence[int]) -> Iterator[None]:
-    """A Triton server of the bundle on four ports (HTTP, gRPC, metrics, /v1); stopped at the end."""
-    console.rule(f"serve {bundle}")
-    run_dir = FOLDER / f"run-{ports[0]}"
-    options = zip(("--http-port", "--grpc-port", "--metrics-port", "--openai-port"), ports, strict=True)
-    try:
-        run(
-            "redraft",
-            "serve",
-            "--bundle",
-            bundle,
-            "--run-dir",
-            run_dir,
-            *(word for pair in options for word in pair),
-        )
-        yield
-    finally:
-        run("redraft", "stop", "--run-dir", run_dir)
 
 
 @interruptible("quickstart", "the servers are stopped")
@@ -90,7 +59,11 @@ def main(
     ports = [port + number for number in range(4)]
     baseline_ports = [number + BASELINE_OFFSET for number in ports]
     baseline, speculative = FOLDER / "auto-regressive", FOLDER / "speculative"
-    with served(auto_regressive, baseline_ports), served(bundle, ports):
+    console.rule(f"serve {auto_regressive.name} and {bundle.name}")
+    with (
+        served(["--bundle", auto_regressive], FOLDER / "run-auto-regressive", baseline_ports[0]),
+        served(["--bundle", bundle], FOLDER / "run-speculative", port),
+    ):
         console.rule(f"load test at {', '.join(map(str, request_rate))} requests/s, the servers in turn")
         run(
             "redraft", "loadtest", "--bundle", bundle, "--label", "speculative",

@@ -2,6 +2,7 @@
 // function returns a message, it is valid until the thread's next call; null: it did not fail.
 #include "../cpu/guarded.h"
 #include "draft.h"
+#include "pack.h"
 #include "walk.h"
 
 using namespace redraft;
@@ -76,9 +77,14 @@ const char* redraft_trees_cut(int64_t count, const int32_t* offsets, const int32
         promised_nodes({count, out_offsets, out_tokens, out_parents, out_scores}, out_promises);
     });
 }
-const char* redraft_trees_pack(int64_t count, const int32_t* offsets, const int32_t* parents, const int32_t* starts,
-                               int64_t words, int32_t* positions, uint32_t* masks) {
-    return guarded([&] { pack_trees({count, offsets, nullptr, parents, nullptr}, starts, words, positions, masks); });
+const char* redraft_rows_pack(int64_t count, const int32_t* offsets, const int32_t* tokens, const int32_t* parents,
+                              int64_t prompts, const void* prompt_tokens, const int32_t* prompt_rows,
+                              const int32_t* prompt_logits, const int32_t* starts, const int32_t* commits,
+                              int64_t words, int32_t* packed) {
+    return guarded([&] {
+        const Prompts chunks{prompts, static_cast<const int32_t* const*>(prompt_tokens), prompt_rows, prompt_logits};
+        Packer({count, offsets, tokens, parents, nullptr}, chunks, {starts, commits}, words, packed);
+    });
 }
 // Over the tokens `chosen`, else over logits. Paths are at most as long as the trees are large: the first row of `walked`
 // has them, the second the tokens.

@@ -1,10 +1,8 @@
-// Cutting, sharing and packing trees: `prune_tree`, `shared_budgets`, `mask_words` of `redraft.decoding.token_tree`.
+// Cutting and sharing trees: `prune_tree` and `shared_budgets` of `redraft.decoding.token_tree`.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "forest.h"
@@ -72,28 +70,6 @@ inline void share_nodes(const Trees& trees, int64_t total, int32_t* counts) {
     const int64_t taken = std::min<int64_t>(total, ranked.size());
     std::nth_element(ranked.begin(), ranked.begin() + taken, ranked.end());
     for (int64_t index = 0; index < taken; ++index) ++counts[ranked[index].second];
-}
-
-// Per row its position, from its tree's `starts` on, and the rows that it sees: its own path, as `words` words of bits.
-inline void pack_trees(const Trees& trees, const int32_t* starts, int64_t words, int32_t* positions, uint32_t* masks) {
-    for (int64_t b = 0; b < trees.count; ++b) {
-        const int64_t first = trees.offsets[b], size = trees.offsets[b + 1] - first;
-        if (size > words * 32)
-            throw std::invalid_argument(std::to_string(size) + " tree nodes do not fit " + std::to_string(words) +
-                                        " mask words of 32 bits");
-        for (int64_t node = 0; node < size; ++node) {
-            uint32_t* mask = masks + (first + node) * words;
-            const int64_t parent = trees.parents[first + node];
-            if (parent < 0) {
-                std::fill(mask, mask + words, 0u);
-                positions[first + node] = starts[b];
-            } else {
-                std::copy_n(masks + (first + parent) * words, words, mask);
-                positions[first + node] = positions[first + parent] + 1;
-            }
-            mask[node / 32] |= 1u << node % 32;
-        }
-    }
 }
 
 }  // namespace redraft

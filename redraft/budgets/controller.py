@@ -22,6 +22,8 @@ LEAST_GAIN = 0.02
 """How much faster than plain decoding, as a share, drafts should make steps: times are not known better than so."""
 PLAIN_EVERY = 100
 """Steps with drafts at a load after which one does without: what plain decoding costs shows only where it is done."""
+FIRST_PLAIN = 3
+"""First steps at a load, which do without for the same reason: the engine may have been timed on a busy machine."""
 CREDIT_S = 0.1
 """Most seconds that the ledger holds: what is lost at once when predictable text ends."""
 MOST_UNASKED = 4
@@ -134,7 +136,7 @@ class BudgetController:
         self.estimates = estimates
         self.balance_s = min(FIRST_CREDIT * estimates.costs.of(StepShape(1)).target(1), CREDIT_S)
         self._since_plain: dict[str, int] = {}
-        """Steps with drafts since the last one without, by load."""
+        """Steps with drafts since the last one without, by load; below 0: first steps that are left."""
         self.unasked = 0
         """Steps without drafts, prompts and questions that may follow for the same sequences."""
         self.held_back = 0
@@ -153,7 +155,8 @@ class BudgetController:
     def begin(self, shape: StepShape) -> None:
         """Begin a step."""
         costs = self.costs.of(shape)
-        plain, rows = self._since_plain.get(costs.load, 0) >= PLAIN_EVERY, shape.running + shape.prompt_rows
+        since = self._since_plain.get(costs.load, -FIRST_PLAIN)
+        plain, rows = not 0 <= since < PLAIN_EVERY, shape.running + shape.prompt_rows
         self.step = Step(shape, costs, plain, rows, rows, shape.running)
 
     def include(self, method: str, bands: Sequence[int], tree: TokenTree) -> None:
@@ -236,7 +239,8 @@ class BudgetController:
         self.balance_s = min(self.balance_s, CREDIT_S)
         known = not shape.prompt_rows and step.unasked < math.inf
         self.unasked = int(min(step.unasked, MOST_UNASKED)) if known else 0
-        self._since_plain[costs.load] = self._since_plain.get(costs.load, 0) + 1 if step.drafts else 0
+        since = self._since_plain.get(costs.load, -FIRST_PLAIN)
+        self._since_plain[costs.load] = since + 1 if step.drafts or since < 0 else 0
 
     def note_unasked(self, step_s: float) -> None:
         """Count a step of `unasked`, which took `step_s`."""

@@ -19,6 +19,10 @@ MOST_APART = 1.25
 LASTING = 6
 """Values in a row that are so far off on the same side are no outliers: the mean moves to them. Fewer may be a burst of
 other programs, after which the drafter of a machine would be known for slow until probes say otherwise."""
+NEAR = 0.5
+"""From this share on a step's time is that of a row count of a table: see `TimeTable.correct`."""
+FIRST_RATE = 0.5
+"""`RATE` of the first slower steps there."""
 UNKNOWN_SHARE = 0.3
 """What is taken for the drafter's and the host's time before any was seen, as a share of the target's."""
 
@@ -82,6 +86,7 @@ class TimeTable:
 
     def __post_init__(self) -> None:
         """Raise ValueError unless each row count has its seconds, and the counts ascend."""
+        self._seen = [0] * len(self.rows)
         if len(self.rows) != len(self.seconds) or any(count >= more for count, more in pairwise(self.rows)):
             raise ValueError(
                 f"a table of {self.rows} rows and {len(self.seconds)} times: expected ascending rows, a time each"
@@ -98,14 +103,23 @@ class TimeTable:
 
     def correct(self, rows: int, ratio: float) -> None:
         """Move the seconds at the nearest row counts by `ratio`, the time that a step of `rows` rows took over what was
-        expected of it."""
+        expected of it. The first steps near a count move it further, as a table may have been timed on a busy machine:
+        what is faster replaces it."""
         above = min(bisect_left(self.rows, rows), len(self.rows) - 1)
-        below = max(above - 1, 0)
-        share = 1.0
+        below, share = max(above - 1, 0), 1.0
         if not self.padded and above > below:
             share = min((rows - self.rows[below]) / (self.rows[above] - self.rows[below]), 1.0)
-            self.seconds[below] *= 1 + RATE * (1 - share) * (ratio - 1)
-        self.seconds[above] *= 1 + RATE * share * (ratio - 1)
+            self._move(below, 1 - share, ratio)
+        self._move(above, share, ratio)
+
+    def _move(self, index: int, share: float, ratio: float) -> None:
+        ratio = min(ratio, MOST_APART)  # a count that one delayed step made known for slow would not be tried again
+        if share >= NEAR and self._seen[index] < WARM_UP:
+            self._seen[index] += 1
+            rate = 1.0 if ratio < 1 else FIRST_RATE
+        else:
+            ratio, rate = max(ratio, 1 / MOST_APART), RATE * share
+        self.seconds[index] *= 1 + rate * (ratio - 1)
 
 
 class TimesByNodes(NamedTuple):
@@ -197,8 +211,7 @@ class ShapeCosts:
         factor = _mean(costs.factors, self.load)
         factor.add(target_s / timed_s)
         if not self._shape.prompt_rows:  # prompt rows cost other times, as few of them have logits
-            ratio = target_s / (timed_s * factor.value)
-            self._table.correct(rows, min(max(ratio, 1 / MOST_APART), MOST_APART))
+            self._table.correct(rows, target_s / (timed_s * factor.value))
         _mean(costs.others, f"{drafting}:{self.load}").add(step_s - target_s)
         return expected
 

@@ -80,25 +80,6 @@ def take_unread(indices: Sequence[NativeNgrams]) -> tuple[array, array]:
     return tokens, ends
 
 
-def pack_trees(tree: TokenTree, starts: np.ndarray, words: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's position, int32 [T], and mask, int32 [T, words], of trees whose roots stand at `starts` int32
-    [B]: by a node's depth in `TokenTree.ancestors`, and its set of bits there as `mask_words`.
-
-    Raises ValueError if a tree has a node that the words do not hold.
-    """
-    expect(len(tree), starts)
-    rows = len(tree.tokens)
-    if rows == len(tree) and words:  # nothing is drafted
-        masks = np.zeros((rows, words), np.int32)
-        masks[:, 0] = 1
-        return starts.copy(), masks
-    positions, masks = np.empty(rows, np.int32), np.empty((rows, words), np.int32)
-    offsets, _, parents, _ = tree.addresses
-    arrays = pointer(positions, np.int32), pointer(masks, np.int32)
-    call("trees_pack", len(starts), offsets, parents, pointer(starts, np.int32), words, *arrays)
-    return positions, masks
-
-
 class Walkers:
     """Plain samplers of a batch, without grammars, as compiled code takes them."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, islice, pairwise
-from typing import Any, cast
+from itertools import islice, pairwise
+from typing import cast
 from weakref import WeakMethod
 
 import numpy as np
@@ -19,7 +19,6 @@ from redraft.batch import TargetBatch, step_rows
 from redraft.budgets.controller import BudgetController
 from redraft.budgets.cost import StepShape
 from redraft.bundle.method import MethodConfig
-from redraft.decoding import native
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, join_trees, mask_width
@@ -35,6 +34,7 @@ from redraft.output import Output
 from redraft.request import AUTO_REGRESSIVE
 from redraft.request_state import RequestState
 from redraft.scheduling.counts import EngineMetrics, Totals
+from redraft.scheduling.packing import Places, PromptRows, pack
 from redraft.scheduling.prompt_rows import share_rows
 from redraft.scheduling.slots import Limits, Slots
 
@@ -331,22 +331,13 @@ class Scheduler:
         return join_trees(drafted) if drafted else TokenTree.root_only([])
 
     def _batch(self, decoding: Group, tree: TokenTree, chunks: list[Chunk]) -> TargetBatch:
-        sequences = [*decoding, *(sequence for sequence, _ in chunks)] if chunks else decoding
-        starts = np.array([sequence.cache_length for sequence in sequences], np.int32)
-        commits = [sequence.commit for sequence in sequences]
-        positions, masks = native.pack_trees(tree, starts[: len(decoding)], self._words)
-        batch = TargetBatch(
-            input_ids=tree.tokens,
-            positions=positions,
-            row_offsets=tree.offsets,
-            slots=np.array([sequence.slot for sequence in sequences], np.int32),
-            cache_lengths=starts,
-            tree_mask=masks,
-            commit_src=np.array([*chain(*commits)], np.int32),
-            commit_offsets=_offsets(map(len, commits)),
-            logit_rows=np.arange(len(positions), dtype=np.int32),
+        sequences = [*decoding, *(sequence for sequence, _ in chunks)]
+        places = Places(
+            slots=[sequence.slot for sequence in sequences],
+            cache_lengths=[sequence.cache_length for sequence in sequences],
+            commits=[sequence.commit for sequence in sequences],
         )
-        return _with_prompts(batch, chunks) if chunks else batch
+        return pack(tree, [_prompt_rows(*chunk) for chunk in chunks], places, self._words)
 
     def _verify(
         self, sequences: Group, tree: TokenTree, logits: LogitRows, choosers: list[Sampler | None]
@@ -456,28 +447,7 @@ def _gauge(status: WeakMethod[Callable[[], Status]], name: str) -> float:
     return getattr(call(), name) if (call := status()) else 0
 
 
-def _with_prompts(batch: TargetBatch, chunks: list[Chunk]) -> TargetBatch:
-    """A batch of trees, with the prompts' rows after theirs."""
-    counts = [count for _, count in chunks]
-    ends = len(batch.input_ids) + np.cumsum(counts)
-    spans = [range(sequence.cache_length, sequence.cache_length + count) for sequence, count in chunks]
-    ids = [sequence.prompt[span.start : span.stop] for (sequence, _), span in zip(chunks, spans, strict=True)]
-    wanted = [sequence.logits_of(count) for sequence, count in chunks]
-    logit_rows = [np.arange(end - count, end) for end, count in zip(ends, wanted, strict=True)]
-    causal = np.zeros((sum(counts), batch.tree_mask.shape[1]), np.int32)
-    return replace(
-        batch,
-        input_ids=_joined(batch.input_ids, ids),
-        positions=_joined(batch.positions, spans),
-        row_offsets=_joined(batch.row_offsets, [ends]),
-        tree_mask=_joined(batch.tree_mask, [causal]),
-        logit_rows=_joined(batch.logit_rows, logit_rows),
-    )
-
-
-def _joined(first: np.ndarray, others: Sequence[Any]) -> np.ndarray:
-    return np.concatenate([first, *others], dtype=np.int32, casting="unsafe")
-
-
-def _offsets(counts: Iterable[int]) -> np.ndarray:
-    return np.array([*accumulate(counts, initial=0)], np.int32)
+def _prompt_rows(sequence: RequestState, count: int) -> PromptRows:
+    """The next rows of its prompt."""
+    start = sequence.cache_length
+    return PromptRows(sequence.prompt[start : start + count], sequence.logits_of(count))

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from redraft.budgets.choice import choose_nodes
-from redraft.budgets.controller import ALLOWED_LOSS, MOST_UNASKED, BudgetController, Estimates
+from redraft.budgets.controller import ALLOWED_LOSS, FIRST_PLAIN, MOST_UNASKED, PLAIN_EVERY, BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, StepShape, TimeTable
 from redraft.decoding.token_tree import TokenTree
 
@@ -20,6 +20,9 @@ def controller():
     """Steps of more than 16 rows take four times as long."""
     table = TimeTable(sequences=8, rows=[CLIFF, 4 * CLIFF], seconds=[0.01, 0.04], padded=True)
     controller = BudgetController(Estimates(costs=StepCosts(tables=[table])))
+    for shape in (StepShape(1), StepShape(2)):
+        for _ in range(FIRST_PLAIN):
+            plain_step(controller, shape)
     controller.begin(StepShape(2))
     return controller
 
@@ -40,6 +43,18 @@ def test_a_cliff_is_kept_to_where_other_nodes_are_verified_beside(controller):
     assert controller.pays("chosen", [0])
     assert share(controller, TREE, beside=5) == [CLIFF - 2 - 5]
     assert controller.step.rows == CLIFF
+
+
+def test_first_steps_at_a_load_are_plain_and_then_one_in_a_hundred(controller):
+    drafted = []
+    for _ in range(FIRST_PLAIN + PLAIN_EVERY + 2):
+        controller.begin(StepShape(5))
+        drafted.append(controller.pays("chosen", [0]))
+        tree = TREE if drafted[-1] else TokenTree.root_only([0])
+        if drafted[-1]:
+            share(controller, tree)
+        controller.end(["chosen"], [0], tree, [len(tree.tokens) - 1], 0.01, 0.01)
+    assert drafted == [False] * FIRST_PLAIN + [True] * PLAIN_EVERY + [False, True]
 
 
 def test_what_a_fixed_budget_loses_is_no_loss_of_what_was_chosen(controller):

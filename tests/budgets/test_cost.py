@@ -47,6 +47,26 @@ def test_steps_correct_a_table_that_is_wrong(padded):
     assert costs.error < 0.15
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_what_was_timed_on_a_busy_machine_is_soon_forgotten(padded):
+    """It would catch a table that a factor of all its counts has to excuse: one row would be known for a third of what
+    it takes, and drafts for three times what they are worth."""
+    table = TimeTable(sequences=1, rows=[1, 8], seconds=[0.047, 0.05], padded=padded)
+    costs, truth = StepCosts(tables=[table]), {1: 0.010, 8: 0.018}
+    for rows in (1, 1, 1, 8, 8, 8, 8, 8):
+        costs.of(StepShape(1)).observe(rows, "", truth[rows] + 0.001, truth[rows])
+    learned = costs.of(StepShape(1))
+    assert (learned.target(1), learned.target(8)) == pytest.approx((0.010, 0.018), rel=0.08)
+
+
+def test_a_delay_does_not_make_a_row_count_known_for_slow():
+    """It would catch a first step that replaces what was timed though it is slower: budgets would keep away from it."""
+    costs = StepCosts(tables=[TimeTable(sequences=1, rows=[1, 8], seconds=[0.010, 0.018], padded=True)])
+    for rows, delay in ((1, 1), (1, 1), (8, 5), (1, 1)):
+        costs.of(StepShape(1)).observe(rows, "", 0.010 * delay, 0.010 * delay)
+    assert costs.of(StepShape(1)).target(8) < 0.018 * MOST_APART
+
+
 def test_a_load_that_was_not_seen_takes_the_nearest():
     costs = StepCosts(tables=[LINEAR])
     costs.of(StepShape(1)).observe(1, "m", 0.015, 0.010)

@@ -28,6 +28,11 @@ def bundle(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def drafts_at_once(monkeypatch):
+    monkeypatch.setattr("redraft.budgets.controller.FIRST_PLAIN", 0)
+
+
 def estimates():
     return Estimates(costs=time_steps(ToyEngine(slots=2), Limits(2, 64, 8, 16), 7))
 

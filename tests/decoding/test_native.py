@@ -1,4 +1,4 @@
-"""Compiled n-grams, and compiled packing and walking of trees, against the Python functions that they repeat."""
+"""Compiled n-grams, and compiled walking of trees, against the Python functions that they repeat."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from redraft.decoding import native
 from redraft.decoding.native import NativeNgrams, Walkers
 from redraft.decoding.ngram import NgramIndex, ngram_chains
 from redraft.decoding.sampling import Sampler
-from redraft.decoding.token_tree import MASK_BITS, TokenTree, mask_words
+from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import walk, walk_all
-from redraft.plugins.trees.native import call, pointer
+from redraft.plugins.trees.native import pointer
 from redraft.request import SamplingConfig
 from tests.compiled_trees import EXAMPLES, TOKENS, forests, in_arrays, in_process, run_mutant, run_sanitized
 
@@ -47,22 +47,6 @@ def test_a_long_text_of_many_tokens_is_indexed_alike():
     compiled, plain = NativeNgrams(text), NgramIndex(text)
     for end in range(1, 4000):
         assert compiled.match(tuple(text[max(end - 6, 0) : end])) == plain.match(tuple(text[max(end - 6, 0) : end]))
-
-
-@given(forests(), st.integers(2, 3), st.data())
-def test_trees_are_packed_alike(tree, words, data):
-    starts = data.draw(st.lists(st.integers(0, 10**6), min_size=len(tree), max_size=len(tree)))
-    positions, masks = native.pack_trees(in_arrays(tree), np.array(starts, np.int32), words)
-    paths = [path for paths in tree.ancestors for path in paths]
-    assert masks.view(np.uint32).ravel().tolist() == mask_words(paths, words)
-    begins = np.repeat(starts, tree.sizes)
-    assert positions.tolist() == [begin + path.bit_count() - 1 for begin, path in zip(begins, paths, strict=True)]
-
-
-def test_a_tree_that_its_mask_does_not_hold_is_refused():
-    tree = TokenTree.from_nodes([[(0, -1, 0.0), *((1, node, 0.0) for node in range(MASK_BITS))]])
-    with pytest.raises(ValueError, match="33 tree nodes do not fit 1 mask words of 32 bits"):
-        native.pack_trees(tree, np.zeros(1, np.int32), 1)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -153,7 +137,6 @@ def test_no_tree_leads_outside_the_arrays(tmp_path):
 
 
 MUTANTS = {
-    "a parent's mask": ("shape.h", "masks + (first + parent) * words", "masks + first * words", "alike and packed"),
     "a later one of equal logits": ("walk.h", "most_here > best)", "most_here >= best)", "wherever"),
     "the position of the root": ("walk.h", "positions[tree] + depth", "positions[tree]", "alike and walked"),
     "times that are never counted anew": (
@@ -197,16 +180,9 @@ def test_columns_of_another_length_are_refused():
     tree = in_arrays(TokenTree.from_nodes([[(1, -1, 0.0), (2, 0, -0.5)]] * 3))
     sampler = Sampler(SamplingConfig(), [0])
     for wrong in (
-        lambda: native.pack_trees(tree, np.zeros(2, np.int32), 1),
         lambda: native.walk_trees(tree, np.zeros(4, np.int32), Walkers([sampler] * 3)),
         lambda: native.walk_trees(tree, np.zeros((4, 111), np.float32), Walkers([sampler] * 3)),
         lambda: native.walk_trees(tree, np.zeros(6, np.int32), Walkers([sampler] * 2)),
     ):
         with pytest.raises(ValueError, match="expected"):
             wrong()
-
-
-def test_errors_of_the_library_are_raised():
-    arrays = [pointer(np.array(values, np.int32), np.int32) for values in ([0, 1], [-1], [0])]
-    with pytest.raises(ValueError, match="1 tree nodes do not fit 0 mask words"):
-        call("trees_pack", 1, *arrays, 0, None, None)
