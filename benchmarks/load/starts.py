@@ -73,7 +73,7 @@ def start(bundle: Path, port: int, generation: Generation) -> Start:
 def unbuilt(model: Path, port: int) -> Iterator[float]:
     """Seconds until a model is served that was never built: with operators to compile, then without."""
     with tempfile.TemporaryDirectory(dir=HOME) as home:
-        env = os.environ | {"REDRAFT_HOME": home}
+        env = os.environ | {"REDRAFT_HOME": home, "REDRAFT_PLUGIN_CACHE": str(Path(home) / "plugins")}
         copy = Path(home) / "models" / model.name
         shutil.copytree(model, copy)
         for _ in range(2):

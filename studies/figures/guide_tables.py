@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.budgets import mixes
+from benchmarks.load import starts
 from benchmarks.speed import precision
 from benchmarks.verify import structured
 from redraft.loadtest import saturation
@@ -53,6 +54,7 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "precision": changed_by_precision,
     "precision_scales": changed_by_precision,
     "saturation": saturated,
+    "starts": starts.table,
     "prefix_reuse": reused,
     "structured_speed": structured_speed,
 }
