@@ -161,7 +161,7 @@ def test_what_cannot_be_loaded_is_built_again(place, capsys, change, said):
 RUN_TIME = {
     "compiler/built_from.py",
     *(f"{name}.py" for name in ("__init__", "batch", "bound", "errors", "operator_build", "request", "runtime")),
-    *(f"scheduling/{name}.py" for name in ("__init__", "counts", "prompt_rows", "scheduler", "slots")),
+    *(f"scheduling/{name}.py" for name in ("__init__", "counts", "packing", "prompt_rows", "scheduler", "slots")),
     *(f"{name}.py" for name in ("output", "pairs", "request_state")),
     *(f"{name}.py" for name in ("bundle/__init__", "bundle/folder", "bundle/machine", "bundle/scores")),
     "worker/__init__.py",
