@@ -215,7 +215,7 @@ FOREIGN = re.compile(
     "--(allow-[cg]pu-metrics|backend-(config|directory)|disable-auto-complete-config|exit-timeout-secs|grpc-address"
     "|grpc-infer-allocation-pool-size|http-address|load-model|metrics-address|model-control-mode|model-repository"
     "|detach|env|init|mount|restart|rm|shm-size|stop-timeout|ulimit"
-    "|dest|extra-index-url|from-literal|local-dir|merge|no-deps|only-binary|qformat|return-context-logits|tokenizer|workers|help|version"
+    "|dest|extra-index-url|from-file|from-literal|local-dir|merge|no-deps|only-binary|qformat|return-context-logits|tokenizer|workers|help|version"
     "|worker-niceness|other)"
     r"|--(master-addr|master-port|max-restarts|nnodes|node-rank|nproc-per-node)"
     r"|--(array|cpus-per-task|for|gpus-per-node|nodes|timeout)"
