@@ -17,6 +17,7 @@ from typer.main import get_command
 import launch
 from redraft.cli import application
 from redraft.serving.settings import API_KEY_VARIABLE, OPTIONS, PREFIX, read
+from tests.deploy.kustomize import kustomize
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -151,18 +152,9 @@ def test_envoy_takes_the_proxys_configuration():
         assert first["endpoint"]["address"]["socket_address"]["port_value"] == PORTS[cluster["name"]]
 
 
-def overlay(name: str) -> dict[str, dict]:
-    """What an overlay makes, by kind and name."""
-    command = ["kubectl", "kustomize", str(DEPLOY / "kubernetes" / name)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    made = list(yaml.safe_load_all(done.stdout))
-    return {f"{document['kind']} {document['metadata']['name']}": document for document in made}
-
-
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
 def test_a_cluster_takes_each_overlay(name):
-    documents = overlay(name)
+    documents = kustomize(DEPLOY / "kubernetes" / name)
     for document in documents.values():
         kubernetes_validate.validate(document, "1.32", strict=True)
     pods = DEPLOYMENT["spec"]["selector"]["matchLabels"]
@@ -204,3 +196,15 @@ def test_a_cluster_takes_the_jobs_of_ranks(command):
     known = get_command(application(command)).commands[command].params
     options = {word for word in words[words.index("redraft") :] if word.startswith("--")}
     assert options <= {option for parameter in known for option in parameter.opts}
+
+
+def test_service_ranks_and_training_share_a_namespace():
+    """No document of one replaces another's, and no label of one's pods is that of another's."""
+    folder = DEPLOY / "kubernetes"
+    files = [yaml.safe_load((folder / f"training/{name}.yaml").read_text()) for name in ("service", "distill", "train")]
+    training = {f"{document['kind']} {document['metadata']['name']}": document for document in files}
+    installations = [kustomize(folder / "cpu"), kustomize(folder / "ranks"), training]
+    names = [name for documents in installations for name in documents]
+    assert len(names) == len(set(names))
+    apps = [set(re.findall(r"'app': '([\w-]+)'", str(documents))) for documents in installations]
+    assert apps == [{"redraft"}, {"redraft-ranks"}, {"redraft-training"}]
