@@ -168,7 +168,7 @@ def simulate(machines: int, affinity: bool, slots: int, times: StepTimes, chats:
             chat, turn = arrival
             turns[chat] = turn
             if affinity:
-                machine = Random(chat).randrange(machines)  # in place of the proxy's hash
+                machine = Random(chat).randrange(machines)  # instead of the proxy's hash
             else:
                 machine, next_machine = next_machine, (next_machine + 1) % machines
             prompt = chats.question + turn * (chats.question + chats.answer)
