@@ -18,6 +18,7 @@ from redraft.cli.options import BACKEND_NAMES, ColumnOption, ModelOption, Prompt
 from redraft.cli.steps import Steps
 from redraft.cli.train import KINDS, KindOption, layers_of
 from redraft.console.interrupt import interruptible
+from redraft.console.output import fail
 from redraft.console.progress import write
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.errors import BundleError
@@ -91,6 +92,8 @@ def main(
             texts = load(prompts or PROMPTS, column if prompts else None)
             facts |= {"versions": versions(), "model": model_digest(model), "prompts": prompts_digest(texts)}
             facts["options"] = f"--kind {kind} --hours {hours:g} --backend {backend.name} --precision {precision.value}"
+        for folder in (output, data):
+            ranks.require_common(folder)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     program = "redraft drafter" if ranks.first else f"redraft drafter: rank {ranks.index}"
@@ -129,8 +132,8 @@ def main(
         bundles = Path(ngrams), Path(bundle)
         gains = measure_gains(output, *bundles, fitting_prompts(model, bundles, unseen))
     except (OSError, ValueError, BundleError) as error:
-        say(str(error))
-        raise typer.Exit(2) from None
+        steps.log(str(error))
+        fail(f"{program}: {error}", 2)
     for line in summary(gains, shipped_curves()):
         print(line)
         steps.log(line)

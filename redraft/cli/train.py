@@ -237,5 +237,7 @@ def main(
                     module.initialize(target, teacher.sample(run.window, unroll).to(device))
                 save_bigrams(output / BIGRAMS_FILE_NAME, data, vocab_size)
             train(trainer, teacher, run, output, card, resumed is None, bar, ranks)
-        except (OSError, CheckpointError, SafetensorError) as error:
+        except CheckpointError as error:
             raise typer.BadParameter(str(error)) from None
+        except (OSError, SafetensorError) as error:
+            raise typer.BadParameter(ranks.named(str(error))) from None

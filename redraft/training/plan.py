@@ -137,11 +137,11 @@ def plan_training(
 ) -> Plan:
     """The plan that `path` holds, or a new one for another target or other hours, which is stored there: for drafters
     of a `kind` that read what enters `layers` of the target. All ranks measure at the same time. The first one reads
-    and writes files, which the others must see.
+    and writes the plan.
 
-    Raises ValueError where the hours are too few, where the plan is of another kind or a drafter has been trained by
-    another plan, or where the folders of the plan and of the `teacher` data are of other prompts or another chat
-    template, OSError or ValueError for files.
+    Raises ValueError where the hours are too few, where the plan is of another kind, a drafter has been trained by
+    another plan or with fewer windows of a batch than there are ranks, or where the folders of the plan and of the
+    `teacher` data are of other prompts or another chat template, OSError or ValueError for files.
     """
     digest = model_digest(model)
     inputs = {"prompts": prompts_digest(prompts), "chat_template": template_digest(model) or "", "kind": kind}
@@ -155,17 +155,30 @@ def plan_training(
         say("measuring how fast teacher data are written and drafters trained")
         rates = ranks.gather(_measured_rates(model, engine, prompts, kind, layers, ranks))
         teacher_rates, loading, training_rates = zip(*rates, strict=True)
-        batch = ranks.count if ranks.count > DRAFTERS[kind].recipe.batch else None
         with ranks.agreement():
             plan = make_plan(digest, hours, sum(teacher_rates), sum(training_rates), max(loading))
-            plan = plan.model_copy(update=inputs | {"batch": batch})
-            if ranks.first:
-                plan.write(path)
-    with ranks.agreement():
-        if not ranks.first and Plan.read(path) != plan:
-            raise ValueError(f"{path.parent} is not the folder of rank 0: expected a disk that all machines share")
+            plan = plan.model_copy(update=inputs)
     assert plan
+    with ranks.agreement():
+        plan = _for_ranks(plan, path, kind, ranks)
+        if ranks.first and plan != there:
+            plan.write(path)
     return plan
+
+
+def _for_ranks(plan: Plan, path: Path, kind: str, ranks: Ranks) -> Plan:
+    """A plan whose batch has a window for each rank. Raises ValueError where that is another batch than the one which
+    the drafter beside its `path` is trained with."""
+    batch = plan.batch or DRAFTERS[kind].recipe.batch
+    if ranks.count <= batch:
+        return plan
+    if (path.parent / "checkpoint.safetensors").exists():
+        raise ValueError(
+            f"{path.parent} holds a drafter that is trained with batches of {batch} windows, one for each rank at "
+            f"least: start at most {batch} ranks, or remove or rename it, and the same command trains one with "
+            f"{ranks.count} ranks; teacher data are kept"
+        )
+    return plan.model_copy(update={"batch": ranks.count})
 
 
 def _plan_there(path: Path, digest: str, teacher: Path, hours: float, inputs: Mapping[str, str]) -> Plan | None:

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import metadata
+from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -65,6 +67,28 @@ class Ranks:
                 result = work()
             self.gather(None)
         return result
+
+    def require_common(self, folder: Path) -> None:
+        """Check that the ranks have a folder in common, where each names it. Every rank must call it. Raises as
+        `agreement` does where one has another."""
+        if self.count == 1:
+            return
+        mark = folder / self.from_first(f".{uuid4().hex}")
+        try:
+            with self.agreement():
+                if self.first:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    mark.touch()
+            with self.agreement():
+                if not mark.exists():
+                    raise ValueError(f"{folder} is not the folder of rank 0: expected a disk that all machines share")
+        finally:
+            if self.first:
+                mark.unlink(missing_ok=True)
+
+    def named(self, message: str) -> str:
+        """What this rank says, with its number where there are others."""
+        return message if self.count == 1 else f"rank {self.index}: {message}"
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all ranks, in its place. Every rank must call it."""

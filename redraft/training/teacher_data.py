@@ -271,9 +271,10 @@ def _check_overlap(metadata: Mapping[Path, Mapping[str, str]]) -> None:
             continue
         folder, seed = file.parent, "" if values["source"] == "prefill" else values["seed"]
         drawn = (seed, *(values.get(name) for name in ("held_out", "source", "prompts", "shares", "self_written")))
-        run = values.get("run", str(folder))  # a folder from before they were named is a run of its own
-        first_run, first = runs.setdefault(drawn, (run, folder))
-        if run == first_run:
+        run, first = values.get("run"), folder
+        if run:  # runs had no names before
+            first_run, first = runs.setdefault(drawn, (run, folder))
+        if not run or run == first_run:
             first = shards.setdefault((*drawn, file.name), folder)
         if first != folder:
             same = f" with the same seed {seed}: leave it out, or write it with another --seed" if seed else ""

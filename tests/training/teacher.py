@@ -150,3 +150,5 @@ def _on_rank(rank: int, count: int, port: int, folder: Path, act: Callable[[], o
     except typer.BadParameter as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except typer.Exit as error:
+        sys.exit(error.exit_code)

@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from redraft.bundle.backends import Precision
 from redraft.cli import distill, drafter, steps
 from redraft.cli import train as train_command
+from redraft.errors import BundleError
 from redraft.training import conversations, distillation, parts, plan, prompts, ranks, shards, writing
 from redraft.training import run as training_run
 from redraft.training.ranks import ALONE, Ranks, ranked, this_rank
@@ -183,6 +184,22 @@ def test_parts_of_two_runs_are_refused(teacher):
     shutil.copytree(folders[0] / "first", teacher / "copy")
     with pytest.raises(ValueError, match=r"copy holds prompts that .*one/first holds"):
         TeacherData([folders[0] / "first", teacher / "copy"], 0, False)
+
+
+def test_parts_from_before_runs_had_names_are_joined_by_their_numbers(tmp_path):
+    """Also where they went on since, under one name."""
+    doc = shards.Document(conversations.deque(), 0.0, tokens=[5, 6, 7], hidden=[torch.zeros(4).bfloat16()] * 3)
+    for place, run in (("one/shard-00000", {}), ("other/shard-00001", {}), ("one/shard-00002", {"run": "named"}),
+                       ("other/shard-00003", {"run": "named"}), ("copy/shard-00001", {}),
+                       ("new/shard-00005", {"run": "new"})):  # fmt: skip
+        file = tmp_path / f"{place}.safetensors"
+        file.parent.mkdir(exist_ok=True)
+        shards.write_shard(file, [doc], {"seed": "3", "source": "generate", **run})
+    one, other, copy, new = (tmp_path / name for name in ("one", "other", "copy", "new"))
+    assert len(TeacherData([one, other], 0, False).training) == 4
+    for second, of_first in ((copy, other), (new, one)):
+        with pytest.raises(ValueError, match=f"{second} holds prompts that {of_first} holds with the same seed 3"):
+            TeacherData([one, other, second], 0, False)
 
 
 def test_a_prompt_that_another_rank_holds_out_is_not_trained_on(tmp_path):
@@ -398,14 +415,60 @@ def test_ranks_make_a_drafter_by_one_plan(teacher, make_drafter, count):
     assert all(commands == first[:3] for commands in others)
 
 
-def test_ranks_of_a_drafter_share_a_disk(teacher, make_drafter):
-    """Or they are told before the hours."""
-    apart = partial(make_drafter, output=teacher / "apart")
+@pytest.mark.parametrize("option", ["output", "data"])
+def test_ranks_of_a_drafter_share_a_disk(teacher, make_drafter, option):
+    """Or they are told before anything is built."""
+    apart = partial(make_drafter, **{option: teacher / "apart"})
     (_, said), (status, nothing) = on_ranks(teacher / "logs", make_drafter, apart)
     assert (status, nothing) == (2, "")
     line = f"rank 1: {teacher / 'apart'} is not the folder of rank 0: expected a disk that all machines share"
-    assert f"redraft drafter: {line}\n" in said
-    assert (teacher / "commands-1").read_text() == "engine\n"
+    assert said.splitlines()[-1] == line
+    assert not list(teacher.glob("commands-*"))
+    assert not [file for name in ("drafter", "data", "apart") for file in teacher.glob(f"{name}/*")]
+
+
+def test_a_drafter_goes_on_with_more_ranks(teacher, make_drafter):
+    """Each needs a window of a batch, which cannot be raised once the drafter has been trained with it."""
+    make = partial(make_drafter, kind="eagle")
+    for count, batch in ((2, ""), (6, " --batch 6"), (5, " --batch 6")):
+        for status, said in on_ranks(teacher / "logs", *[make] * count):
+            assert status == 0, said
+        for rank in range(count):
+            trained = [line for line in (teacher / f"commands-{rank}").read_text().splitlines() if "train" in line]
+            positions = plan.Plan.read(teacher / "drafter/plan.json").positions
+            assert trained[-1].endswith(f"--positions {positions}{batch}")
+    (teacher / "drafter/checkpoint.safetensors").touch()
+    before = (teacher / "drafter/plan.json").read_bytes()
+    for file in teacher.glob("commands-*"):
+        file.unlink()
+    started = on_ranks(teacher / "logs", *[make] * 7)
+    assert {status for status, _ in started} == {2}
+    assert started[0][1].splitlines()[-1] == (
+        f"redraft drafter: {teacher / 'drafter'} holds a drafter that is trained with batches of 6 windows, one for "
+        "each rank at least: start at most 6 ranks, or remove or rename it, and the same command trains one with 7 "
+        "ranks; teacher data are kept"
+    )
+    assert {file.read_text() for file in teacher.glob("commands-*")} == {"engine\n"}
+    assert (teacher / "drafter/plan.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("failing", ["teacher_engine", "measure_teacher_rate"])
+@pytest.mark.parametrize("error", [ValueError, OSError, BundleError])
+def test_what_fails_on_one_rank_of_a_drafter_is_said(teacher, make_drafter, monkeypatch, failing, error):
+    module = drafter if failing == "teacher_engine" else plan
+    works = getattr(module, failing)
+
+    def fails(*arguments):
+        if this_rank().index == 1:
+            raise error("no such thing")
+        return works(*arguments)
+
+    monkeypatch.setattr(module, failing, fails)
+    (first, said), (second, of_second) = on_ranks(teacher / "logs", make_drafter, make_drafter)
+    assert (first, second) == (1, 2)
+    assert of_second == "redraft drafter: rank 1: no such thing\n"
+    assert said.splitlines()[-1] == "redraft drafter: rank 0: another rank ended, the same command goes on"
+    assert not (teacher / "drafter/plan.json").exists()
 
 
 def test_a_program_of_ranks_runs_another(tmp_path):
