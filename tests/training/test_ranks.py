@@ -26,6 +26,7 @@ from redraft.bundle.backends import Precision
 from redraft.cli import distill, drafter, steps
 from redraft.cli import train as train_command
 from redraft.errors import BundleError
+from redraft.model_defs import files
 from redraft.training import conversations, distillation, parts, plan, prompts, ranks, shards, writing
 from redraft.training import run as training_run
 from redraft.training.ranks import ALONE, Ranks, ranked, this_rank
@@ -353,6 +354,21 @@ def test_a_checkpoint_that_cannot_be_read_is_named(taught: Path, tmp_path: Path,
     (status, said), _ = on_ranks(tmp_path / "logs", *[partial(run, 200)] * 2)
     assert status == 2
     assert said.splitlines()[-1] == "rank 0: [Errno 13] Permission denied: 'checkpoint'"
+
+
+def test_a_full_disk_at_a_checkpoint_names_the_rank(taught: Path, tmp_path: Path, monkeypatch):
+    """And leaves no half of a file."""
+
+    def full(_, path: Path, *__):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "save_file", full)
+    run = partial(run_training, taught, tmp_path / "run", "recurrent", 100)
+    (status, said), _ = on_ranks(tmp_path / "logs", run, run)
+    assert status == 2
+    assert said.splitlines()[-1] == "rank 0: [Errno 28] No space left on device"
+    assert [file.name for file in (tmp_path / "run").iterdir()] == [train_command.BIGRAMS_FILE_NAME]
 
 
 def test_ranks_that_train_on_other_data_are_named(taught: Path, tmp_path: Path):
