@@ -146,6 +146,7 @@ def started(machine: Machine, rng: np.random.Generator, calibration: Calibration
     """A controller whose table was timed at load, each count a bit off."""
     table = replace(machine.table)
     table.seconds = [seconds * rng.normal(1.0, 0.05) for seconds in table.seconds]
+    table.doubt()
     calibrations = {METHOD: calibration.model_copy(deep=True)}
     return BudgetController(Estimates(costs=StepCosts(tables=[table]), calibrations=calibrations))
 

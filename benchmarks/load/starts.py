@@ -7,7 +7,7 @@ Each start is a service of its own that has learned nothing of how much to draft
 bundle drafts, and at the next start the same request by plain decoding. The two take turns in being first. With
 `--model` that folder, which `redraft fetch` has made, is also served where nothing was built before: once with the CPU
 operators to compile, and then without. Times are seconds, from the command to its end, and from the request to the end
-of its answer.
+of its answer; files have been read before.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Start:
 
 
 async def answer(port: int, generation: Generation) -> tuple[float, float, str]:
-    """Seconds to the first token and to the end of an answer, and the answer."""
+    """Seconds to the first token and to the end of an answer, and the answer. Raises typer.BadParameter for none."""
     client = await connect("http", f"127.0.0.1:{port}", None, None)
     try:
         pieces, times, started = [], [], time.perf_counter()
@@ -59,6 +59,8 @@ async def answer(port: int, generation: Generation) -> tuple[float, float, str]:
             times.append(time.perf_counter() - started)
     finally:
         await client.close()
+    if not times:
+        raise typer.BadParameter(f"no answer to {generation.text!r}")
     return times[0], times[-1], "".join(pieces)
 
 
@@ -72,6 +74,7 @@ def start(bundle: Path, port: int, generation: Generation) -> Start:
 
 def unbuilt(model: Path, port: int) -> Iterator[float]:
     """Seconds until a model is served that was never built: with operators to compile, then without."""
+    HOME.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=HOME) as home:
         env = os.environ | {"REDRAFT_HOME": home, "REDRAFT_PLUGIN_CACHE": str(Path(home) / "plugins")}
         copy = Path(home) / "models" / model.name

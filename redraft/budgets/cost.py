@@ -86,7 +86,7 @@ class TimeTable:
 
     def __post_init__(self) -> None:
         """Raise ValueError unless each row count has its seconds, and the counts ascend."""
-        self._seen = [0] * len(self.rows)
+        self._doubted = [0] * len(self.rows)
         if len(self.rows) != len(self.seconds) or any(count >= more for count, more in pairwise(self.rows)):
             raise ValueError(
                 f"a table of {self.rows} rows and {len(self.seconds)} times: expected ascending rows, a time each"
@@ -101,10 +101,13 @@ class TimeTable:
             seconds = less + (seconds - less) * (rows - low) / (self.rows[above] - low)
         return seconds * max(rows / self.rows[-1], 1.0)
 
+    def doubt(self) -> None:
+        """Let the first steps near each row count move it further: other programs started while it was timed."""
+        self._doubted = [WARM_UP] * len(self.rows)
+
     def correct(self, rows: int, ratio: float) -> None:
         """Move the seconds at the nearest row counts by `ratio`, the time that a step of `rows` rows took over what was
-        expected of it. The first steps near a count move it further, as a table may have been timed on a busy machine:
-        what is faster replaces it."""
+        expected of it."""
         above = min(bisect_left(self.rows, rows), len(self.rows) - 1)
         below, share = max(above - 1, 0), 1.0
         if not self.padded and above > below:
@@ -113,13 +116,16 @@ class TimeTable:
         self._move(above, share, ratio)
 
     def _move(self, index: int, share: float, ratio: float) -> None:
-        ratio = min(ratio, MOST_APART)  # a count that one delayed step made known for slow would not be tried again
-        if share >= NEAR and self._seen[index] < WARM_UP:
-            self._seen[index] += 1
+        ratio = min(ratio, MOST_APART)  # after one delayed step a row count would be avoided, and never learned again
+        if share >= NEAR and self._doubted[index]:
+            self._doubted[index] -= 1
             rate = 1.0 if ratio < 1 else FIRST_RATE
         else:
             ratio, rate = max(ratio, 1 / MOST_APART), RATE * share
-        self.seconds[index] *= 1 + rate * (ratio - 1)
+        # `at` may have given the time of fewer rows, which then was too long as well.
+        moved = self.at(self.rows[index]) * (1 + rate * (ratio - 1))
+        self.seconds[:index] = [min(seconds, moved) for seconds in self.seconds[:index]]
+        self.seconds[index] = moved
 
 
 class TimesByNodes(NamedTuple):

@@ -60,6 +60,7 @@ def time_steps(engine: Engine, limits: Limits, nodes: int, seconds: float = SECO
         if least:
             padded = bool(engine.step_shapes)
             tables.append(TimeTable(sequences=sequences, rows=[*least], seconds=[*least.values()], padded=padded))
+            tables[-1].doubt()
     return StepCosts(tables=tables)
 
 

@@ -52,6 +52,7 @@ def test_what_was_timed_on_a_busy_machine_is_soon_forgotten(padded):
     """It would catch a table that a factor of all its counts has to excuse: one row would be known for a third of what
     it takes, and drafts for three times what they are worth."""
     table = TimeTable(sequences=1, rows=[1, 8], seconds=[0.047, 0.05], padded=padded)
+    table.doubt()
     costs, truth = StepCosts(tables=[table]), {1: 0.010, 8: 0.018}
     for rows in (1, 1, 1, 8, 8, 8, 8, 8):
         costs.of(StepShape(1)).observe(rows, "", truth[rows] + 0.001, truth[rows])
@@ -59,9 +60,22 @@ def test_what_was_timed_on_a_busy_machine_is_soon_forgotten(padded):
     assert (learned.target(1), learned.target(8)) == pytest.approx((0.010, 0.018), rel=0.08)
 
 
+@pytest.mark.parametrize("doubted", [False, True])
+def test_fewer_rows_take_no_longer_than_more(doubted):
+    """It would catch a correction of the time of 32 rows by what that of 16 was too long: it would go on for ever."""
+    table = TimeTable(sequences=1, rows=[16, 32], seconds=[0.030, 0.020], padded=True)
+    if doubted:
+        table.doubt()
+    for _ in range(200):
+        table.correct(32, 0.020 / table.at(32))
+    assert seconds(table, 16, 32) == pytest.approx([0.020, 0.020], rel=0.01)
+
+
 def test_a_delay_does_not_make_a_row_count_known_for_slow():
     """It would catch a first step that replaces what was timed though it is slower: budgets would keep away from it."""
-    costs = StepCosts(tables=[TimeTable(sequences=1, rows=[1, 8], seconds=[0.010, 0.018], padded=True)])
+    table = TimeTable(sequences=1, rows=[1, 8], seconds=[0.010, 0.018], padded=True)
+    table.doubt()
+    costs = StepCosts(tables=[table])
     for rows, delay in ((1, 1), (1, 1), (8, 5), (1, 1)):
         costs.of(StepShape(1)).observe(rows, "", 0.010 * delay, 0.010 * delay)
     assert costs.of(StepShape(1)).target(8) < 0.018 * MOST_APART
