@@ -14,7 +14,7 @@ namespace redraft {
 // The next rows of prompts.
 struct Prompts {
     int64_t count;
-    const int32_t* const* tokens;  // of each one's rows
+    const int32_t* const* tokens;  // by prompt, those of its rows
     const int32_t *rows, *logits;  // how many there are, and how many of them, the last ones, have logits
 };
 
