@@ -48,7 +48,7 @@ def print_distill_rate(engine: str, threads: int) -> None:
 
 
 def output_of(ranks: int, program: list[str]) -> str:
-    """What a Python program writes that so many ranks run."""
+    """What a Python program writes that `ranks` ranks run."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--no-python", sys.executable]
     command = [sys.executable, *(torchrun if ranks > 1 else []), *program]
     return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout

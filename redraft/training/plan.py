@@ -238,7 +238,7 @@ def measure_teacher_rate(model: Path, engine: Path, threads: int | None = None) 
 def measure_training_rate(
     target: Target, kind: type[Drafter], rows: int, text: list[int], ranks: Ranks = ALONE, unroll: int = 5
 ) -> float:
-    """A rank's positions per second of training a new drafter of a kind, with so many head rows, on a text's tokens."""
+    """A rank's positions per second of training a new drafter of a kind, with `rows` head rows, on a text's tokens."""
     recipe = kind.recipe
     batch = max(recipe.batch // ranks.count, 1)
     drafter = kind(kind.configure(target, rows, {}), target, torch.arange(rows)).to(target.embedding.weight.device)

@@ -57,7 +57,7 @@ class StepTimes:
         self._slope = (self._ms[-1] - self._ms[-2]) / (self._rows[-1] - self._rows[-2])
 
     def __call__(self, rows: int) -> float:
-        """The time of a step of so many rows."""
+        """The time of a step by its rows."""
         return float(np.interp(rows, self._rows, self._ms) + max(0, rows - self._rows[-1]) * self._slope)
 
 
@@ -128,7 +128,7 @@ class Result:
 
 
 def simulate(machines: int, affinity: bool, slots: int, times: StepTimes, chats: Chats, seconds: float) -> Result:
-    """Simulate `machines` replicas for so many seconds."""
+    """Simulate `machines` replicas for `seconds`."""
     draws = np.random.default_rng(0)
     replicas = [Machine(slots) for _ in range(machines)]
     busy = [False] * machines

@@ -25,7 +25,7 @@ def prompts(draw: st.DrawFn) -> PromptRows:
 
 
 def places(count: int) -> st.SearchStrategy[Places]:
-    """Any of so many sequences."""
+    """Those of `count` sequences."""
     numbers = st.lists(st.integers(0, 10**6), min_size=count, max_size=count)
     commits = st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=count, max_size=count)
     return st.builds(Places, slots=numbers, cache_lengths=numbers, commits=commits)
