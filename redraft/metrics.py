@@ -172,6 +172,9 @@ RANK_FAILURES = Metric(
     "Deaths and hangs of a rank that took the worker down; rank -1 is on another machine",
     ("rank",),
 )
+GENERATION = Metric(
+    Gauge, "drafter_generation", "Generation of the drafter that drafts; 0: it has learned nothing from what is served"
+)
 SEQUENCES = Metric(Gauge, "openai_sequences_running", "Sequences in flight")
 ANSWERS = Metric(Counter, "openai_answers", "Answers; status 499: the client left before", ("endpoint", "status"))
 
@@ -183,7 +186,7 @@ ENGINE: tuple[Metric[Any], ...] = (
     *(QUEUE_TIME, FIRST_TOKEN_TIME, STEP_GAP, PER_TOKEN_TIME, REQUEST_TIME),
 )
 """Counted by the worker."""
-SERVICE: tuple[Metric[Any], ...] = (WORKER_UP, WORKER_RESTARTS, RANK_FAILURES)
+SERVICE: tuple[Metric[Any], ...] = (WORKER_UP, WORKER_RESTARTS, RANK_FAILURES, GENERATION)
 """What both pages say of the processes behind them."""
 OPENAI: tuple[Metric[Any], ...] = (SEQUENCES, ANSWERS)
 """Counted by the front end of `/v1`, on its page only."""

@@ -18,6 +18,7 @@ from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
 from redraft.console.template_options import TemplateOptions
 from redraft.home import HOME
+from redraft.learning.generations import Generation
 from redraft.request import INT32_MAX, InvalidRequest, request
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError, owned_processes
@@ -94,20 +95,44 @@ def _say_ready(settings: ServeSettings, run_dir: Path) -> None:
 @interruptible("redraft swap", "the swap goes on: `redraft status` says how it is")
 def swap(
     bundle: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Engine bundle to serve from now on, with the same tokenizer.")
-    ],
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Engine bundle to serve from now on, with the same tokenizer. Default: none."
+        ),
+    ] = None,
+    drafter: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Drafter to serve the same model with from now on; its bundle is built first. Default: none.",
+        ),
+    ] = None,
+    back: Annotated[bool, typer.Option("--back", help="Serve the bundle again that was served before.")] = False,
     run_dir: RunDirOption = DEFAULT_RUN_DIR,
 ) -> None:
     """Serve another bundle without losing a request. Returns when the old one's last request has ended.
 
     It loads beside the old one. Where that fails, the old one serves on and the exit status is 1.
     """
+    if sum((bundle is not None, drafter is not None, back)) != 1:
+        fail("redraft swap: give one of --bundle FOLDER, --drafter FOLDER and --back", 2)
+    if drafter:
+        served = running_service(run_dir, "redraft swap").bundle
+        from redraft.cli.drafter_swap import with_drafter  # other swaps do not wait for the import
+
+        bundle = with_drafter(served, drafter.resolve(), "redraft swap")
     try:
         with _activities() as say:
             state = launcher.swap(bundle, run_dir, say)
     except ServingError as error:
         fail(f"redraft swap: {error}")
-    out.print(f"serving {state.settings.bundle.name}", markup=False)
+    out.print(f"serving {_described(state.settings.bundle)}", markup=False)
+
+
+def _described(bundle: Path) -> str:
+    """A bundle's name, and the generation of its drafter where it has one."""
+    generation = Generation.of(bundle)
+    return bundle.name + (f", whose drafter is generation {generation.number}" if generation else "")
 
 
 def stop(run_dir: RunDirOption = DEFAULT_RUN_DIR) -> None:
@@ -141,6 +166,8 @@ def status(
         return
     out.print(f"{state.phase}: {state.detail}" if state.detail else state.phase, markup=False)
     out.print(f"  bundle   {state.settings.bundle}", markup=False)
+    if generation := Generation.of(state.settings.bundle):
+        out.print(f"  drafter  generation {generation.number}")
     if state.swap and state.swap.phase != "done":
         out.print(
             f"  swap     to {state.swap.order.bundle}: {state.swap.phase} {state.swap.error}".rstrip(), markup=False

@@ -147,14 +147,14 @@ def stop(run_path: Path) -> int:
     return len(processes)
 
 
-def swap(bundle: Path, run_path: Path, on_progress: Callable[[str], None]) -> State:
-    """Have the service of a run directory serve another bundle, without losing a request. Returns when the old bundle's
-    last request has ended; `on_progress` is told each new activity.
+def swap(bundle: Path | None, run_path: Path, on_progress: Callable[[str], None]) -> State:
+    """Have the service of a run directory serve another bundle, None: the one that it served before, without losing a
+    request. Returns when the old bundle's last request has ended; `on_progress` is told each new activity.
 
     Raises ServingError where that is not possible: the old bundle serves on. KeyboardInterrupt passes through, and the
     swap goes on.
     """
-    run_dir, bundle = RunDir(run_path), bundle.resolve()
+    run_dir, back = RunDir(run_path), bundle is None
     if not is_running(run_dir):
         raise ServingError(f"no service is running from {run_dir.path}: `redraft serve` starts one")
     with _launching(run_dir), _private():
@@ -163,10 +163,15 @@ def swap(bundle: Path, run_path: Path, on_progress: Callable[[str], None]) -> St
             raise ServingError("the service is starting or stopping: try again when it is ready")
         if state.swap and state.swap.phase in ("loading", "draining"):
             raise ServingError(f"a swap to {state.swap.order.bundle} is under way: `redraft status` says how it is")
+        if bundle is None:
+            if not state.before:
+                raise ServingError(f"nothing was served before {state.settings.bundle}: expected --bundle or --drafter")
+            bundle = state.before[-1]
+        bundle = bundle.resolve()
         _check_bundle(state.settings.model_copy(update={"bundle": bundle}))
         _check_tokenizer(bundle, state.settings.bundle)
         _check_memory(bundle, state, run_dir)
-        order = SwapOrder(id=uuid.uuid4().hex, bundle=bundle)
+        order = SwapOrder(id=uuid.uuid4().hex, bundle=bundle, back=back)
         try:
             run_dir.write_order(order)
         except OSError as error:

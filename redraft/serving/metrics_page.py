@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from redraft.metrics import RANK_FAILURES, SERVICE, WORKER_RESTARTS, WORKER_UP, Metrics
+from redraft.learning.generations import Generation
+from redraft.metrics import GENERATION, RANK_FAILURES, SERVICE, WORKER_RESTARTS, WORKER_UP, Metrics
 
-STATE = "state.json"
-"""The supervisor's file beside the worker's socket; a worker that was started by hand has none."""
+STATE, BUNDLE = "state.json", "bundle"
+"""The supervisor's file and its link to the worker's bundle, beside the worker's socket; a worker that was started by
+hand has neither."""
 
 
 def metrics_page(socket: Path, engine: str | None) -> bytes:
@@ -16,6 +18,8 @@ def metrics_page(socket: Path, engine: str | None) -> bytes:
     not answer."""
     service = Metrics(SERVICE)
     service[WORKER_UP].set(engine is not None)
+    if generation := Generation.of(socket.with_name(BUNDLE)):
+        service[GENERATION].set(generation.number)
     try:
         state = json.loads(socket.with_name(STATE).read_bytes())
         service[WORKER_RESTARTS].set(int(state["worker_restarts"]))

@@ -34,6 +34,8 @@ class SwapOrder(BaseModel):
 
     id: str
     bundle: Path
+    back: bool = False
+    """Whether it is the bundle that was served before, to which it goes back."""
 
 
 class SwapState(BaseModel):
@@ -68,6 +70,8 @@ class State(BaseModel):
     rank_failures: dict[int, int] = {}
     last_failure: str = ""
     swap: SwapState | None = None
+    before: list[Path] = []
+    """The bundles that were served before, the last one last; going back takes it off."""
     settings: ServeSettings
     """What it was started with, and the bundle that is served now."""
 

@@ -165,6 +165,8 @@ class Supervisor:
                 self._say_swap(self._swap)
         elif swap.ready:
             if swap.change_places(self._worker, self._client):
+                before = self._state.before
+                self._update(before=before[:-1] if swap.state.order.back else [*before, self._settings.bundle])
                 self._settings = swap.settings
                 self._health_pulse.reset()
                 self._say_swap(swap)

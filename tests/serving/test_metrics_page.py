@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from redraft.learning.generations import Generation
 from redraft.metrics import read
-from redraft.serving.metrics_page import STATE, metrics_page
+from redraft.serving.metrics_page import BUNDLE, STATE, metrics_page
 
 
 @pytest.mark.parametrize(
@@ -28,4 +29,13 @@ def test_the_supervisors_counts_are_there_as_far_as_its_file_has_them(tmp_path, 
 
 def test_the_engines_metrics_are_there_while_it_answers(tmp_path):
     page = metrics_page(tmp_path / "worker.sock", "# TYPE redraft_x gauge\nredraft_x 4.0\n")
-    assert read(page.decode()) == {"worker_up": 1, "worker_restarts": 0, "x": 4}
+    assert read(page.decode()) == {"worker_up": 1, "worker_restarts": 0, "drafter_generation": 0, "x": 4}
+
+
+def test_the_generation_is_that_of_the_bundle_which_is_served(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"bundle-{number}").mkdir()
+        Generation(number=number).write(tmp_path / f"bundle-{number}")
+        (tmp_path / BUNDLE).unlink(missing_ok=True)
+        (tmp_path / BUNDLE).symlink_to(f"bundle-{number}")
+        assert read(metrics_page(tmp_path / "worker.sock", "").decode())["drafter_generation"] == number

@@ -13,7 +13,7 @@ from redraft.serving import supervisor as module
 from redraft.serving import tritonserver
 from redraft.serving.engine_worker import Swap
 from redraft.serving.processes import ServingError
-from redraft.serving.rundir import RunDir, SwapOrder
+from redraft.serving.rundir import RunDir, SwapOrder, SwapState
 from redraft.serving.settings import ServeSettings
 from redraft.serving.supervisor import Supervisor
 from redraft.worker.client import NOT_THERE
@@ -135,6 +135,18 @@ def test_a_newcomer_takes_its_place_alive_and_keeps_the_count_of_restarts(superv
     assert swap.change_places(worker, MagicMock())
     assert worker.child is newcomer
     assert (newcomer.restarts, worker.up) == (3, True)
+
+
+def test_going_back_takes_the_last_bundle_off(supervisor, monkeypatch):
+    """Two swaps, then one back, which leaves the first bundle to go back to."""
+    monkeypatch.setattr(supervisor, "_say_swap", lambda _: None)
+    for bundle, back, before in (("c", False, ["b"]), ("d", False, ["b", "c"]), ("c", True, ["b"])):
+        order = SwapOrder(id="o", bundle=Path(bundle), back=back)
+        swap = MagicMock(ready=True, state=SwapState(order=order), change_places=lambda *_: True)
+        swap.settings = supervisor._settings.model_copy(update={"bundle": Path(bundle)})
+        supervisor._swap = swap
+        supervisor._watch_swap()
+        assert supervisor._state.before == list(map(Path, before))
 
 
 def test_a_state_that_could_not_be_written_is_written_later(supervisor, tmp_path):

@@ -60,7 +60,7 @@ def openai(service) -> Iterator[OpenAI]:
         yield client
 
 
-def swap(service: Service, bundle: Path) -> list[str]:
+def swap(service: Service, bundle: Path | None) -> list[str]:
     said: list[str] = []
     launcher.swap(bundle, service.run_dir.path, said.append)
     return said
@@ -121,6 +121,16 @@ def test_requests_in_flight_end_and_new_ones_find_the_new_bundle(service, openai
     state = service.state
     assert (state.worker_restarts, state.triton_restarts, state.openai_restarts, state.guard_restarts) == (0, 0, 0, 0)
     assert len(list(service.run_dir.path.glob("worker-*.sock"))) == 1
+
+
+def test_going_back_serves_what_was_served_before(service, bundles):
+    *_, first, second = service.state.before
+    for bundle in (second, first):
+        swap(service, None)
+        assert service.state.settings.bundle == bundle
+    assert "text_output" in service.generate(LONG | {"max_tokens": 2})
+    with pytest.raises(ServingError, match="nothing was served before"):
+        swap(service, None)
 
 
 def test_a_bundle_that_does_not_load_leaves_the_old_one(service, bundles):

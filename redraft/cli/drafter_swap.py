@@ -1,0 +1,72 @@
+"""What `redraft swap --drafter` does first: build the bundle that is served with another drafter."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from contextlib import suppress
+from pathlib import Path
+
+from redraft.bundle.manifest import Manifest
+from redraft.bundle.method import MethodFields
+from redraft.cli.options import model_folder
+from redraft.cli.steps import Steps
+from redraft.compiler.built_from import files_of_option, input_file, options_of
+from redraft.console.output import fail
+from redraft.errors import BundleError
+from redraft.home import HOME
+from redraft.learning.generations import Generation
+
+OF_ITS_DRAFTER = ("--drafter", "--no-drafter", "--read-as", "--hot-vocabulary", "--bigrams", "--target-layers")
+"""Options of the bundle that is served which are not for another drafter."""
+DIGEST_DIGITS = 8
+
+
+def with_drafter(served: Path, drafter: Path, program: str) -> Path:
+    """The bundle that differs from the one `served` in its drafter only, built where it is missing, under
+    REDRAFT_HOME/engines. Ends the process where it cannot be built."""
+    try:
+        manifest = Manifest.read(served)
+        options = options_with(manifest.command, drafter)
+        bundle = Path(Steps(program).built_bundle(options)["--output"])
+        if Manifest.read(bundle).target_fingerprint != manifest.target_fingerprint:
+            raise BundleError(
+                f"{options['--model']} is no longer the model that {served} was built of: serve it anew with "
+                f"redraft serve {options['--model']} --drafter {drafter}"
+            )
+        if generation := Generation.of(drafter):
+            generation.write(bundle)
+    except (BundleError, OSError) as error:
+        fail(f"{program}: {error}")
+    return bundle
+
+
+def options_with(command: str, drafter: Path) -> dict[str, str]:
+    """The options of `redraft build` for the bundle that `command` built, with another drafter.
+
+    Raises BundleError where that cannot be told, or where the model or the drafter is not there.
+    """
+    options = options_of(shlex.split(command)[2:]) or {}
+    if "--methods" in options or "--model" not in options:
+        why = "has several methods" if "--methods" in options else "does not say what it was built of"
+        raise BundleError(f"the bundle that is served {why}: build another one, and give it as --bundle")
+    if not (drafter / "config.json").is_file():
+        raise BundleError(f"--drafter {drafter} is not a drafter: it has no config.json")
+    if not (model := model_folder(options["--model"])).is_dir():
+        raise BundleError(f"the model {model} of the bundle that is served is gone: redraft fetch fetches it again")
+    left_out = {*OF_ITS_DRAFTER, "--output", "--replace"}
+    if "--drafter" not in options:
+        left_out |= {f"--{'no-' * no}{name.replace('_', '-')}" for name in MethodFields.model_fields for no in (0, 1)}
+    kept = {name: value for name, value in options.items() if name not in left_out}
+    precision = f"-{kept['--precision']}" if "--precision" in kept else ""
+    output = HOME / "engines" / f"{model.name}{precision}-{content_digest(drafter)}"
+    return {**kept, "--model": str(model), "--drafter": str(drafter), "--output": str(output), "--replace": ""}
+
+
+def content_digest(drafter: Path) -> str:
+    """DIGEST_DIGITS of what a drafter's folder holds: bundles of two drafters never share a folder."""
+    digest = hashlib.sha256()
+    for name, file in files_of_option("--drafter", drafter):
+        with suppress(FileNotFoundError):
+            digest.update(f"{name} {input_file(file).sha256}\n".encode())
+    return digest.hexdigest()[:DIGEST_DIGITS]

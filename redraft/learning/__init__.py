@@ -1,0 +1,1 @@
+"""Drafters that learn from what they serve: the answers that are stored, and what was trained on them."""
