@@ -109,6 +109,7 @@ def read(page: str) -> dict[str, float]:
 RUNNING = Metric(Gauge, "num_requests_running", "Requests in slots")
 WAITING = Metric(Gauge, "num_requests_waiting", "Requests in the queue")
 SLOTS = Metric(Gauge, "num_slots", "Requests that can run at once; not in vLLM")
+BUNDLE = Metric(Gauge, "bundle_info", "1, for the bundle that is served; not in vLLM", ("bundle", "build"))
 CACHE_USE = Metric(Gauge, "kv_cache_usage_perc", "Share of the KV cache's rows in use, 0 to 1")
 REQUESTS = Metric(Counter, "requests", "Requests that were taken into the queue; not in vLLM")
 ENDED = Metric(Counter, "request_success", "Requests that ended", ("finished_reason",))
@@ -179,7 +180,7 @@ SEQUENCES = Metric(Gauge, "openai_sequences_running", "Sequences in flight")
 ANSWERS = Metric(Counter, "openai_answers", "Answers; status 499: the client left before", ("endpoint", "status"))
 
 ENGINE: tuple[Metric[Any], ...] = (
-    *(RUNNING, WAITING, SLOTS, CACHE_USE, REQUESTS, ENDED),
+    *(RUNNING, WAITING, SLOTS, BUNDLE, CACHE_USE, REQUESTS, ENDED),
     *(PROMPT_TOKENS, GENERATION_TOKENS, CACHE_QUERIES, CACHE_HITS),
     *(STEPS, SEQUENCE_STEPS, ROWS, STEP_TIME, STEP_ERROR, ENGINE_TIME, DRAFT_TIME),
     *(DRAFTS, DRAFT_TOKENS, EXPECTED_TOKENS, ACCEPTED_TOKENS, ACCEPTED_AT, REUSED_TOKENS),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from redraft import metrics
 from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.gain import Calibration
 from redraft.budgets.learned import LearnedFile
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from redraft.grammar.state import Grammar
 
 BIGRAMS_FILE_NAME = "bigrams.npy"
+BUILD_DIGITS = 12
+"""Hexadecimal digits that tell builds of a bundle apart in metrics."""
 
 log = logging.getLogger("redraft.runtime")
 
@@ -174,7 +177,7 @@ class Runtime:
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
         served: Collection[Iterable[int]] = (),
     ) -> Scheduler:
-        return Scheduler(
+        scheduler = Scheduler(
             self.engine,
             self.limits,
             methods,
@@ -185,6 +188,9 @@ class Runtime:
             self._unknown_tokens,
             self.budgets,
         )
+        build = self._learned.build[:BUILD_DIGITS] if self._learned else ""
+        scheduler.metrics[metrics.BUNDLE].labels(self.name, build).set(1)
+        return scheduler
 
     def check(self, request: GenerateRequest) -> None:
         """Raises InvalidRequest where a request does not fit the bundle, as far as can be told without encoding it."""

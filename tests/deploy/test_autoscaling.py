@@ -33,7 +33,7 @@ from tests.serving.client_side import Service, free_ports, start
 KUBERNETES = ROOT / "deploy/kubernetes"
 PAGE = (ROOT / "docs/guides/replicas.md").read_text()
 RULES = yaml.safe_load((KUBERNETES / "load/rule.yaml").read_text())["spec"]
-(RULE,) = RULES["groups"][0]["rules"]
+RULE, ALERT = RULES["groups"][0]["rules"]
 ADAPTER = yaml.safe_load((KUBERNETES / "hpa/adapter.yaml").read_text())
 SCALERS = {name: yaml.safe_load((KUBERNETES / name / "autoscaler.yaml").read_text()) for name in ("hpa", "keda")}
 TARGET = float(SCALERS["keda"]["spec"]["triggers"][0]["metadata"]["threshold"])
@@ -108,8 +108,8 @@ def test_both_autoscalers_ask_for_the_same():
 
 
 def test_the_query_asks_for_metrics_that_exist():
-    asked = set(re.findall(r"\bredraft_\w+", RULE["expr"]))
-    assert len(asked) == 3
+    asked = set(re.findall(r"\bredraft_\w+", RULE["expr"] + ALERT["expr"]))
+    assert len(asked) == 4
     assert asked <= {entry.series for entry in ENGINE}
 
 
@@ -146,11 +146,44 @@ def test_the_load(tmp_path, name):
     ]
     within = f"count({RULE['record']} >= {low} <= {high})"
     expected = [{"expr": within, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": 1}]}]
-    (tmp_path / "rules.yaml").write_text(json.dumps(RULES))
-    test = {"interval": "15s", "input_series": inputs, "promql_expr_test": expected}
-    (tmp_path / "test.yaml").write_text(json.dumps({"rule_files": ["rules.yaml"], "tests": [test]}))
-    done = subprocess.run(["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    check_rules(tmp_path, inputs, promql_expr_test=expected)
+
+
+def check_rules(folder: Path, inputs: list[dict[str, str]], **tests: Any) -> None:
+    (folder / "rules.yaml").write_text(json.dumps(RULES))
+    test = {"interval": "15s", "input_series": inputs, **tests}
+    (folder / "test.yaml").write_text(json.dumps({"rule_files": ["rules.yaml"], "tests": [test]}))
+    done = subprocess.run(["promtool", "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def builds(*of_replicas: str, job: str = "redraft") -> list[dict[str, str]]:
+    """Replicas of one bundle, each of a build, for 20 minutes."""
+    return [
+        {
+            "series": f'redraft_bundle_info{{namespace="n",job="{job}",instance="{job}{i}",bundle="b",build="{build}"}}',
+            "values": "1x80",
+        }
+        for i, build in enumerate(of_replicas)
+    ]
+
+
+@needs_prometheus
+def test_replicas_of_different_builds_are_named(tmp_path):
+    """Those of another job may be of another build."""
+    inputs = builds("one", "two", "one") + builds("three", "three", job="other")
+    alerts = [
+        {
+            "exp_labels": {"namespace": "n", "job": "redraft", "instance": f"redraft{i}", "bundle": "b", "build": build},
+            "exp_annotations": {
+                "summary": f"redraft{i} serves b, build {build}: not all replicas of n/redraft do",
+            },
+        }
+        for i, build in enumerate(("one", "two", "one"))
+    ]
+    after = {"eval_time": "16m", "alertname": ALERT["alert"], "exp_alerts": alerts}
+    during_an_upgrade = {"eval_time": "10m", "alertname": ALERT["alert"], "exp_alerts": []}
+    check_rules(tmp_path, inputs, alert_rule_test=[after, during_an_upgrade])
 
 
 @pytest.fixture(scope="module")

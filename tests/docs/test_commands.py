@@ -219,6 +219,7 @@ FOREIGN = re.compile(
     "|worker-niceness|other)"
     r"|--(master-addr|master-port|max-restarts|nnodes|node-rank|nproc-per-node)"
     r"|--(array|cpus-per-task|for|gpus-per-node|nodes|timeout)"
+    r"|--(disable-circuit-breaker|health-check-interval-secs|health-failure-threshold|policy)"
 )
 """Options of other programs that messages and pages name: Triton's, Docker's, torchrun's, and others'"""
 
