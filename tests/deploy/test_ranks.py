@@ -66,12 +66,17 @@ def test_ranks_have_the_same_bundle_and_key(documents, pods):
         assert "/ssh/ssh-privatekey" in text
 
 
+def stand_in(folder: Path, **programs: str) -> None:
+    """Programs that do these lines of shell instead."""
+    for name, lines in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (folder / name).chmod(0o755)
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_first_pod_names_all_hosts_and_serves(tmp_path: Path, pods, size):
     """Run by a shell; programs that are not there say what they were asked."""
-    for program in ("ssh", "redraft"):
-        (tmp_path / program).write_text(f'#!/bin/sh\necho {program} "$@"\n')
-        (tmp_path / program).chmod(0o755)
+    stand_in(tmp_path, ssh='echo ssh "$@"', redraft='echo redraft "$@"')
     script = pods["leader"]["spec"]["containers"][0]["command"][-1].replace("/tmp/", f"{tmp_path}/")
     environment = {"LWS_LEADER_ADDRESS": "redraft-ranks-0.redraft-ranks.space", "LWS_GROUP_SIZE": str(size)}
     environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
@@ -83,3 +88,18 @@ def test_the_first_pod_names_all_hosts_and_serves(tmp_path: Path, pods, size):
     assert served.endswith(f" --hostfile {tmp_path}/hosts")
     hosts = (tmp_path / "hosts").read_text().splitlines()
     assert hosts == [f"{host}:1" for host in ("redraft-ranks-0.redraft-ranks.space", *others)]
+
+
+def test_slurm_starts_a_rank_for_each_task(tmp_path: Path):
+    stand_in(
+        tmp_path,
+        scontrol='test "$*" = "show hostnames n[1-2]" && printf "n1\\nn2\\n"',
+        redraft='echo "$HYDRA_LAUNCHER" "$@"; while [ "$1" != --hostfile ]; do shift; done; cat "$2"',
+    )
+    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "3", "TMPDIR": str(tmp_path)}
+    environment = job | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = ["bash", str(ROOT / "deploy/slurm/serve.sbatch"), "--bundle", "six ranks"]
+    served, *hosts = subprocess.run(script, env=environment, capture_output=True, text=True).stdout.splitlines()
+    assert served.startswith("slurm serve --foreground --hostfile ")
+    assert served.endswith(" --bundle six ranks")
+    assert hosts == ["n1:3", "n2:3"]

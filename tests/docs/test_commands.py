@@ -218,7 +218,7 @@ FOREIGN = re.compile(
     "|dest|extra-index-url|from-file|from-literal|local-dir|merge|no-deps|only-binary|qformat|return-context-logits|tokenizer|workers|help|version"
     "|worker-niceness|other)"
     r"|--(master-addr|master-port|max-restarts|nnodes|node-rank|nproc-per-node)"
-    r"|--(array|cpus-per-task|for|gpus-per-node|nodes|timeout)"
+    r"|--(array|batch|cpus-per-task|for|gpus-per-node|nodes|ntasks-per-node|signal|timeout)"
     r"|--(disable-circuit-breaker|health-check-interval-secs|health-failure-threshold|policy)"
 )
 """Options of other programs that messages and pages name: Triton's, Docker's, torchrun's, and others'"""

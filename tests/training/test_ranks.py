@@ -233,6 +233,36 @@ def test_ranks_that_differ_are_named(teacher):
         assert not (teacher / "data").exists()
 
 
+def test_a_rank_of_another_model_or_version_is_named(teacher):
+    """Also one whose folder holds another target's teacher data; clocks are not compared."""
+    twin = teacher / "twin"
+    shutil.copytree(teacher, twin, ignore=shutil.ignore_patterns("mine.jsonl", "twin"))
+    (twin / "config.json").write_text((teacher / "config.json").read_text() + " ")
+    with torch.no_grad():
+        write_teacher(twin, teacher / "mine.jsonl", 60, output=teacher / "of twin", held_out=teacher / "held of twin")
+    before = contents(teacher / "of twin")
+    write = partial(write_teacher, teacher, teacher / "mine.jsonl")
+
+    def of_another_version() -> None:
+        distill.versions = lambda: "redraft 0.0.1, torch 2.0.0"
+        write()
+
+    for second, line in (
+        (partial(write_teacher, twin, teacher / "mine.jsonl"), "rank 1: other model than rank 0: "),
+        (of_another_version, "rank 1: other versions than rank 0: redraft 0.0.1, torch 2.0.0, not redraft "),
+        (partial(write, output=teacher / "of twin"), r"rank 1: .*of twin/shard-00000\.safetensors is of "),
+    ):
+        (status, said), (of_second, nothing) = on_ranks(teacher / "logs", write, second)
+        assert (status, of_second, nothing) == (2, 2, "")
+        assert re.search(line, said.splitlines()[-1]), said
+        assert not (teacher / "data").exists()
+        assert contents(teacher / "of twin") == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
 def test_an_error_without_words_is_one(tmp_path):
     def fails() -> None:
         with ranked("redraft", ""), this_rank().agreement() as facts:
