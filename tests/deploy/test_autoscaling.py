@@ -172,12 +172,11 @@ def builds(*of_replicas: str, job: str = "redraft") -> list[dict[str, str]]:
 def test_replicas_of_different_builds_are_named(tmp_path):
     """Those of another job may be of another build."""
     inputs = builds("one", "two", "one") + builds("three", "three", job="other")
+    service = {"namespace": "n", "job": "redraft", "bundle": "b"}
     alerts = [
         {
-            "exp_labels": {"namespace": "n", "job": "redraft", "instance": f"redraft{i}", "bundle": "b", "build": build},
-            "exp_annotations": {
-                "summary": f"redraft{i} serves b, build {build}: not all replicas of n/redraft do",
-            },
+            "exp_labels": service | {"instance": f"redraft{i}", "build": build},
+            "exp_annotations": {"summary": f"redraft{i} serves b, build {build}: not all replicas of n/redraft do"},
         }
         for i, build in enumerate(("one", "two", "one"))
     ]
