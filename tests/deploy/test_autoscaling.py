@@ -159,11 +159,9 @@ def check_rules(folder: Path, inputs: list[dict[str, str]], **tests: Any) -> Non
 
 def builds(*of_replicas: str, job: str = "redraft") -> list[dict[str, str]]:
     """Replicas of one bundle, each of a build, for 20 minutes."""
+    labels = f'namespace="n",job="{job}"'
     return [
-        {
-            "series": f'redraft_bundle_info{{namespace="n",job="{job}",instance="{job}{i}",bundle="b",build="{build}"}}',
-            "values": "1x80",
-        }
+        {"series": f'redraft_bundle_info{{{labels},instance="{job}{i}",bundle="b",build="{build}"}}', "values": "1x80"}
         for i, build in enumerate(of_replicas)
     ]
 
