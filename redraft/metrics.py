@@ -144,6 +144,11 @@ REUSED_TOKENS = Metric(
     "Accepted tokens that only a re-sampled draft held; not in vLLM",
     ("method",),
 )
+TEXT_TOKENS = Metric(Gauge, "served_text_tokens", "Tokens of served texts that drafts may come from; not in vLLM")
+TEXT_GUESSES = Metric(
+    Counter, "served_text_guesses", "Next tokens of greedy answers that served texts guessed; not in vLLM"
+)
+TEXT_HITS = Metric(Counter, "served_text_hits", "Guesses of these that were right; not in vLLM")
 QUEUE_TIME = Metric(
     Histogram, "request_queue_time_seconds", "From arrival at the worker to a slot", buckets=_SECONDS
 )  # fmt: skip
@@ -184,6 +189,7 @@ ENGINE: tuple[Metric[Any], ...] = (
     *(PROMPT_TOKENS, GENERATION_TOKENS, CACHE_QUERIES, CACHE_HITS),
     *(STEPS, SEQUENCE_STEPS, ROWS, STEP_TIME, STEP_ERROR, ENGINE_TIME, DRAFT_TIME),
     *(DRAFTS, DRAFT_TOKENS, EXPECTED_TOKENS, ACCEPTED_TOKENS, ACCEPTED_AT, REUSED_TOKENS),
+    *(TEXT_TOKENS, TEXT_GUESSES, TEXT_HITS),
     *(QUEUE_TIME, FIRST_TOKEN_TIME, STEP_GAP, PER_TOKEN_TIME, REQUEST_TIME),
 )
 """Counted by the worker."""

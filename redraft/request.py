@@ -402,6 +402,8 @@ class GenerateRequest(TextOptions):
     )
     client: str | None = Field(default=None, max_length=200)
     """Whose request it is, where a worker limits the requests of each client."""
+    scope: str | None = Field(default=None, max_length=200)
+    """A digest of its API key, by which the texts are told apart that requests may be drafted from."""
 
     @field_validator("stop_word_ids", "bad_word_ids")
     @classmethod

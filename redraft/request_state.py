@@ -36,6 +36,7 @@ class RequestState:
 
     `chooser` is its sampler, from when on the engine may choose its tokens with it; None before, or never.
     `memory` is what its method drafts from beside the drafter, and is told every token of; None: nothing.
+    `scope` is that of the served texts which it is drafted from and belongs to; 0: none.
     `reusable` is how many tokens of the prompt a slot would have in place, while it waits for one; `reusable_in` the
     state of the slots in which that was counted.
     `gained_at` is when it last gained tokens, as `time.perf_counter` tells it.
@@ -82,6 +83,7 @@ class RequestState:
         self.method = ""
         self.reads_features = False
         self.memory: NgramIndex | RetrievalText | None = None
+        self.scope = 0
         self.slot = -1
         self.reusable = 0
         self.reusable_in = -1
@@ -93,6 +95,8 @@ class RequestState:
         self.proposals = Proposals() if request.draft_trees else None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: StopReason | None = None
+        self._end_token: list[int] = []
+        """The token that ended the text, and is no part of it, if one did."""
         self.error: str | None = None
         self.stats = SequenceStats(prompt_tokens=len(prompt), seed=self.sampler.seed)
         stop_words = [word for word, token in special.items() if token is None]
@@ -136,6 +140,11 @@ class RequestState:
     def cached_tokens(self) -> np.ndarray:
         """The tokens int32 [n] whose rows are in the cache once the rows `commit` have been moved."""
         return np.append(self.prompt, np.array(self._output.token_ids, np.int32))[: self.cache_length]
+
+    @property
+    def text_tokens(self) -> np.ndarray:
+        """The tokens int32 [n] of its prompt and its answer so far, with the one that ended it."""
+        return np.append(self.prompt, np.array([*self._output.token_ids, *self._end_token], np.int32))
 
     def admit(self, slot: int, rows: int = 0, commit: Iterable[int] = (), pairs: Pairs | None = None) -> None:
         """Take a slot of the cache, which has the prompt's first `rows` rows once the rows `commit` have been moved.
@@ -311,5 +320,5 @@ class RequestState:
         return None
 
     def _end_with(self, token: int) -> None:
-        self.stop_reason = self._stop_reasons.get(token)
+        self.stop_reason, self._end_token = self._stop_reasons.get(token), [token]
         self.finish("stop")

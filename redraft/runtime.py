@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
@@ -22,6 +23,7 @@ from redraft.bundle.method import MethodConfig
 from redraft.bundle.scores import ScoresFile
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
+from redraft.drafting.served import ServedTexts, TextOptions
 from redraft.engines.api import Engine
 from redraft.errors import Code
 from redraft.grammar.compiler import Grammars
@@ -33,6 +35,7 @@ from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.text import TextCodec
 
 if TYPE_CHECKING:
+    from redraft.bundle.manifest import Bundle
     from redraft.grammar.state import Grammar
 
 BIGRAMS_FILE_NAME = "bigrams.npy"
@@ -48,6 +51,14 @@ def first_estimates(engine: Engine, limits: Limits, methods: Mapping[str, Method
     ratios = {name: ratio for name, method in methods.items() if (ratio := method.acceptance_ratio)}
     calibrations = {name: Calibration.measured(ratio) for name, ratio in ratios.items()}
     return Estimates(costs=time_steps(engine, limits, most), calibrations=calibrations)
+
+
+def _served_texts(options: TextOptions | None, bundle: Bundle) -> ServedTexts | None:
+    """The texts that the bundle's methods draft from; None where none does, or there are no options."""
+    if options is None or not any(method.ngram for method in bundle.config.methods.values()):
+        return None
+    tokenizer = hashlib.sha256((bundle.path / "tokenizer.json").read_bytes()).hexdigest()
+    return ServedTexts(options, tokenizer, bundle.config.target.vocab_size)
 
 
 class Runtime:
@@ -69,8 +80,10 @@ class Runtime:
         unknown_tokens: frozenset[int] = frozenset(),
         budgets: BudgetController | None = None,
         learned: LearnedFile | None = None,
+        texts: ServedTexts | None = None,
     ):
-        """`prefix_reuse`, `unknown_tokens` and `budgets`: see `Scheduler`. `learned` keeps the budgets' estimates."""
+        """`prefix_reuse`, `unknown_tokens`, `budgets` and `texts`: see `Scheduler`. `learned` keeps the budgets'
+        estimates."""
         self.engine = engine
         self.codec = codec
         self.limits = limits
@@ -91,6 +104,8 @@ class Runtime:
         if prefix_reuse and (reason := engine.reuse_refusal):
             log.info("no prompt is reused: %s", reason)
         self._unknown_tokens, self._learned = unknown_tokens, learned
+        self.texts = texts
+        """What was served, to be drafted from; None: nothing is kept. `with_methods` begins with what is set here."""
         self.budgets = budgets
         """What says how much to draft; None: each method's configuration."""
         self.scheduler = self._scheduler(self.methods)
@@ -104,8 +119,10 @@ class Runtime:
         stream_interval_s: float = 0.0,
         prefix_reuse: bool = True,
         learned_dir: Path | None = None,
+        texts: TextOptions | None = None,
     ) -> Runtime:
-        """Load a bundle. `learned_dir`: see `LearnedFile.of`. Raises BundleError where it does not fit this machine,
+        """Load a bundle. `learned_dir`: see `LearnedFile.of`. `texts`: how served texts are stored; None: not at all,
+        as measurements want it. Raises BundleError where it does not fit this machine,
         ValueError for damaged scores, BuildError where the compiled part of drafting is missing and cannot be
         compiled."""
         from redraft.bundle.manifest import Bundle
@@ -143,12 +160,16 @@ class Runtime:
             unknown_tokens=frozenset(chain.from_iterable(range(*ids) for ids in config.target.unknown_tokens)),
             budgets=budgets,
             learned=learned,
+            texts=_served_texts(texts, bundle),
         )
 
     def keep_learned(self) -> None:
-        """Write what was learned of the engine and the traffic beside the bundle, for the next start."""
+        """Write what was learned of the engine and the traffic beside the bundle, and texts where they were asked to be
+        kept, for the next start."""
         if self.budgets is not None and self._learned is not None:
             self._learned.save(self.budgets.estimates)
+        if self.texts is not None:
+            self.texts.keep()
 
     def fix_budget(self, nodes: int | None = None, methods: Collection[str] | None = None) -> None:
         """Let these methods, or all, draft this many nodes for each sequence from now on, whatever pays; `nodes` None:
@@ -187,6 +208,7 @@ class Runtime:
             self.prefix_reuse,
             self._unknown_tokens,
             self.budgets,
+            self.texts,
         )
         build = self._learned.build[:BUILD_DIGITS] if self._learned else ""
         scheduler.metrics[metrics.BUNDLE].labels(self.name, build).set(1)

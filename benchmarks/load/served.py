@@ -30,7 +30,8 @@ def served(what: Sequence[object], run_dir: Path, port: int, env: dict[str, str]
     ports = [word for index, name in enumerate(PORTS) for word in (name, port + index)]
     started = time.perf_counter()
     try:
-        run("redraft", "serve", *what, "--run-dir", run_dir, *ports, env=env)
+        # Prompts that are sent again would be drafted from their first answers.
+        run("redraft", "serve", *what, "--served-texts", "off", "--run-dir", run_dir, *ports, env=env)
         yield time.perf_counter() - started
     finally:
         run("redraft", "stop", "--run-dir", run_dir, env=env)

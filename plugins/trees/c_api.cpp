@@ -23,8 +23,8 @@ void* redraft_ngrams_new(const int64_t* lengths, int64_t count) {
     return index;  // null: no memory
 }
 void redraft_ngrams_free(void* index) { delete static_cast<NgramIndex*>(index); }
-int64_t redraft_ngrams_tail(const void* index, int32_t* tokens) {
-    const auto tail = static_cast<const NgramIndex*>(index)->tail();
+int64_t redraft_ngrams_tail(const void* index, int64_t most, int32_t* tokens) {
+    const auto tail = static_cast<const NgramIndex*>(index)->tail(most);
     std::copy(tail.begin(), tail.end(), tokens);
     return tail.size();
 }
@@ -38,12 +38,53 @@ const char* redraft_ngrams_read(void* const* indices, int64_t count, const int32
     return guarded([&] { read_all(indices, count, tokens, ends); });
 }
 
-// A drafter's candidates as trees: grown with n-grams, which first read what is unread, where `indices` are given;
-// whole where `nodes` are null.
+void* redraft_texts_new(int64_t capacity, int64_t seed, const int64_t* lengths, int64_t count, const double* chances,
+                        int64_t times, const int64_t* starts, int64_t start_count, int64_t tries, int64_t most_seen,
+                        double weight) {
+    TextStore* texts = nullptr;
+    guarded([&] {
+        TextRules rules{{lengths, lengths + count}, {chances, chances + count * times}, {starts, starts + start_count},
+                        tries, most_seen, weight};
+        texts = new TextStore(capacity, static_cast<uint64_t>(seed), std::move(rules));
+    });
+    return texts;  // null: no memory
+}
+void redraft_texts_free(void* texts) { delete static_cast<TextStore*>(texts); }
+void redraft_texts_begin(void* texts, int64_t scope) { static_cast<TextStore*>(texts)->begin(scope); }
+const char* redraft_texts_read(void* texts, const int32_t* tokens, int64_t count) {
+    return guarded([&] { static_cast<TextStore*>(texts)->read({tokens, static_cast<size_t>(count)}); });
+}
+// The token of the best match, -1: none; and its length, times and chance.
+int64_t redraft_texts_match(const void* texts, int64_t scope, const int32_t* tail, int64_t count, int64_t* length_and_times, double* chance) {
+    const auto& store = *static_cast<const TextStore*>(texts);
+    const auto match = store.match(scope, {tail, static_cast<size_t>(count)});
+    length_and_times[0] = match.length;
+    length_and_times[1] = match.times;
+    if (match.token >= 0) *chance = store.chance(match);
+    return match.token;
+}
+void redraft_texts_expect(void* texts, int64_t scope, void* index) {
+    auto& store = *static_cast<TextStore*>(texts);
+    auto& ngrams = *static_cast<NgramIndex*>(index);
+    ngrams.expect(store, store.match(scope, ngrams.tail(store.longest())));
+}
+// Tokens, guesses that were learned from, and those of them that were right.
+void redraft_texts_counts(const void* texts, int64_t* counts) {
+    const auto& store = *static_cast<const TextStore*>(texts);
+    counts[0] = store.size();
+    counts[1] = store.guesses();
+    counts[2] = store.hits();
+}
+int64_t redraft_texts_write(const void* texts, int32_t* tokens, int64_t* scopes) {
+    return static_cast<const TextStore*>(texts)->write(tokens, reinterpret_cast<uint64_t*>(scopes));
+}
+
+// A drafter's candidates as trees: grown with n-grams, which first read what is unread, where `indices` are given, and
+// with texts, for sequences that have a scope; whole where `nodes` are null.
 const char* redraft_trees_draft(const int32_t* tokens, const float* log_probs, const int32_t* parents, int64_t levels,
                                 int64_t width, int64_t per_node, const int32_t* roots, int64_t count, int64_t budget,
                                 void* const* indices, const int32_t* unread, const int64_t* ends,
-                                const double* odds, const double* chances, int64_t times, double least, double most, double ngram_factor, double joint_factor,
+                                const double* odds, void* texts, const int64_t* scopes, const double* chances, int64_t times, double least, double most, double ngram_factor, double joint_factor,
                                 const int32_t* nodes, const int32_t* depths, const double* scores, int64_t total,
                                 const double* ratios, double sure, int64_t probes, const int64_t* table_rows,
                                 const double* table_seconds, int64_t table_count, int64_t padded, int64_t rows,
@@ -53,7 +94,8 @@ const char* redraft_trees_draft(const int32_t* tokens, const float* log_probs, c
         const Candidates drafts{tokens, log_probs, parents, levels, width, per_node};
         const Growth growth{budget, least, most, chances, times, ngram_factor, joint_factor};
         if (indices) read_all(indices, count, unread, ends);
-        const Trees trees = indices ? maker.grow(drafts, roots, count, growth, indices, odds)
+        const Trees trees = indices ? maker.grow(drafts, roots, count, growth, indices, odds,
+                                                 static_cast<TextStore*>(texts), scopes)
                                     : maker.rank(drafts, roots, count, budget);
         const StepTimes seconds{table_rows, table_seconds, table_count, padded != 0, rows, factor, more_s};
         const Cut by{nodes, depths, scores, total, ratios, sure, probes != 0, seconds};

@@ -30,12 +30,13 @@ class TreeMaker {
         return grown_.read();
     }
 
-    // Of drafter and n-grams.
+    // Of drafter and n-grams, and of texts of each sequence's scope, where there are `texts`.
     Trees grow(const Candidates& drafts, const int32_t* roots, int64_t count, const Growth& growth,
-               void* const* indices, const double* odds) {
+               void* const* indices, const double* odds, TextStore* texts, const int64_t* scopes) {
         Forest forest = grown_.write(count, count * (growth.budget + 1));
         for (int64_t b = 0; b < count; ++b)
-            grower_.grow(growth, drafts.of(b), *static_cast<NgramIndex*>(indices[b]), roots[b], odds[b], forest);
+            grower_.grow(growth, drafts.of(b), *static_cast<NgramIndex*>(indices[b]), scopes[b] ? texts : nullptr,
+                         static_cast<uint64_t>(scopes[b]), roots[b], odds[b], forest);
         return grown_.read();
     }
 

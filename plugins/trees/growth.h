@@ -46,8 +46,17 @@ struct Growth {
         const double odds = ngram / (1 - ngram);
         return ngram_factor * odds + (1 + joint_factor * std::sqrt(odds)) * neural / (1 - neural);
     }
-    double chance(const NgramIndex::Match& match, double factor) const {
-        const double chance = chances[match.length * times + std::min<int64_t>(match.times, times) - 1];
+    double chance(const NgramIndex::Match& match) const {
+        return chances[match.length * times + std::min<int64_t>(match.times, times) - 1];
+    }
+};
+
+// What may follow a node, by n-grams; token -1: nothing is known.
+struct Guess {
+    int32_t token = -1;
+    double chance = 0;
+
+    double with_odds(double factor) const {
         if (factor == 1) return chance;
         const double odds = factor * chance / (1 - chance);
         return odds / (1 + odds);
@@ -56,10 +65,14 @@ struct Growth {
 
 class Grower {
   public:
-    // Grow the tree of one sequence below `root`; its odds of n-gram guesses are multiplied by `factor`.
-    void grow(const Growth& growth, const Candidates& drafts, NgramIndex& index, int32_t root, double factor,
-              Forest& forest) {
-        const int64_t first_node = forest.size(), longest = index.longest();
+    // Grow the tree of one sequence below `root`; its odds of n-gram guesses are multiplied by `factor`. `texts`, if
+    // any, guess by those of `scope`.
+    void grow(const Growth& growth, const Candidates& drafts, NgramIndex& index, TextStore* texts, uint64_t scope,
+              int32_t root, double factor, Forest& forest) {
+        const int64_t first_node = forest.size(), longest = texts ? texts->longest() : index.longest();
+        const auto history = index.tail(longest);
+        const TextStore::Match first = texts ? texts->match(scope, history) : TextStore::Match{};
+        if (texts && factor == 1) index.expect(*texts, first);
         offers_.assign(1, {-1.0, -1, root, 0, 0, 0.0});
         tails_.clear();
         while (!offers_.empty()) {
@@ -69,10 +82,16 @@ class Grower {
             const int64_t node = forest.size() - first_node;
             forest.add(offer.token, offer.parent, std::log(-offer.negative));
             if (node == growth.budget) break;
-            const auto tail = add_tail(node, offer, index.tail(), longest);
+            const auto tail = add_tail(node, offer, history, longest);
             const NgramIndex::Match match = index.match(tail);
-            const double guess = match.length < 0 ? 0.0 : growth.chance(match, factor);
-            offer_children(growth, drafts, offer, node, match, guess);
+            Guess guess;
+            if (match.length >= 0) guess = {match.token, growth.chance(match)};
+            if (texts) {
+                const TextStore::Match other = node ? texts->match(scope, tail) : first;
+                if (other.token >= 0 && texts->chance(other) > guess.chance)
+                    guess = {other.token, texts->chance(other)};
+            }
+            offer_children(growth, drafts, offer, node, {guess.token, guess.with_odds(factor)});
         }
         forest.end_tree();
     }
@@ -110,7 +129,7 @@ class Grower {
 
     // Offer what may follow a node: the drafter's candidates, and after them the n-grams' guess if it is another.
     void offer_children(const Growth& growth, const Candidates& drafts, const Offer& above, int64_t node,
-                        const NgramIndex::Match& match, double guess) {
+                        const Guess& guess) {
         const double least = growth.least / -above.negative;
         const auto push = [&](int32_t token, double chance, int64_t flat, double log) {
             if (chance > least) {
@@ -120,7 +139,7 @@ class Grower {
         };
         const int64_t expanded = drafts.expanded(above.level, above.flat);
         if (expanded < 0) {
-            if (match.length >= 0) push(match.token, guess, -1, 0.0);
+            if (guess.token >= 0) push(guess.token, guess.chance, -1, 0.0);
             return;
         }
         const int64_t first = expanded * drafts.per_node;
@@ -129,15 +148,15 @@ class Grower {
         chances_.resize(drafts.per_node);
         for (int64_t k = 0; k < drafts.per_node; ++k)
             chances_[k] = above.above == -INFINITY ? 0.0 : std::exp(static_cast<double>(logs[k]) - above.above);
-        if (match.length >= 0) {
-            const int64_t same = std::find(tokens, tokens + drafts.per_node, match.token) - tokens;
+        if (guess.token >= 0) {
+            const int64_t same = std::find(tokens, tokens + drafts.per_node, guess.token) - tokens;
             const bool drafted = same < drafts.per_node;
             const double neural = drafted ? std::min(chances_[same], growth.most) : 0.0;
-            const double odds = growth.joint_odds(guess, neural);
+            const double odds = growth.joint_odds(guess.chance, neural);
             const double joint = odds / (1 + odds), left = 1 / (1 + odds) / (1 - neural);
             for (int64_t k = 0; k < drafts.per_node; ++k)
-                chances_[k] = tokens[k] == match.token ? joint : chances_[k] * left;
-            if (!drafted) push(match.token, joint, -1, 0.0);
+                chances_[k] = tokens[k] == guess.token ? joint : chances_[k] * left;
+            if (!drafted) push(guess.token, joint, -1, 0.0);
         }
         for (int64_t k = 0; k < drafts.per_node; ++k) push(tokens[k], chances_[k], first + k, logs[k]);
     }

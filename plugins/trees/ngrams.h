@@ -7,6 +7,9 @@
 #include <span>
 #include <vector>
 
+#include "hash.h"
+#include "texts.h"
+
 namespace redraft {
 
 class NgramIndex {
@@ -23,15 +26,21 @@ class NgramIndex {
 
     int64_t longest() const { return lengths_.back(); }
 
-    // The last tokens of the history, as many as can be matched.
-    std::span<const int32_t> tail() const {
-        const auto count = std::min<size_t>(history_.size(), longest());
+    // The last `most` tokens of the history, or all.
+    std::span<const int32_t> tail(size_t most) const {
+        const auto count = std::min(history_.size(), most);
         return {history_.data() + history_.size() - count, count};
     }
 
+    // Have the texts learn from the next token whether they guess it so.
+    void expect(TextStore& texts, const TextStore::Match& match) {
+        if (match.token >= 0) texts_ = &texts, expected_ = match;
+    }
+
     void read(std::span<const int32_t> tokens) {
+        if (texts_ && !tokens.empty()) std::exchange(texts_, nullptr)->learn(expected_, tokens[0]);
         for (const int32_t token : tokens) {
-            for_ends(tail(), [&](uint32_t hash, std::span<const int32_t> end, size_t) {
+            for_ends(tail(longest()), [&](uint32_t hash, std::span<const int32_t> end, size_t) {
                 Slot& slot = find(hash, end);
                 if (!slot.length) {
                     slot = {hash, static_cast<int32_t>(history_.size()), token, static_cast<uint16_t>(end.size()), 0};
@@ -92,14 +101,6 @@ class NgramIndex {
         return seed;
     }
 
-    // Another number for each number: the finalizer of splitmix64 (Steele, Lea and Flood, 2014).
-    static uint64_t mixed(uint64_t x) {
-        x += 0x9e3779b97f4a7c15;
-        x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-        x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-        return x ^ (x >> 31);
-    }
-
     size_t first_slot(uint32_t hash) const { return hash & (slots_.size() - 1); }
     size_t next_slot(size_t index) const { return (index + 1) & (slots_.size() - 1); }
 
@@ -131,6 +132,8 @@ class NgramIndex {
     std::vector<int32_t> history_;
     std::vector<Slot> slots_;  // a power of two of them, at most half of them used
     size_t used_ = 0;
+    TextStore* texts_ = nullptr;
+    TextStore::Match expected_;
 };
 
 }  // namespace redraft

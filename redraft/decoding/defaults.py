@@ -18,6 +18,17 @@ NGRAM_CHANCES = MappingProxyType(
 )
 """How often an n-gram guess is right, by the number of tokens matched and by how often in a row (1, 2, 3, 4 or more
 times) the same token followed them. Source: counted in the model's greedy answers."""
+TEXT_CHANCES = MappingProxyType(
+    {
+        16: (0.90, 0.97, 0.98, 0.99),
+        12: (0.80, 0.92, 0.96, 0.98),
+        8: (0.70, 0.85, 0.92, 0.96),
+        6: (0.60, 0.80, 0.88, 0.93),
+        4: (0.40, 0.65, 0.80, 0.88),
+        3: (0.25, 0.45, 0.65, 0.75),
+    }
+)
+"""The same of guesses from texts of other requests, until the store has seen how often its own are right."""
 SUCCESSOR_CHANCE = 0.25
 """How often a token's usual successor in teacher data comes next where no n-gram matches. Source: by hand."""
 RETRIEVAL_ESCAPES = MappingProxyType({6: 1.0, 4: 4.0, 3: 4.0, 2: 3.0, 1: 3.0})

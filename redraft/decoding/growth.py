@@ -10,7 +10,8 @@ import numpy as np
 
 from redraft.batch import DraftCandidates
 from redraft.decoding.defaults import HIDDEN_SHARE
-from redraft.decoding.ngram import LONGEST, NgramIndex, with_odds
+from redraft.decoding.ngram import NgramIndex, learns, with_odds
+from redraft.decoding.text_store import LONGEST
 from redraft.decoding.token_tree import Node, TokenTree
 from redraft.grammar.state import GrammarState, TokenPath
 
@@ -69,6 +70,8 @@ def _grow(
     log_probs: list[list[list[float]]],
     parents: list[list[int]],
 ) -> list[Node]:
+    if learns(factor):
+        index.expect()
     expanded = [[0], *parents[1:]]
     nodes: list[Node] = []
     tails: list[tuple[int, ...]] = []

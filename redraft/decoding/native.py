@@ -16,14 +16,75 @@ from weakref import finalize
 
 import numpy as np
 
-from redraft.decoding.defaults import NGRAM_CHANCES
-from redraft.decoding.ngram import LONGEST, MOST_TIMES, NgramIndex
+from redraft.decoding import text_store
+from redraft.decoding.defaults import NGRAM_CHANCES, TEXT_CHANCES
+from redraft.decoding.ngram import MOST_TIMES, NgramIndex
 from redraft.decoding.sampling import Sampler
+from redraft.decoding.text_store import LONGEST, TextMatch, TextStore
 from redraft.decoding.token_tree import TokenTree
 from redraft.plugins.kernels import library
 from redraft.plugins.trees.native import address, call, function, pointer, zeros
 
 LENGTHS = np.array(sorted(NGRAM_CHANCES), np.int64)
+
+
+class NativeTextStore(TextStore):
+    """`TextStore` in compiled code."""
+
+    def __init__(self, capacity: int, seed: int, chances: Mapping[int, Sequence[float]] = TEXT_CHANCES):
+        self.capacity, self.seed, self.chances = capacity, seed, chances
+        lengths, starts = np.array(sorted(chances), np.int64), np.array(text_store.STARTS, np.int64)
+        table = np.array([chances[length] for length in lengths.tolist()])
+        numbers = pointer(lengths, np.int64), len(lengths), pointer(table, np.float64), table.shape[1]
+        rules = pointer(starts, np.int64), len(starts), text_store.TRIES, text_store.MOST_SEEN, text_store.WEIGHT
+        self.handle: int = function("texts_new")(capacity, signed(seed), *numbers, *rules)
+        if not self.handle:
+            raise MemoryError(f"no memory for {capacity} tokens of texts")
+        finalize(self, function("texts_free"), self.handle).atexit = False  # as for n-grams
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """See `TextStore.counts`."""
+        counts = np.empty(3, np.int64)
+        function("texts_counts")(self.handle, pointer(counts, np.int64))
+        tokens, guesses, right = counts.tolist()
+        return tokens, guesses, right
+
+    def begin(self, scope: int) -> None:
+        """See `TextStore.begin`."""
+        function("texts_begin")(self.handle, signed(scope))
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """See `TextStore.extend`."""
+        array = np.fromiter(tokens, np.int32) if not isinstance(tokens, np.ndarray) else tokens
+        call("texts_read", self.handle, pointer(array, np.int32), len(array))
+
+    def match(self, scope: int, tail: tuple[int, ...]) -> TextMatch | None:
+        """See `TextStore.match`."""
+        return self._match(scope, tail)[0]
+
+    def guess(self, scope: int, tail: tuple[int, ...]) -> tuple[int, float] | None:
+        """See `TextStore.guess`."""
+        match, chance = self._match(scope, tail)
+        return (match.token, chance) if match else None
+
+    def _match(self, scope: int, tail: tuple[int, ...]) -> tuple[TextMatch | None, float]:
+        tokens, numbers, chance = np.array(tail, np.int32), np.empty(2, np.int64), np.zeros(1)
+        results = pointer(numbers, np.int64), pointer(chance, np.float64)
+        arrays = pointer(tokens, np.int32), len(tokens), *results
+        token = function("texts_match")(self.handle, signed(scope), *arrays)
+        return (None if token < 0 else TextMatch(token, *numbers.tolist())), float(chance[0])
+
+    def texts(self) -> tuple[np.ndarray, np.ndarray]:
+        """All texts, the oldest first: tokens int32 [n], with -1 between texts, and their scopes int64 [n]."""
+        tokens, scopes = np.empty(self.capacity, np.int32), np.empty(self.capacity, np.int64)
+        count = function("texts_write")(self.handle, pointer(tokens, np.int32), pointer(scopes, np.int64))
+        return tokens[:count], scopes[:count]
+
+
+def signed(number: int) -> int:
+    """64 bits as compiled code takes them."""
+    return number - (1 << 64) if number >> 63 else number
 
 
 class NativeNgrams(NgramIndex):
@@ -34,8 +95,10 @@ class NativeNgrams(NgramIndex):
         tokens: Iterable[int] = (),
         table: np.ndarray | None = None,
         chances: Mapping[int, Sequence[float]] = NGRAM_CHANCES,
+        texts: NativeTextStore | None = None,
+        scope: int = 0,
     ):
-        super().__init__(tokens, table, chances)
+        super().__init__(tokens, table, chances, texts, scope)
         self.handle: int = function("ngrams_new")(pointer(LENGTHS, np.int64), len(LENGTHS))
         if not self.handle:
             raise MemoryError("no memory for a sequence's n-grams")
@@ -47,12 +110,17 @@ class NativeNgrams(NgramIndex):
         """The last tokens of the history, as many as can be matched."""
         read([self])
         tokens = np.empty(LONGEST, np.int32)
-        count = function("ngrams_tail")(self.handle, pointer(tokens, np.int32))
+        count = function("ngrams_tail")(self.handle, LONGEST, pointer(tokens, np.int32))
         return tuple(tokens[:count].tolist())
+
+    def expect(self) -> None:
+        """See `NgramIndex.expect`."""
+        read([self])
+        if isinstance(self.texts, NativeTextStore):
+            function("texts_expect")(self.texts.handle, signed(self.scope), self.handle)
 
     def _read(self) -> None:
         read([self])
-        self._tail = self.tail
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return what `NgramIndex.match` does."""

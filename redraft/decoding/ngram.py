@@ -8,25 +8,32 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from redraft.decoding.defaults import NGRAM_CHANCES, SUCCESSOR_CHANCE
+from redraft.decoding.text_store import LONGEST, TextMatch, TextStore
 from redraft.decoding.token_tree import Node, TokenTree
 
 NGRAM_LENGTH = 16
 """Deepest that n-grams draft: code that is edited repeats for long."""
-LONGEST, MOST_TIMES = max(NGRAM_CHANCES), 4
+MOST_TIMES = 4
 
 
 class NgramIndex:
-    """What followed the last 1 to 6 tokens of one sequence most recently; O(1) per token, spent at the next draft."""
+    """What followed the last 1 to 6 tokens of one sequence most recently; O(1) per token, spent at the next draft.
+    Where texts of other requests have a likelier guess, theirs counts."""
 
     def __init__(
         self,
         tokens: Iterable[int] = (),
         table: np.ndarray | None = None,
         chances: Mapping[int, Sequence[float]] = NGRAM_CHANCES,
+        texts: TextStore | None = None,
+        scope: int = 0,
     ):
         """`table`: int32 [V], the usual successor of each token, -1 where there is none; used where history has no
-        match. `chances`: see `NgramScores`."""
+        match. `chances`: see `NgramScores`. `texts` were served to other requests; those of `scope` count, 0: none."""
         self._table, self._chances = table, chances
+        self.texts, self.scope = (texts, scope) if scope else (None, 0)
+        self._expected: TextMatch | None = None
+        """What the texts guessed of the next token."""
         self._successors: dict[tuple[int, ...], tuple[int, int]] = {}
         self._tail: tuple[int, ...] = ()
         self.unread = list(tokens)
@@ -42,10 +49,19 @@ class NgramIndex:
         self._read()
         return self._tail
 
+    def expect(self) -> None:
+        """Have the texts learn from the next token whether they guess it."""
+        self._read()
+        if self.texts is not None and (match := self.texts.match(self.scope, self._tail)):
+            self._expected = match
+
     def _read(self) -> None:
         if not self.unread:
             return
         successors, tail = self._successors, self._tail
+        if self.texts is not None and self._expected is not None:
+            self.texts.learn(self._expected, self.unread[0])
+            self._expected = None
         for token in self.unread:
             for length in NGRAM_CHANCES:
                 if length <= len(tail):
@@ -59,8 +75,9 @@ class NgramIndex:
     def draft(self, length: int, odds: float = 1.0) -> list[tuple[int, float]]:
         """Up to `length` tokens that may come next, each with the log of its cumulative estimated probability. `odds`:
         see `with_odds`."""
-        self._read()
-        tail, score, drafted = self._tail, 0.0, []
+        if learns(odds):
+            self.expect()
+        tail, score, drafted = self.tail, 0.0, []
         for _ in range(length):
             token, chance = self.guess(tail)
             if token < 0:
@@ -77,11 +94,14 @@ class NgramIndex:
         return (int(self._table[tail[-1]]) if self._table is not None and tail else -1), SUCCESSOR_CHANCE
 
     def seen(self, tail: tuple[int, ...]) -> tuple[int, float] | None:
-        """The token that followed the longest known end of `tail`, and the chance that it does again."""
+        """The token that followed the longest known end of `tail`, and the chance that it does again; or what the texts
+        guess, if that is likelier."""
+        guess = None
         if successor := self.match(tail):
             token, length, times = successor
-            return token, self._chances[length][times - 1]
-        return None
+            guess = token, self._chances[length][times - 1]
+        other = self.texts.guess(self.scope, tail) if self.texts is not None else None
+        return other if other and (guess is None or other[1] > guess[1]) else guess
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:
         """What followed the longest known end of `tail`, that end's length, and how often in a row (4: or more)."""
@@ -93,6 +113,11 @@ class NgramIndex:
                 break
             longest = successor[0], length, min(successor[1], MOST_TIMES)
         return longest
+
+
+def learns(odds: float) -> bool:
+    """Whether texts learn from a sequence whose odds are multiplied so: chances are those of greedy answers."""
+    return odds == 1
 
 
 def with_odds(chance: float, factor: float) -> float:

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from redraft.decoding.ngram import LONGEST, NgramIndex
+from redraft.decoding.ngram import NgramIndex
+from redraft.decoding.text_store import LONGEST
 from redraft.decoding.token_tree import Node
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from redraft.budgets.choice import Choice, Terms
 from redraft.budgets.controller import MethodBudgets
 from redraft.bundle.budget_table import Budget
 from redraft.bundle.method import MethodConfig
-from redraft.decoding.native import NativeNgrams
+from redraft.decoding.native import NativeNgrams, NativeTextStore
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.sampling import Sampler
@@ -76,16 +76,18 @@ class Method(AutoRegressive):
         served: Collection[Iterable[int]] = (),
         unknown_tokens: frozenset[int] = frozenset(),
         budgets: MethodBudgets | None = None,
+        texts: NativeTextStore | None = None,
     ):
         """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`; `served`: texts to retrieve from
         before any was served; `unknown_tokens` are never sampled. `budgets` say how much pays; None, or where the
-        configuration fixes a budget: that is drafted.
+        configuration fixes a budget: that is drafted. `texts` that were served join what n-grams guess.
 
         Raises ValueError for a method that makes no sense, or asks of the drafter what it cannot do.
         """
         super().__init__()
         config.check()
         self._config, self._drafter, self._bigrams, self._unknown_tokens = config, drafter, bigrams, unknown_tokens
+        self._texts = texts
         self.reads_features = drafter is not None
         self._verifier = VERIFIERS[config.verification]
         self.verify = self._verifier.verify
@@ -108,8 +110,9 @@ class Method(AutoRegressive):
         prompt = sequence.prompt.tolist()
         if self._retrieval is not None:
             return RetrievalText(self._retrieval, prompt, self._config.ngram, self._config.ngram_scores.chances)
-        chances = self._config.ngram_scores.chances
-        return NativeNgrams(prompt, self._bigrams, chances) if self._config.ngram else None
+        if not self._config.ngram:
+            return None
+        return NativeNgrams(prompt, self._bigrams, self._config.ngram_scores.chances, self._texts, sequence.scope)
 
     def pairs(self) -> Pairs | None:
         """Where a new sequence keeps its pairs, if the drafter reads them."""

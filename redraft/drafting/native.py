@@ -16,7 +16,7 @@ import numpy as np
 from redraft.batch import DraftCandidates
 from redraft.budgets.choice import Choice, Terms
 from redraft.decoding.growth import LEAST, MOST
-from redraft.decoding.native import LENGTHS, NativeNgrams, expect, take_unread
+from redraft.decoding.native import LENGTHS, NativeNgrams, NativeTextStore, expect, signed, take_unread
 from redraft.decoding.ngram import MOST_TIMES
 from redraft.decoding.token_tree import TokenTree
 from redraft.drafting.cutting import TreeLimits
@@ -24,7 +24,7 @@ from redraft.plugins.trees.native import address, call, pointer, zeros
 
 NO_TERMS: tuple[Any, ...] = (None, 0.0, False, None, None, 0, False, 0, 0.0, 0.0)
 NO_CUT: tuple[Any, ...] = (None, None, None, 0, *NO_TERMS, None, None)
-NO_NGRAMS: tuple[Any, ...] = (None, None, None, None, None, 0, 0.0, 0.0, 0.0, 0.0)
+NO_NGRAMS: tuple[Any, ...] = (None, None, None, None, None, None, None, 0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Growth:
@@ -43,7 +43,10 @@ class Ngrams:
         expect(len(indices), odds)
         self.indices = indices
         self.handles = address(array("q", [index.handle for index in indices]))
-        self.rules = address(array("d", odds)), *growth.arguments
+        # A worker has one store; scope 0 is of a sequence without it.
+        texts = next((index.texts.handle for index in indices if isinstance(index.texts, NativeTextStore)), None)
+        scopes = address(array("q", [signed(index.scope) for index in indices]))
+        self.rules = address(array("d", odds)), texts, scopes, *growth.arguments
 
     def arguments(self) -> tuple[Any, ...]:
         """What compiled code takes, with the tokens that they were told and have not read: these count as read."""

@@ -34,7 +34,11 @@ class ChatTokenizer:
 
     def request(self, user: str, max_tokens: int, **options: Any) -> GenerateRequest:
         """A request for the answer to one user turn; `options` as of `redraft.request.request`."""
-        return request(self.chat(user), max_tokens, add_special_tokens=self.adds_special_tokens, **options)
+        return self.request_of([{"role": "user", "content": user}], max_tokens, **options)
+
+    def request_of(self, messages: Sequence[ChatMessage], max_tokens: int, **options: Any) -> GenerateRequest:
+        """A request for the next answer of a conversation."""
+        return request(self.write(messages), max_tokens, add_special_tokens=self.adds_special_tokens, **options)
 
     @cached_property
     def adds_special_tokens(self) -> bool:

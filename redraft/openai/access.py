@@ -80,6 +80,13 @@ class Access:
         address = scope.get("client")
         return address[0] if address else None
 
+    def scope(self, headers: Headers) -> str | None:
+        """What a request's texts are told apart by from those of other keys: a digest of its key, None where the
+        service asks for none."""
+        if not self.keys or (key := _bearer_key(headers)) is None:
+            return None
+        return hashlib.blake2b(key, person=b"redraft texts", digest_size=16).hexdigest()
+
     def _check_key(self, key: bytes | None) -> None:
         """Each key is compared to its end, so that the time tells nothing."""
         # All keys are compared, so that the time does not tell which one is nearest.
@@ -141,7 +148,8 @@ class Gate:
         try:
             try:
                 self._access.check(scope, headers)
-                scope.setdefault("state", {})["client"] = self._access.client(scope, headers)
+                state = scope.setdefault("state", {})
+                state["client"], state["scope"] = self._access.client(scope, headers), self._access.scope(headers)
                 await self._app(scope, receive_on, send_on)
             except ApiError as error:
                 await json_response(error.body, error.status, error.headers)(scope, receive_on, send_on)

@@ -130,7 +130,7 @@ class Service:
             )
             if wanted > most:
                 raise ApiError(f"n: expected at most {most} choices in all, {why}, got {wanted}", "n")
-        named = {"client": request.state.client}
+        named = {"client": request.state.client, "scope": request.state.scope}
         requests = [
             worker_request.model_copy(update=named | {"id": self.client.new_id()}) for worker_request in job.requests
         ]

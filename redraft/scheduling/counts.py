@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from redraft import metrics
+from redraft.decoding.text_store import TextStore
 from redraft.metrics import Metric, Metrics
 from redraft.request import SequenceStats
 
@@ -59,8 +60,10 @@ class EngineMetrics(Metrics):
     long as all else that a step does on the host. What steps gained is in the statistics of the requests.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, texts: TextStore | None = None) -> None:
+        """`texts`: those that drafts come from."""
         super().__init__(metrics.ENGINE)
+        self._texts, self._guessed = texts, (0, 0)
         self._followed: dict[int, tuple[str, SequenceStats, _Sums]] = {}
         """The requests in slots, each with its method and what has been counted of it, by the statistics' identity."""
         self._gaps: list[float] = []
@@ -119,9 +122,20 @@ class EngineMetrics(Metrics):
     def _count(self) -> None:
         self._count_times()
         self._count_gains(*self._followed)
+        self._count_texts()
         expected, self._expected = self._expected, {}
         for method, count in expected.items():
             self[metrics.EXPECTED_TOKENS].labels(method).inc(count)
+
+    def _count_texts(self) -> None:
+        if self._texts is None:
+            return
+        tokens, *guessed = self._texts.counts
+        self[metrics.TEXT_TOKENS].set(tokens)
+        entries = metrics.TEXT_GUESSES, metrics.TEXT_HITS
+        for entry, now, before in zip(entries, guessed, self._guessed, strict=True):
+            self[entry].inc(now - before)
+        self._guessed = guessed[0], guessed[1]
 
     def _count_times(self) -> None:
         steps, self._steps = self._steps, []

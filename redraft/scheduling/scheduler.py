@@ -26,6 +26,7 @@ from redraft.decoding.verification import Verdict, walk_all
 from redraft.drafting import start_method
 from redraft.drafting.groups import Group, roots_only
 from redraft.drafting.method import AutoRegressive
+from redraft.drafting.served import ServedTexts
 from redraft.engines.api import Engine, LogitRows
 from redraft.engines.features import Features, take_rows
 from redraft.engines.timing import EngineClock, TimedEngine
@@ -75,18 +76,19 @@ class Scheduler:
         prefix_reuse: bool = True,
         unknown_tokens: frozenset[int] = frozenset(),
         budgets: BudgetController | None = None,
+        texts: ServedTexts | None = None,
     ):
         """`methods` by name, the first of which serves requests that name none; `observe` is shown every step's tree,
         index in it and verdict of each sequence; `served` are the tokens of texts that count as served before.
         `unknown_tokens` are not drafted, since the engine never gives them. `budgets` say how much to draft; None: as
-        much as each method's configuration says, whatever runs.
+        much as each method's configuration says, whatever runs. `texts` keep what is served, and are drafted from.
         With `prefix_reuse` requests begin after the rows of an earlier one with the same first tokens: see `Slots`.
 
         Raises ValueError where a method makes no sense, or asks of the engine's drafter what it cannot do.
         """
         methods = methods or {}
         self.limits = limits
-        self.metrics = EngineMetrics()
+        self.metrics = EngineMetrics(texts.store if texts else None)
         self.metrics[metrics.SLOTS].set(limits.slots)
         # Weak: a scheduler that refers to itself would keep its engine until the garbage collector comes.
         status = WeakMethod(self.status)
@@ -106,11 +108,12 @@ class Scheduler:
                 served,
                 unknown_tokens,
                 budgets and budgets.of(name),
+                texts.store if texts else None,
             )
             for name, config in methods.items()
         }
         self._default = next(iter(methods), AUTO_REGRESSIVE)
-        self._observe, self._budgets = observe, budgets
+        self._observe, self._budgets, self._texts = observe, budgets, texts
         self._waiting: deque[RequestState] = deque()
         self._left = False
         """Whether a sequence has ended since the last step."""
@@ -212,6 +215,8 @@ class Scheduler:
 
     def _step(self, send: Send, overlap: bool) -> None:
         started, target_s, draft_s = time.perf_counter(), self.clock.target_s, self.clock.draft_s
+        if self._texts:
+            self._texts.read()
         self._end_cancelled()
         self._end_late(started)
         ended = self._sweep() if self._left else []
@@ -250,6 +255,8 @@ class Scheduler:
     def _admit(self, sequence: RequestState) -> None:
         self._waiting.remove(sequence)
         self._slots.admit(sequence)
+        if self._texts:
+            sequence.scope = self._texts.scope(sequence.request)
         sequence.memory = self._source(sequence).remember(sequence)
         self.metrics.follow(sequence.method, sequence.stats)
         self.metrics[metrics.PROMPT_TOKENS].inc(len(sequence.prompt))
@@ -271,6 +278,8 @@ class Scheduler:
             self.metrics.count_end(cast(str, sequence.finish_reason), sequence.stats)
             if sequence.has_slot:
                 self._slots.release(sequence)
+                if self._texts:
+                    self._texts.take(sequence)
         self._cancelled = [sequence for sequence in self._cancelled if not sequence.finish_reason]
         self._running = [sequence for sequence in self._running if not sequence.finish_reason]
         if not self._running:  # nothing may be kept of requests that are gone

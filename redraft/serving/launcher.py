@@ -35,7 +35,7 @@ from redraft.serving.processes import (
 )
 from redraft.serving.ranks import launch_command
 from redraft.serving.rundir import RunDir, State, SwapOrder, cannot_write, check_text, tail
-from redraft.serving.settings import ServeSettings
+from redraft.serving.settings import ServeSettings, flag
 from redraft.serving.tritonserver import TritonInstallation, check_shared_memory
 
 STOP_S = 25.0
@@ -58,7 +58,7 @@ def check(settings: ServeSettings, run_path: Path) -> None:
     be made: after hours of that it would be late to say so."""
     run_dir = RunDir(run_path)
     launch_command([], settings.tp, settings.hostfile)
-    _check_learned_dir(settings)
+    _check_folders(settings)
     try:
         check_build()
     except BuildError as error:
@@ -78,6 +78,7 @@ def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], 
         update={
             "bundle": settings.bundle.resolve(),
             "learned_dir": settings.learned_dir and settings.learned_dir.resolve(),
+            "served_dir": settings.served_dir and settings.served_dir.resolve(),
             "hostfile": settings.hostfile and settings.hostfile.resolve(),
         }
     )
@@ -347,7 +348,7 @@ def _unusable(run_dir: RunDir, error: OSError) -> ServingError:
 
 def _check_bundle(settings: ServeSettings) -> None:
     check_text(settings.bundle, "bundle")
-    _check_learned_dir(settings)
+    _check_folders(settings)
     if settings.hostfile:
         check_text(settings.hostfile, "hostfile")
     if not (settings.bundle / "config.json").is_file():
@@ -355,13 +356,16 @@ def _check_bundle(settings: ServeSettings) -> None:
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
 
 
-def _check_learned_dir(settings: ServeSettings) -> None:
-    """Raises ServingError where what is learned cannot be kept where it is told, which the worker would only log."""
-    if settings.learned_dir is None:
-        return
-    check_text(settings.learned_dir, "folder of what was learned")
-    if fault := why_no_folder(settings.learned_dir):
-        raise ServingError(f"--learned-dir {settings.learned_dir}: {fault}")
+def _check_folders(settings: ServeSettings) -> None:
+    """Raises ServingError where what is learned, or texts, cannot be kept where they are told, which the worker would
+    only log."""
+    for name, what in (("learned_dir", "folder of what was learned"), ("served_dir", "folder of served texts")):
+        folder = getattr(settings, name)
+        if folder is None:
+            continue
+        check_text(folder, what)
+        if fault := why_no_folder(folder):
+            raise ServingError(f"{flag(name)} {folder}: {fault}")
 
 
 def _compile_operators(on_progress: Callable[[str], None]) -> None:

@@ -49,6 +49,14 @@ class Address(StrEnum):
     every = "0.0.0.0"
 
 
+class TextScope(StrEnum):
+    """Whose served texts drafts come from, as `--served-texts` takes it."""
+
+    off = "off"
+    key = "key"
+    all = "all"
+
+
 class ToolParser(StrEnum):
     """The forms of tool calls that `--tool-parser` takes."""
 
@@ -219,6 +227,24 @@ class ServeSettings(BaseModel):
     )
     prefix_reuse: bool = Field(
         default=True, description="Prefill a prompt that begins like an earlier one only from where they differ."
+    )
+    served_texts: TextScope = Field(
+        default=TextScope.key,
+        description="Whose prompts and answers n-grams guess from, too: key, those of the same API key, or of all "
+        "requests without one; all, everybody's; off: the request's own. Another's text never shows as output, but how "
+        "fast an answer comes may tell that it was served before.",
+    )
+    served_tokens: int = Field(
+        default=1 << 20,
+        ge=1 << 10,
+        le=1 << 30,
+        description="Tokens of these texts that are stored, the newest ones; each takes about 40 bytes.",
+    )
+    served_dir: Path | None = Field(
+        default=None,
+        description="Where these texts are kept over restarts, readable by the service's user only; default: in memory "
+        "only.",
+        json_schema_extra={"metavar": "FOLDER"},
     )
     learned_dir: Path | None = Field(
         default=None,

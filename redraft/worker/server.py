@@ -25,6 +25,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from redraft import logs
+from redraft.drafting.served import TextOptions
 from redraft.engines.ranks import process as rank_process
 from redraft.errors import Code, RequestError
 from redraft.grammar.trial import QUICK_S, TakesLonger
@@ -41,7 +42,7 @@ from redraft.request import (
 from redraft.request_state import RequestState
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Overloaded
-from redraft.serving.settings import ServeSettings, process_settings
+from redraft.serving.settings import ServeSettings, TextScope, process_settings
 from redraft.worker.fair import FairExecutor
 from redraft.worker.protocol import (
     SHUTTING_DOWN,
@@ -401,6 +402,7 @@ def main(argv: list[str] | None = None) -> int:
             settings.stream_interval_ms / 1e3,
             settings.prefix_reuse,
             settings.learned_dir,
+            text_options(settings),
         )
     except (ValueError, OSError, RuntimeError) as error:
         log.error("%s", error)
@@ -410,6 +412,13 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     serve(runtime, options.socket, None if options.outlive_parent else parent, settings)
     return 0
+
+
+def text_options(settings: ServeSettings) -> TextOptions | None:
+    """How served texts are stored; None: not at all."""
+    if settings.served_texts is TextScope.off:
+        return None
+    return TextOptions(settings.served_texts is TextScope.key, settings.served_tokens, settings.served_dir)
 
 
 def serve(

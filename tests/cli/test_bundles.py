@@ -169,13 +169,13 @@ RUN_TIME = {
     "budgets/warm_up.py",
     *(f"{name}.py" for name in ("bundle/budget_table", "fields", "metrics", "options")),
     *(f"drafting/{name}.py" for name in ("__init__", "cutting", "groups", "inputs", "method", "native")),
-    *(f"drafting/{name}.py" for name in ("proposers", "resampling")),
+    *(f"drafting/{name}.py" for name in ("proposers", "resampling", "served")),
     "loose_json.py",
     *(f"console/{name}.py" for name in ("__init__", "interrupt", "output", "program", "progress", "resources")),
     *(f"decoding/{name}.py" for name in ("__init__", "defaults", "draws", "growth", "log_probs", "native", "ngram")),
     *(
         f"decoding/{name}.py"
-        for name in ("noise", "origins", "packing", "rejection", "sampling", "scores", "token_tree")
+        for name in ("noise", "origins", "packing", "rejection", "sampling", "scores", "text_store", "token_tree")
     ),
     *(f"engines/{name}.py" for name in ("__init__", "api", "cache_check", "cache_rows", "features")),
     *(f"engines/{name}.py" for name in ("drafter", "host_buffers", "timing")),

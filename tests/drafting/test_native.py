@@ -19,8 +19,9 @@ from redraft.budgets.choice import Terms
 from redraft.budgets.cost import TimesByNodes, TimeTable
 from redraft.decoding import construction, growth
 from redraft.decoding.defaults import JOINT_ODDS, NGRAM_CHANCES
-from redraft.decoding.native import NativeNgrams
+from redraft.decoding.native import NativeNgrams, NativeTextStore
 from redraft.decoding.ngram import NgramIndex
+from redraft.decoding.text_store import TextStore
 from redraft.decoding.token_tree import TokenTree
 from redraft.drafting import cutting, native
 from redraft.drafting.cutting import TreeLimits
@@ -93,12 +94,21 @@ def same(drafted: tuple, expected: tuple) -> bool:
 def test_trees_are_grown_and_cut_alike(drafts, budget, histories, joint, chances, data):
     """With n-grams that were told more since the last trees; whole, cut to limits, and to what was chosen."""
     odds = data.draw(st.lists(st.sampled_from([1.0, 0.4, 3.0]), min_size=3, max_size=3))
+    scopes = data.draw(st.lists(st.sampled_from([0, 1, 2**63 + 1]), min_size=3, max_size=3))
+    stores = NativeTextStore(40, 7), TextStore(40, 7)
+    served = data.draw(st.lists(st.tuples(st.sampled_from(scopes), HISTORIES), max_size=4))
+    for store in stores:
+        for scope, text in served:
+            store.add(scope, text)
     bounds, chosen_by = data.draw(limits(3)), data.draw(terms(3))
     roots = np.array([history[-1] for history in histories], np.int32)
+    sources = [*zip(histories, scopes, strict=True)]
     ngrams = native.Ngrams(
-        [NativeNgrams(history, None, chances) for history in histories], odds, native.Growth(joint, chances)
+        [NativeNgrams(text, None, chances, stores[0], scope) for text, scope in sources],
+        odds,
+        native.Growth(joint, chances),
     )
-    plain = [NgramIndex(history, None, chances) for history in histories]
+    plain = [NgramIndex(text, None, chances, stores[1], scope) for text, scope in sources]
     for _ in range(2):
         grown = growth.grow_trees(drafts, roots, budget, plain, odds, joint)
         assert same(native.draft_trees(drafts, roots, budget, ngrams), (grown, None))
@@ -108,6 +118,7 @@ def test_trees_are_grown_and_cut_alike(drafts, budget, histories, joint, chances
         for index, other, more in zip(ngrams.indices, plain, histories, strict=True):
             index.extend(more[:3])
             other.extend(more[:3])
+    assert stores[0].counts == stores[1].counts
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

@@ -23,10 +23,11 @@ from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
 from redraft.decoding.defaults import NGRAM_CHANCES
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.growth import MOST, joint_odds
-from redraft.decoding.ngram import LONGEST, MOST_TIMES, NgramIndex, with_odds
+from redraft.decoding.ngram import MOST_TIMES, NgramIndex, with_odds
 from redraft.decoding.noise import race
 from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.scores import Scores
+from redraft.decoding.text_store import LONGEST
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
 from redraft.engines.features import Features
 

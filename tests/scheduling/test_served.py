@@ -1,0 +1,115 @@
+"""The scheduler with texts that were served: they change what is drafted, for their scope only, and no text."""
+
+from __future__ import annotations
+
+import pytest
+
+from redraft import metrics
+from redraft.decoding.text_store import LONGEST
+from redraft.drafting.served import ServedTexts, TextOptions
+from redraft.scheduling.scheduler import Scheduler
+from tests.scheduling.test_scheduler import LIMITS, PLANS, SAMPLINGS, alone, make, run
+from tests.toy_engine import ToyEngine, only
+
+JOINED = ["merged", "ngram"]
+
+
+def scheduler_of(texts, plan="merged"):
+    return Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS[plan]), texts=texts)
+
+
+def texts_of(by_key=True, capacity=2000):
+    return ServedTexts(TextOptions(by_key, capacity))
+
+
+def stored(texts):
+    """Tokens that are stored when nothing waits."""
+    texts.read_all()
+    return texts.store.counts[0]
+
+
+def steps(scheduler, **fields):
+    """Steps of a greedy answer."""
+    return run(scheduler, [make("a", max_tokens=60, **fields)])["a"][4].steps
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("plan", JOINED)
+def test_the_text_is_the_same_with_a_full_store(plan, sampling):
+    """Of a store that has no room for all of it, and holds the same texts again and again."""
+    texts = texts_of(capacity=150)
+    prompts = [[1 + key] * 9 for key in range(3)]
+    expected = [alone(make(key, SAMPLINGS[sampling], prompt=prompts[key]), slots=3) for key in range(3)]
+    for _ in range(3):
+        scheduler = scheduler_of(texts, plan)
+        sequences = [make(key, SAMPLINGS[sampling], prompt=prompts[key]) for key in range(3)]
+        results = run(scheduler, sequences, joins=[0, 0, 4])
+        assert [results[key][:4] for key in range(3)] == expected
+    assert stored(texts) > 100
+
+
+@pytest.mark.parametrize("plan", JOINED)
+def test_what_was_served_is_drafted(plan):
+    scheduler = scheduler_of(texts_of(), plan)
+    first, second = steps(scheduler), steps(scheduler)
+    assert second < 0.6 * first
+    stored(scheduler._texts)
+    tokens, guesses, hits = scheduler._texts.store.counts
+    assert 60 < tokens < 300
+    assert 0 < hits <= guesses
+    values = scheduler.metrics
+    assert [values.total(entry) for entry in (metrics.TEXT_TOKENS, metrics.TEXT_GUESSES, metrics.TEXT_HITS)] == [
+        tokens,
+        guesses,
+        hits,
+    ]
+
+
+@pytest.mark.parametrize(
+    "other", [{"scope": "another"}, {"scope": None}, {"cache_salt": "another"}, {"cache_prompt": False}]
+)
+def test_what_was_served_to_another_is_not_drafted(other):
+    texts = texts_of()
+    scheduler = scheduler_of(texts)
+    first = steps(scheduler, **{"scope": "one", **other})
+    assert (stored(texts) == 0) == (other == {"cache_prompt": False})
+    assert steps(scheduler, scope="one") == first
+    assert steps(scheduler, scope="one") < first
+
+
+def test_all_keys_may_share():
+    scheduler = scheduler_of(texts_of(by_key=False))
+    first = steps(scheduler, scope="one")
+    assert steps(scheduler, scope="another") < first
+
+
+def test_a_cached_prompt_is_stored_once():
+    """With the tokens before its end that a match may have."""
+    texts, prompt = texts_of(), [3, 4, 5, 6] * 20
+    scheduler = scheduler_of(texts)
+    results = run(scheduler, [make("a", prompt=prompt, max_tokens=9)])
+    before = stored(texts)
+    results = run(scheduler, [make("a", prompt=prompt, max_tokens=9)])
+    cached = results["a"][4].cached_tokens
+    assert cached > LONGEST
+    assert stored(texts) - before == before - cached + LONGEST
+
+
+def test_cancelled_requests_are_stored_and_long_texts_over_several_steps():
+    texts = texts_of()
+    sequence = make("a", prompt=list(range(90)), max_tokens=60)
+    scheduler = scheduler_of(texts)
+    scheduler.submit(sequence)
+    for _ in range(9):
+        scheduler.step()
+    scheduler.cancel("a")
+    scheduler.step()
+    assert stored(texts) == 90 + sequence.stats.output_tokens
+    other = texts_of()
+    sequence.finish_reason = "length"
+    other.take(sequence)
+    for step in range(1, 20):
+        other.read(7)
+        assert other.store.counts[0] == min(7 * step, 90 + sequence.stats.output_tokens)
+    text = tuple(sequence.text_tokens.tolist())
+    assert all(other.store.match(sequence.scope, text[:end]).token == text[end] for end in range(LONGEST, len(text)))
