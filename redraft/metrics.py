@@ -170,6 +170,13 @@ PER_TOKEN_TIME = Metric(
 REQUEST_TIME = Metric(
     Histogram, "e2e_request_latency_seconds", "From arrival at the worker to the last token", buckets=_SECONDS
 )
+ANSWERS_TO_LEARN = Metric(
+    Counter,
+    "answers_to_learn",
+    "Answers for drafters to learn from: stored, short, redacted, opted_out, dropped since the writer was behind, or "
+    "failed; not in vLLM",
+    ("outcome",),
+)
 WORKER_UP = Metric(Gauge, "worker_up", "1 while the worker answers, else 0, and the engine's metrics are missing")
 WORKER_RESTARTS = Metric(Gauge, "worker_restarts", "Starts of the engine worker after its first")
 RANK_FAILURES = Metric(
@@ -191,6 +198,7 @@ ENGINE: tuple[Metric[Any], ...] = (
     *(DRAFTS, DRAFT_TOKENS, EXPECTED_TOKENS, ACCEPTED_TOKENS, ACCEPTED_AT, REUSED_TOKENS),
     *(TEXT_TOKENS, TEXT_GUESSES, TEXT_HITS),
     *(QUEUE_TIME, FIRST_TOKEN_TIME, STEP_GAP, PER_TOKEN_TIME, REQUEST_TIME),
+    ANSWERS_TO_LEARN,
 )
 """Counted by the worker."""
 SERVICE: tuple[Metric[Any], ...] = (WORKER_UP, WORKER_RESTARTS, RANK_FAILURES, GENERATION)

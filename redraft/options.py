@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     draft_trees: bool
     cache_prompt: bool
     cache_salt: str | None
+    store: bool
     timeout_s: float | None
     add_special_tokens: bool
     temperature: float | None

@@ -289,6 +289,11 @@ class TextOptions(StrictModel):
     cache_salt: str | None = entry(
         None, "the request shares cached tokens only with requests of the same text", min_length=1, max_length=1000
     )
+    store: bool = entry(
+        True,
+        "false: nothing of it is stored, for [drafters to learn from](../guides/drafts-that-learn.md) or "
+        "[to be drafted again](../guides/served-texts.md)",
+    )
     timeout_s: float | None = entry(
         None,
         "seconds from arrival, in the queue or not, after which the request ends with the text so far",

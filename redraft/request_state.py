@@ -17,6 +17,7 @@ from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node
 from redraft.decoding.verification import Verdict
 from redraft.engines.features import Features
+from redraft.learning.recording import Recording
 from redraft.output import Output, OutputStream
 from redraft.pairs import Pairs
 from redraft.request import DraftTree, FinishReason, GenerateRequest, SequenceStats, StopReason
@@ -40,6 +41,8 @@ class RequestState:
     `reusable` is how many tokens of the prompt a slot would have in place, while it waits for one; `reusable_in` the
     state of the slots in which that was counted.
     `gained_at` is when it last gained tokens, as `time.perf_counter` tells it.
+    `recording` is what drafters will learn from; None where nothing is to be stored. Where there is one, features are
+    read whatever drafts.
     `proposals` say what proposed the next tree's nodes; None unless the request wants its trees.
     """
 
@@ -91,6 +94,7 @@ class RequestState:
         self.commit: list[int] = []
         self.root = -1
         self.features: Features | None = None
+        self.recording: Recording | None = None
         self.pairs: Pairs | None = None
         self.proposals = Proposals() if request.draft_trees else None
         self.finish_reason: FinishReason | None = None
@@ -162,9 +166,9 @@ class RequestState:
         return int(self.cache_length + rows == len(self.prompt))
 
     def kept(self, rows: Sequence[int]) -> Sequence[int]:
-        """The rows whose features the drafter will need: all if it has a context cache, else the last, if it reads
-        features."""
-        if self.pairs is not None:
+        """The rows whose features the drafter will need: all if it has a context cache or is recorded, else the
+        last, if it reads features."""
+        if self.pairs is not None or (self.recording is not None and self.prefilled):
             return rows
         return rows[-1:] if self.reads_features else []
 
@@ -192,6 +196,8 @@ class RequestState:
             return self.finish("length")
         if self.pairs is not None:
             self.pairs.tokens += verdict.tokens
+        if self.recording is not None:
+            self.recording.tokens += verdict.tokens
         self._advance(verdict, [(int(self.prompt[-1]), -1, 0.0)])
         return None
 
@@ -212,7 +218,9 @@ class RequestState:
         if self.pairs is not None and features is not None:
             self.pairs.add(features[:taken], tokens)
         else:
-            self.features = features
+            self.features = None if features is None else features[-1:]
+        if self.recording is not None and features is not None:
+            self.recording.add(features[:taken], tokens)
         stats = self.stats
         stats.steps += 1
         stats.rows_executed += rows

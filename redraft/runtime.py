@@ -27,6 +27,8 @@ from redraft.drafting.served import ServedTexts, TextOptions
 from redraft.engines.api import Engine
 from redraft.errors import Code
 from redraft.grammar.compiler import Grammars
+from redraft.learning.answers import AnswerStore
+from redraft.learning.policy import Policy
 from redraft.operator_build import build_operators
 from redraft.plugins.trees import native
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest, InvalidRequest, shown
@@ -106,6 +108,7 @@ class Runtime:
         self._unknown_tokens, self._learned = unknown_tokens, learned
         self.texts = texts
         """What was served, to be drafted from; None: nothing is kept. `with_methods` begins with what is set here."""
+        self._answers: AnswerStore | None = None
         self.budgets = budgets
         """What says how much to draft; None: each method's configuration."""
         self.scheduler = self._scheduler(self.methods)
@@ -163,6 +166,18 @@ class Runtime:
             texts=_served_texts(texts, bundle),
         )
 
+    def store_answers(self, policy: Policy) -> None:
+        """Store answers for drafters to learn from, until `end_storing`. Raises BundleError where the bundle gives
+        nothing to learn from, RuntimeError while a request is running."""
+        assert self.path is not None
+        self._answers = AnswerStore.of(policy, self.path, lambda ids: self.codec.decode(ids, skip_special=False))
+        self.with_methods(self.methods)
+
+    def end_storing(self) -> None:
+        """Write the answers that have ended."""
+        if self._answers:
+            self._answers.close()
+
     def keep_learned(self) -> None:
         """Write what was learned of the engine and the traffic beside the bundle, and texts where they were asked to be
         kept, for the next start."""
@@ -209,6 +224,7 @@ class Runtime:
             self._unknown_tokens,
             self.budgets,
             self.texts,
+            self._answers,
         )
         build = self._learned.build[:BUILD_DIGITS] if self._learned else ""
         scheduler.metrics[metrics.BUNDLE].labels(self.name, build).set(1)

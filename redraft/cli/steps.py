@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import TextIO
 
 from rich.console import Console
@@ -25,6 +27,8 @@ from redraft.errors import BundleError
 Execute = Callable[[list[str]], int]
 """Runs a command of `redraft`, given as its words, and returns its exit status. Raises KeyboardInterrupt where it was
 interrupted."""
+
+ASK_S = 0.5
 
 
 class Steps:
@@ -80,15 +84,29 @@ def execute_apart(words: list[str]) -> int:
     return run_to_end([sys.executable, "-m", "redraft", *words])
 
 
-def run_to_end(command: list[str]) -> int:
-    """Run a program until it has ended, and return its exit status; it does not outlive this process.
+def run_to_end(command: list[str], may_run: Callable[[], bool] = lambda: True) -> int:
+    """Run a program until it has ended, and return its exit status; it does not outlive this process. It is stopped
+    while it may not run, which is asked every ASK_S.
 
     An interrupt is for the program, which may have files to remove: it is passed on, and when the program has ended,
     KeyboardInterrupt is raised.
     """
     # In a session of its own, or a terminal's Ctrl-C would come twice: from there and from here.
     process = subprocess.Popen(bound(command), start_new_session=True)
-    return _wait(process, process.wait)
+    interrupted = Event()
+    return _wait(process, partial(_wait_pausing, process, may_run, interrupted), interrupted)
+
+
+def _wait_pausing(process: subprocess.Popen[bytes], may_run: Callable[[], bool], interrupted: Event) -> int:
+    """Wait for the exit status of a process, and stop it while it may not run; after an interrupt it may, to end."""
+    stopped = False
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(ASK_S)
+        if stopped != (stop := not (interrupted.is_set() or may_run())):
+            stopped = stop
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGSTOP if stop else signal.SIGCONT)
 
 
 @contextmanager
@@ -136,13 +154,12 @@ def execute_in_turn(connection: socket.socket) -> None:
             connection.sendall(b"%d\n" % status)
 
 
-def _wait(process: subprocess.Popen[bytes], status_of: Callable[[], int]) -> int:
-    """Wait for an exit status, and pass interrupts on to the process meanwhile."""
-    interrupted = False
+def _wait(process: subprocess.Popen[bytes], status_of: Callable[[], int], interrupted: Event | None = None) -> int:
+    """Wait for an exit status, and pass interrupts on to the process meanwhile. `interrupted` is set by one."""
+    interrupted = interrupted or Event()
 
     def leave_it_to_the_program(number: int, _: object) -> None:
-        nonlocal interrupted
-        interrupted = True
+        interrupted.set()
         process.send_signal(number)
 
     before = {number: signal.signal(number, leave_it_to_the_program) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -151,7 +168,7 @@ def _wait(process: subprocess.Popen[bytes], status_of: Callable[[], int]) -> int
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if interrupted or status in (130, -signal.SIGINT):
+    if interrupted.is_set() or status in (130, -signal.SIGINT):
         raise KeyboardInterrupt
     return status
 

@@ -86,8 +86,8 @@ def main(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Teacher data of redraft distill; may be given several times. Default: what it wrote for this model "
-            "and kind."
+            help="Teacher data of redraft distill, or the folder of redraft serve --learn; may be given several times. "
+            "Default: what distill wrote for this model and kind."
         ),
     ] = None,
     output: Annotated[
@@ -198,6 +198,8 @@ def main(
                 teacher.require(run.batch, run.window, unroll)
                 require_memory(4 * count_numbers(model) * ranks.local_count, "training beside the target")
                 target = Target.from_folder(model).to(device)
+                fingerprint = target_fingerprint(target)
+                teacher.require_target(fingerprint)
                 vocab_size = target.config.vocab_size
                 chosen = usual_rows(vocab_size, device.type) if hot_tokens is None else hot_tokens or vocab_size
                 configured = settings_of(drafter_type, settings or [], vocab_size, device.type)
@@ -226,7 +228,7 @@ def main(
         say(f"{positions:,} positions; about {size(memory)} of memory and {size(disk)} of disk at {output}")
         trainer = Trainer(target, module, labels, unroll, loss_weight)
         card: dict[str, str | float | None] = {
-            "target_fingerprint": target_fingerprint(target),
+            "target_fingerprint": fingerprint,
             "chat_template": template_digest(model),
         }
         try:

@@ -157,7 +157,7 @@ class ServedTexts:
     def take(self, sequence: RequestState) -> None:
         """Have the text of a sequence that has ended stored: its answer, and of its prompt what was not cached, with
         the tokens before it that a match may have."""
-        if sequence.scope and sequence.prefilled:
+        if sequence.scope and sequence.prefilled and sequence.request.store:
             text = sequence.text_tokens[max(sequence.stats.cached_tokens - LONGEST, 0) :]
             self._waiting.append((sequence.scope, text))
 

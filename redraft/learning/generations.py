@@ -11,11 +11,37 @@ FILE = "generation.json"
 """It lies beside the drafter's weights, and in the bundles that are built with them."""
 
 
+class Measure(BaseModel):
+    """How a generation drafts beside the drafter that it began from, on answers that neither was trained on.
+
+    Lengths are the tokens that a step gains, the target's own included, with the one most likely chain of drafts.
+    """
+
+    answers: int
+    length_before: float
+    length: float
+    gain_low: float
+    """The 95% interval of `length - length_before`, over answers"""
+    gain_high: float
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the gain is beyond noise."""
+        return self.gain_low > 0
+
+
 class Generation(BaseModel):
     """One generation."""
 
     number: int
     """From 1; a drafter that has learned nothing from traffic has none."""
+    began_from: str = ""
+    """The folder of the drafter that it began from"""
+    positions: int = 0
+    """Training positions"""
+    answers: int = 0
+    """Served answers that it was trained on"""
+    measure: Measure | None = None
 
     @classmethod
     def of(cls, folder: Path) -> Generation | None:
@@ -29,3 +55,14 @@ class Generation(BaseModel):
         partial = folder / f".{FILE}.partial"
         partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
         partial.replace(folder / FILE)
+
+
+def generation_folder(learned: Path, number: int) -> Path:
+    """Where a folder of `serve --learn` keeps a generation."""
+    return learned / "generations" / str(number)
+
+
+def last_generation(learned: Path) -> int:
+    """The number of the last generation that a folder has, complete or not; 0 where it has none."""
+    names = (path.name for path in (learned / "generations").glob("*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)

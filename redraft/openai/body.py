@@ -127,7 +127,6 @@ UNSERVED_FIELDS: Unserved = {
     "separate_reasoning": ((True,), "thoughts are always apart"),
     "session_params": ((), STATELESS),
     "stop_regex": ((), "expected stop"),
-    "store": ((), "nothing is stored"),
     "stream_options": (({"include_usage": False},), NO_TEXT),
     "stream_reasoning": ((True,), "thoughts are streamed as they come"),
     "structural_tag": ((), "expected structured_outputs or response_format"),
@@ -170,8 +169,6 @@ RESPONSES: Unserved = {
     "previous_response_id": ((), STATELESS),
     "prompt": ((), "no prompts are stored: expected input"),
     "response_format": (PLAIN_TEXT, "expected text.format"),
-    # OpenAI's default, so that its clients say it without a wish to read the answer again.
-    "store": ((True, False), STATELESS),
 }
 
 

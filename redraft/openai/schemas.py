@@ -158,7 +158,12 @@ class GenerationBody(ModelBody, SamplingOptions, TextOptions):
 def without_text() -> Unserved:
     """The fields of `GenerationBody`, for endpoints that generate no text. Their defaults ask for nothing there."""
     neutral: dict[str, tuple[float, ...]] = {name: (value,) for name, value in NEUTRAL.items()}
-    neutral |= {"top_k": (-1, 0), "top_p": (0, 1), "min_length": (0,)}  # several numbers turn these off
+    neutral |= {
+        "top_k": (-1, 0),
+        "top_p": (0, 1),
+        "min_length": (0,),
+        "store": (True, False),
+    }  # several numbers turn these off
     fields = {name: info for name, info in GenerationBody.model_fields.items() if name not in ModelBody.model_fields}
     return {info.alias or name: (neutral.get(name, (info.default,)), NO_TEXT) for name, info in fields.items()}
 

@@ -31,6 +31,8 @@ from redraft.engines.api import Engine, LogitRows
 from redraft.engines.features import Features, take_rows
 from redraft.engines.timing import EngineClock, TimedEngine
 from redraft.errors import Code, RequestError
+from redraft.learning.answers import Answer, AnswerStore
+from redraft.learning.recording import Recording
 from redraft.output import Output
 from redraft.request import AUTO_REGRESSIVE
 from redraft.request_state import RequestState
@@ -44,6 +46,10 @@ Chunk = tuple[RequestState, int]
 Send = Callable[[list[Output]], None]
 LOOKED_AT = 128
 """Waiting prompts, the earliest, among which a step looks for the shortest."""
+
+
+WHOLE = ("stop", "length")
+"""The ends of an answer that is stored for drafters to learn from."""
 
 
 class Overloaded(RequestError):
@@ -77,11 +83,13 @@ class Scheduler:
         unknown_tokens: frozenset[int] = frozenset(),
         budgets: BudgetController | None = None,
         texts: ServedTexts | None = None,
+        answers: AnswerStore | None = None,
     ):
         """`methods` by name, the first of which serves requests that name none; `observe` is shown every step's tree,
         index in it and verdict of each sequence; `served` are the tokens of texts that count as served before.
         `unknown_tokens` are not drafted, since the engine never gives them. `budgets` say how much to draft; None: as
         much as each method's configuration says, whatever runs. `texts` keep what is served, and are drafted from.
+        `answers` store what drafters will learn from.
         With `prefix_reuse` requests begin after the rows of an earlier one with the same first tokens: see `Slots`.
 
         Raises ValueError where a method makes no sense, or asks of the engine's drafter what it cannot do.
@@ -96,6 +104,10 @@ class Scheduler:
             self.metrics[entry].set_function(partial(_gauge, status, name))
         if budgets:
             self.metrics[metrics.STEP_ERROR].set_function(lambda: budgets.costs.error)
+        self._answers = answers
+        if answers:
+            outcomes = self.metrics[metrics.ANSWERS_TO_LEARN]
+            answers.count = lambda outcome: outcomes.labels(outcome).inc()
         self.totals = Totals(self.metrics)
         self.clock = EngineClock()
         self._engine = TimedEngine(engine, self.clock)
@@ -153,6 +165,8 @@ class Scheduler:
         sequence.method = sequence.request.method or self._default
         source = self._source(sequence)
         sequence.pairs, sequence.reads_features = source.pairs(), source.reads_features
+        if self._answers and self._answers.takes(sequence.request):
+            sequence.recording, sequence.reads_features = Recording(), True
         self._waiting.append(sequence)
 
     def _source(self, sequence: RequestState) -> AutoRegressive:
@@ -280,6 +294,8 @@ class Scheduler:
                 self._slots.release(sequence)
                 if self._texts:
                     self._texts.take(sequence)
+            if self._answers and sequence.recording is not None and sequence.finish_reason in WHOLE:
+                self._answers.put(Answer(sequence.recording, sequence.prompt))
         self._cancelled = [sequence for sequence in self._cancelled if not sequence.finish_reason]
         self._running = [sequence for sequence in self._running if not sequence.finish_reason]
         if not self._running:  # nothing may be kept of requests that are gone

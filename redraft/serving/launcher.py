@@ -18,7 +18,7 @@ import psutil
 from redraft.bundle.folder import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
-from redraft.errors import why_no_folder
+from redraft.errors import BundleError, why_no_folder
 from redraft.operator_build import build_operators
 from redraft.plugins.library import BuildError, are_built, check_build
 from redraft.serving.processes import (
@@ -79,6 +79,7 @@ def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], 
             "bundle": settings.bundle.resolve(),
             "learned_dir": settings.learned_dir and settings.learned_dir.resolve(),
             "served_dir": settings.served_dir and settings.served_dir.resolve(),
+            "learn": settings.learn and settings.learn.resolve(),
             "hostfile": settings.hostfile and settings.hostfile.resolve(),
         }
     )
@@ -354,12 +355,24 @@ def _check_bundle(settings: ServeSettings) -> None:
     if not (settings.bundle / "config.json").is_file():
         raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json; `redraft build` builds one")
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
+    if settings.learn:
+        from redraft.learning.answers import why_nothing_to_learn  # a start without it does not wait for the import
+
+        try:
+            if why := why_nothing_to_learn(settings.bundle):
+                raise ServingError(f"--learn {settings.learn}: {why}")
+        except BundleError as error:
+            raise ServingError(str(error)) from None
 
 
 def _check_folders(settings: ServeSettings) -> None:
-    """Raises ServingError where what is learned, or texts, cannot be kept where they are told, which the worker would
-    only log."""
-    for name, what in (("learned_dir", "folder of what was learned"), ("served_dir", "folder of served texts")):
+    """Raises ServingError where what is learned, texts or answers cannot be kept where they are told, which the worker
+    would only log."""
+    for name, what in (
+        ("learned_dir", "folder of what was learned"),
+        ("served_dir", "folder of served texts"),
+        ("learn", "folder of answers"),
+    ):
         folder = getattr(settings, name)
         if folder is None:
             continue

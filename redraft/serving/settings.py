@@ -8,6 +8,7 @@ import difflib
 import ipaddress
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from pydantic_core import ErrorDetails
 from redraft.bundle.backends import BACKENDS, OPENVINO, Precision, backend_of
 from redraft.bundle.folder import is_bundle
 from redraft.errors import read_text
+from redraft.learning.policy import Policy
 from redraft.logs import LogFormat
 from redraft.serving.guard.limits import MAX_CALLS, MAX_REQUESTS
 from redraft.worker.protocol import DRAIN_S
@@ -92,6 +94,21 @@ class ReasoningParser(StrEnum):
 def _words(value: object) -> object:
     """Split the text of an environment variable into a list."""
     return value.split() if isinstance(value, str) else value
+
+
+def _lines(value: object) -> object:
+    """Split the text of an environment variable into a list of lines."""
+    return value.splitlines() if isinstance(value, str) else value
+
+
+def _patterns(texts: list[str]) -> list[str]:
+    """The texts. Raises ValueError for one that is no regular expression."""
+    for text in texts:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ValueError(f"{text!r}: {error}: expected a regular expression") from None
+    return texts
 
 
 def _networks(texts: list[str]) -> list[str]:
@@ -251,6 +268,23 @@ class ServeSettings(BaseModel):
         description="Where the service keeps what it learned of how much to draft; default: beside the bundle's files.",
         json_schema_extra={"metavar": "FOLDER"},
     )
+    learn: Path | None = Field(
+        default=None,
+        description="Store answers with the target's states in this folder, for `redraft learn`; default: none is.",
+        json_schema_extra={"metavar": "FOLDER"},
+    )
+    learn_share: float = Field(
+        default=1.0, ge=0, le=1, description="With --learn: the share of answers that are stored, chosen at random."
+    )
+    learn_gb: float = Field(
+        default=2.0, gt=0, description="With --learn: gigabytes beyond which the oldest answers are removed."
+    )
+    learn_days: float = Field(default=30.0, gt=0, description="With --learn: days after which an answer is removed.")
+    learn_redact: Annotated[list[str], BeforeValidator(_lines), AfterValidator(_patterns)] = Field(
+        default=[],
+        description="With --learn: a regular expression; an answer is not stored if it is found in its text or its "
+        "prompt's. Repeatable, or one on each line of the variable; default: none.",
+    )
     hostfile: Path | None = Field(
         default=None,
         description="Machines of a tensor-parallel bundle's ranks, lines HOST:RANKS, this one first; default: this one "
@@ -271,6 +305,16 @@ class ServeSettings(BaseModel):
     log_format: LogFormat = Field(
         default=LogFormat.text, description="Lines of text or, except Triton's, of JSON objects."
     )
+
+    @property
+    def learning(self) -> Policy | None:
+        """Which answers are stored for drafters to learn from; None: none are."""
+        if self.learn is None:
+            return None
+        return Policy(
+            self.learn, self.learn_share, self.learn_gb, self.learn_days, tuple(map(re.compile, self.learn_redact))
+        )
+
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker.server"]
 
 

@@ -222,6 +222,12 @@ class Trainer:
             "acceptance_ratio": round(among / max(promised, 1.0), 4),
         }
 
+    @torch.no_grad()
+    def accepted(self, windows: Windows) -> tuple[int, int]:
+        """How many drafts begin in windows, and how many tokens of them are accepted greedily."""
+        judged = list(self._accepted(windows.to(self.device)))
+        return judged[0][0], sum(after for _, after, *_ in judged)
+
     def _accepted(self, windows: Windows) -> Iterator[tuple[int, int, int, float]]:
         """Per depth, how many drafts along the text get there, how many of those are right there, and have the right
         token among their SIBLINGS most likely ones, and the sum of these tokens' chances. A draft gets to a depth where

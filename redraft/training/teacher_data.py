@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from redraft.learning.shard_file import FINGERPRINT, PROMPTS, prompt_hash
 from redraft.model_defs.drafters.windows import NO_DOCUMENT, Windows
 
 SHARDS_AT_ONCE = 4
@@ -68,7 +69,7 @@ def _windows(plans: Sequence[_Plan], length: int) -> Windows:
 
 
 class TeacherData:
-    """Shards that redraft distill wrote."""
+    """Shards that redraft distill wrote, or a service with --learn."""
 
     def __init__(self, folders: Sequence[Path], held_out: int | None, prompts: bool):
         """Shards of `redraft distill --held-out` are not trained on, and the first `held_out` of them are for
@@ -94,7 +95,7 @@ class TeacherData:
         kept = {*reserved, *self.evaluation}
         self._training = [file for in_folder in files for file in in_folder if file not in kept]
         self._folder, self._kept, self._metadata = folders[0], kept, metadata
-        self._held_out_prompts = {prompt for file in reserved for prompt in prompts_of(file)}
+        self._held_out_prompts = {prompt for file in reserved for prompt in _prompt_hashes(file)}
         self._check_division(reserved, metadata)
         _check_overlap(metadata)
 
@@ -115,6 +116,12 @@ class TeacherData:
             if values.get("model_digest", digest) != digest:
                 which = values["model"] if values["model"] != name else f"another {name} than the one that is there now"
                 raise ValueError(f"{file.parent} holds teacher data of {which}, not of {name}: leave it out of --data")
+
+    def require_target(self, fingerprint: str) -> None:
+        """Raises ValueError where a shard was served by another target than the one of this `target_fingerprint`."""
+        for file, values in self._metadata.items():
+            if values.get(FINGERPRINT, fingerprint) != fingerprint:
+                raise ValueError(f"{file} holds answers of another target than this model: leave it out of --data")
 
     def require_layers(self, layers: tuple[int, ...]) -> None:
         """Raises ValueError where a shard lacks what enters these layers of the target."""
@@ -179,7 +186,16 @@ class TeacherData:
         """The windows of the held-out documents, a shard at a time, their positions in order. Which positions are
         judged does not depend on `length` or `prompts`."""
         for file in self.evaluation:
-            yield _windows([self._plan(file, length, unroll, EVALUATION_DOCUMENTS)], length)
+            yield _windows([self._plan(file, length, unroll, slice(EVALUATION_DOCUMENTS))], length)
+
+    def held_out_answers(self, length: int, unroll: int, most: int) -> Iterator[Windows]:
+        """The windows of each of at most so many held-out documents, as by `held_out`, one document at a time."""
+        for file in self.evaluation:
+            for index in range(min(len(_documents(file)[0]), most)):
+                plan = self._plan(file, length, unroll, slice(index, index + 1))
+                if len(plan.rows):
+                    yield _windows([plan], length)
+                    most -= 1
 
     def batches(
         self,
@@ -231,13 +247,14 @@ class TeacherData:
         starts, answers, ends = _documents(file)
         if not self._held_out_prompts:
             return starts, answers, ends
-        kept = torch.tensor([prompt not in self._held_out_prompts for prompt in prompts_of(file)], dtype=torch.bool)
+        kept = torch.tensor([prompt not in self._held_out_prompts for prompt in _prompt_hashes(file)], dtype=torch.bool)
         return starts[kept], answers[kept], ends[kept]
 
-    def _plan(self, file: Path, length: int, unroll: int, documents: int | None = None) -> _Plan:
-        """Documents back to back, cut every `length` rows; windows without a position to draft from are left out."""
+    def _plan(self, file: Path, length: int, unroll: int, documents: slice = slice(None)) -> _Plan:
+        """Some documents back to back, cut every `length` rows; windows without a position to draft from are left
+        out."""
         trained = _documents(file) if file in self._kept else self._trained(file)
-        starts, answers, ends = (part[:documents] for part in trained)
+        starts, answers, ends = (part[documents] for part in trained)
         firsts = torch.maximum(answers - 2, starts)
         begins = starts if self.prompts else firsts
         rows = torch.cat([torch.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
@@ -289,6 +306,14 @@ def prompts_of(file: Path, before: int = 0, after: int = 0) -> Iterator[tuple[in
         tokens = shard.get_tensor("tokens")
     for start, answer in zip(starts.tolist(), answers.tolist(), strict=True):
         yield tuple(tokens[start + before : answer - after].tolist())
+
+
+def _prompt_hashes(file: Path) -> list[int]:
+    """What tells the prompt of each document of a shard from others: see `prompt_hash`."""
+    with safe_open(file, framework="pt") as shard:
+        if PROMPTS in shard.keys():  # noqa: SIM118
+            return [int(prompt) for prompt in shard.get_tensor(PROMPTS)]
+    return list(map(prompt_hash, prompts_of(file)))
 
 
 def most_frequent(counts: Tensor, kept: int) -> Tensor:

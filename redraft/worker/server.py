@@ -404,6 +404,8 @@ def main(argv: list[str] | None = None) -> int:
             settings.learned_dir,
             text_options(settings),
         )
+        if settings.learning:
+            runtime.store_answers(settings.learning)
     except (ValueError, OSError, RuntimeError) as error:
         log.error("%s", error)
         rank_process.end_all(2)
@@ -446,6 +448,7 @@ def serve(
     finally:
         try:
             runtime.keep_learned()
+            runtime.end_storing()
         finally:
             runtime.engine.close()
 

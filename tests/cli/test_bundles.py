@@ -165,6 +165,7 @@ RUN_TIME = {
     *(f"{name}.py" for name in ("output", "pairs", "request_state")),
     *(f"{name}.py" for name in ("bundle/__init__", "bundle/folder", "bundle/machine", "bundle/scores")),
     "worker/__init__.py",
+    *(f"learning/{name}.py" for name in ("__init__", "answers", "policy", "recording", "shard_file")),
     *(f"budgets/{name}.py" for name in ("__init__", "choice", "controller", "cost", "gain", "learned")),
     "budgets/warm_up.py",
     *(f"{name}.py" for name in ("bundle/budget_table", "fields", "metrics", "options")),

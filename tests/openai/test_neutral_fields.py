@@ -40,7 +40,7 @@ OPENAI: dict[str, tuple[Any, ...]] = {
     "seed": (None,),
     "service_tier": ("auto", "default"),
     "stop": ([], "", None),
-    "store": (False,),
+    "store": (True,),
     "stream_options": (None, {"include_usage": False}),
     "suffix": ("",),
     "temperature": (1,),

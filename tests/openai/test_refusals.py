@@ -58,7 +58,6 @@ CASES = [
     (chat(surprise=1), 400, "surprise", "unknown field"),
     (chat(drafting_method="magic"), 400, "drafting_method", "expected one of toy, auto_regressive, got 'magic'"),
     (chat(drafting_method="toy", speculative=False), 400, "speculative", "expected true"),
-    (chat(store=True), 400, "store", "nothing is stored"),
     (chat(modalities=["text", "audio"]), 400, "modalities", "text only"),
     (chat(stop=5), 400, "stop", "stop: expected a text or a list of texts, got 5"),
     (chat(stop=["x"] * 65), 400, "stop", "at most 64 items, got 65"),

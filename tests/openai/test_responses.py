@@ -81,7 +81,7 @@ def test_an_answer_that_the_model_ends_is_completed(server):
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"store": "yes"}, "store", "nothing is stored"),
+        ({"store": "yes"}, "store", "store: input should be a valid boolean"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "nothing is stored"),
         ({"conversation": "c"}, "conversation", "nothing is stored"),
         ({"background": True}, "background", "nothing is stored"),

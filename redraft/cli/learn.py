@@ -1,0 +1,213 @@
+"""Train a service's drafter on with what was served, while the service is idle.
+
+One call makes one generation: it sets apart the newest answers of the folder, trains the drafter that is served on with
+the others, and judges the new drafter beside it on the newest. Where it is better beyond noise, it is swapped in.
+The command can be killed at any time: called again, it goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from redraft.bundle.manifest import Manifest
+from redraft.cli.options import ThreadsOption, fetched_model, model_folder
+from redraft.cli.service import DEFAULT_RUN_DIR, RunDirOption
+from redraft.cli.steps import Steps, run_to_end
+from redraft.cli.train import KINDS
+from redraft.compiler.built_from import options_of
+from redraft.console.interrupt import interruptible
+from redraft.console.output import fail
+from redraft.console.progress import write
+from redraft.errors import BundleError
+from redraft.home import DEFAULT_MODEL, drafter_of
+from redraft.learning.generations import Generation, Measure, generation_folder, last_generation
+from redraft.model_defs.files import read_json
+from redraft.model_defs.target.model import Target
+from redraft.serving import launcher
+from redraft.serving.processes import ServingError
+from redraft.serving.rundir import RunDir
+from redraft.training.generation import JUDGED, TRAINED, count_answers, judge, remove_answers, set_apart
+from redraft.training.ranks import ranked, this_rank
+from redraft.worker.client import WorkerClient, WorkerError
+
+LOG = "learn.log"
+GOES_ON = "the same command goes on"
+IDLE_S = 2.0
+"""A service is idle when it had no request for so long."""
+RATE_SHARE = 0.5
+"""The peak learning rate, as a share of that of a drafter which is trained from the start."""
+
+
+class IdleService:
+    """Whether a service has no request, and had none for IDLE_S."""
+
+    def __init__(self, run_dir: RunDir):
+        self._client = WorkerClient(run_dir.socket)
+        self._idle_since: float | None = None
+
+    def __call__(self) -> bool:
+        """Ask the worker. One that is away is busy: it starts, or there is none to learn for."""
+        now = time.monotonic()
+        try:
+            status = self._client.status(IDLE_S)
+            idle = status.ready and not (status.running or status.waiting)
+        except WorkerError:
+            idle = False
+        self._idle_since = (self._idle_since or now) if idle else None
+        return self._idle_since is not None and now - self._idle_since >= IDLE_S
+
+
+@interruptible("redraft learn", GOES_ON)
+@ranked("redraft learn", GOES_ON)
+def main(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What redraft serve --learn stored.")],
+    run_dir: RunDirOption = DEFAULT_RUN_DIR,
+    always: Annotated[
+        bool,
+        typer.Option("--always", help="Train whether a service is idle or busy, or where none runs, and swap nothing."),
+    ] = False,
+    swap: Annotated[bool, typer.Option(help="Swap a better drafter in.")] = True,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help=f"The target: a folder made by redraft fetch, or its name; default: the service's, or "
+            f"{DEFAULT_MODEL}.",
+        ),
+    ] = None,
+    drafter: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Drafter to begin from and to be better than; default: the service's, or else the model's.",
+        ),
+    ] = None,
+    mix: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Teacher data of redraft distill to train on too, so that other texts are not forgotten; may be given "
+            "several times. Default: none.",
+        ),
+    ] = None,
+    positions: Annotated[
+        int, typer.Option(min=1, help="Positions to train on; the learning rate decays over them.")
+    ] = 500_000,
+    peak_rate: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help=f"Peak learning rate; default: {RATE_SHARE:g} of the drafter kind's."),
+    ] = None,
+    threads: ThreadsOption = None,
+) -> None:
+    """Train the drafter on with what was served, at the lowest priority while the service is idle."""
+    ranks = this_rank()
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    steps = Steps(
+        "redraft learn",
+        folder / LOG if ranks.first else None,
+        console=Console(stderr=True, highlight=False, soft_wrap=True, quiet=not ranks.first),
+    )
+
+    def say(text: str) -> None:
+        if ranks.first:
+            write(Console(stderr=True, highlight=False, soft_wrap=True), f"redraft learn: {text}")
+            steps.log(text)
+
+    try:
+        with ranks.agreement():
+            may_run, served = (lambda: True, None) if always else watched(run_dir)
+            model, drafter = origin(model, drafter, served)
+            kind = read_json(drafter / "config.json").get("drafter")
+            if kind not in KINDS:
+                raise ValueError(f"{drafter} holds a drafter {kind!r}: trained are {', '.join(KINDS)}")
+            number = ranks.from_first(next_generation(folder) if ranks.first else 0)
+            generation = generation_folder(folder, number)
+            if ranks.first and not generation.exists():
+                set_apart(folder, generation)
+        answers = sum(map(count_answers, (generation / TRAINED).iterdir()))
+        rate = RATE_SHARE * KINDS[str(kind)].recipe.peak_rate if peak_rate is None else peak_rate
+        say(f"generation {number}: {answers:,} answers to train on, from {drafter}")
+        data = [generation / TRAINED, generation / JUDGED, *(mix or [])]
+        Steps("redraft learn", folder / LOG if ranks.first else None, partial(execute_when, may_run)).run(
+            "train", "--model", model, "--kind", kind, *(word for each in data for word in ("--data", each)),
+            "--start-from", drafter, "--output", generation, "--positions", positions, "--peak-rate", rate,
+            *(["--threads", threads] if threads else []),
+        )  # fmt: skip
+        if not ranks.first:
+            return
+        wait_until(may_run)
+        if threads:
+            torch.set_num_threads(threads)
+        measure: Measure = judge(Target.from_folder(model), (drafter, generation), generation / JUDGED)
+    except (OSError, ValueError, BundleError, ServingError) as error:
+        if folder.is_dir():
+            steps.log(str(error))
+        fail(f"redraft learn: {error}", 2)
+    made = Generation(
+        number=number, began_from=str(drafter), positions=positions, answers=answers, measure=measure
+    )  # fmt: skip
+    made.write(generation)
+    remove_answers(generation)
+    better = "better beyond noise" if measure.is_better else "not better beyond noise: the drafter before stays"
+    say(
+        f"generation {number} gains {measure.length:.2f} tokens per step of a chain, the drafter before "
+        f"{measure.length_before:.2f}, on {measure.answers} new answers ({measure.gain_low:+.2f} to "
+        f"{measure.gain_high:+.2f}): {better}"
+    )
+    if measure.is_better and swap and served:
+        steps.run("swap", "--drafter", generation, "--run-dir", run_dir)
+    elif measure.is_better:
+        say(f"`redraft swap --drafter {generation}` brings it in")
+
+
+def watched(path: Path) -> tuple[Callable[[], bool], Path]:
+    """What says whether the service at a run directory is idle, and the bundle that it serves. Raises ValueError where
+    none runs."""
+    run_dir = RunDir(path)
+    state = run_dir.read_state() if launcher.is_running(run_dir) else None
+    if state is None:
+        raise ValueError(
+            f"no service runs from {run_dir.path}: `redraft serve --learn` starts one, and --always trains without one"
+        )
+    return IdleService(run_dir), state.settings.bundle
+
+
+def origin(model: Path | None, drafter: Path | None, served: Path | None) -> tuple[Path, Path]:
+    """The model, and the drafter to begin from: those named, or else those of the bundle that is served, or else the
+    usual ones. Raises ValueError where there is none."""
+    options = (options_of(shlex.split(Manifest.read(served).command)[2:]) or {}) if served else {}
+    model = fetched_model(model or options.get("--model") or DEFAULT_MODEL)
+    found = drafter or (Path(options["--drafter"]) if "--drafter" in options else None)
+    found = found or (None if served else drafter_of(model.name))
+    if found is None or not (found / "config.json").is_file():
+        what = f"the drafter {found} is gone" if found else f"{served or model_folder(model.name)} has no drafter"
+        raise ValueError(f"{what}: give one to begin from as --drafter")
+    return model, found.resolve()
+
+
+def next_generation(folder: Path) -> int:
+    """The number of the generation that is to be made: the last one where it is not complete, or else the next."""
+    last = last_generation(folder)
+    return last if last and Generation.of(generation_folder(folder, last)) is None else last + 1
+
+
+def execute_when(may_run: Callable[[], bool], words: list[str]) -> int:
+    """Run a command of `redraft`, stopped while it may not run."""
+    return run_to_end([sys.executable, "-m", "redraft", *words], may_run)
+
+
+def wait_until(may_run: Callable[[], bool]) -> None:
+    """Wait until work may go on."""
+    while not may_run():
+        time.sleep(IDLE_S / 4)

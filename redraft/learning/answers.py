@@ -1,0 +1,190 @@
+"""The answers that a service stores to learn from: which, for how long, and the thread that writes them.
+
+The scheduler's thread hands over an answer that has ended and goes on; all else happens in the writer's thread. A shard
+is closed after SHARD_S, or when it holds SHARD_ANSWERS or SHARD_BYTES. A killed worker loses what is not in a shard.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from redraft.bundle.config import BundleConfig
+from redraft.bundle.manifest import Manifest
+from redraft.engines.features import join, on_host
+from redraft.errors import BundleError
+from redraft.learning.policy import Policy
+from redraft.learning.recording import Recording
+from redraft.learning.shard_file import FINGERPRINT, SHARDS, add_shard, bfloat16_bits, prompt_hash, shard_bytes
+from redraft.request import GenerateRequest
+
+SHARD_S, SHARD_ANSWERS, SHARD_BYTES = 60.0, 128, 32_000_000
+QUEUED = 256
+"""Answers that may wait for the writer; one more is dropped, and counted."""
+FEWEST_TOKENS = 8
+"""Shorter answers teach too little."""
+STALE_S = 3600.0
+"""After so long, a part of a shard is one that a killed worker has left."""
+DAY_S, GB = 86_400.0, 1_000_000_000
+READ_HIDDEN = frozenset({"recurrent", "hidden_state", "eagle", "medusa"})
+"""Kinds of drafters that read the target's hidden states. What enters layers a bundle gives as its drafter fuses it,
+which no other drafter can be trained on."""
+
+log = logging.getLogger("redraft.learning")
+
+
+def why_nothing_to_learn(bundle: Path) -> str | None:
+    """Why no drafter can learn from the answers of a bundle; None where one can. Raises BundleError."""
+    manifest, config = Manifest.read(bundle), BundleConfig.read(bundle)
+    kinds = {method.drafter for method in config.methods.values()} - {None}
+    if kinds & READ_HIDDEN or (manifest.built_from and "--features" in manifest.built_from.options):
+        return None
+    return f"{bundle} does not give the target's hidden states, which drafters learn from: build it with --features"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that has ended."""
+
+    recording: Recording
+    prompt: np.ndarray
+    """Token ids int32 [n]"""
+
+
+class AnswerStore:
+    """Stores the answers of one worker."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        hidden_size: int,
+        fingerprint: str,
+        decode: Callable[[Sequence[int]], str],
+        name: str = "",
+    ):
+        """Features are cut to their first `hidden_size` columns, the hidden states. `fingerprint` tells the target from
+        others, `name` is its bundle's; `decode` gives the text of token ids."""
+        self._policy, self._hidden_size, self._decode = policy, hidden_size, decode
+        self._metadata = {"source": "served", "model": name, FINGERPRINT: fingerprint}
+        self.count: Callable[[str], None] = lambda outcome: None
+        """Told what became of each answer, from both threads."""
+        self._queue: queue.Queue[Answer | None] = queue.Queue(QUEUED)
+        self._failed = False
+        self._thread = threading.Thread(target=self._write, name="redraft-learn", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of(cls, policy: Policy, bundle: Path, decode: Callable[[Sequence[int]], str]) -> AnswerStore:
+        """Store the answers of a bundle. Raises BundleError where nothing can be learned from them."""
+        if why := why_nothing_to_learn(bundle):
+            raise BundleError(why)
+        config = BundleConfig.read(bundle)
+        return cls(policy, config.target.hidden_size, Manifest.read(bundle).target_fingerprint, decode, config.name)
+
+    def takes(self, request: GenerateRequest) -> bool:
+        """Whether a request's answer is to be recorded."""
+        if not request.store:
+            self.count("opted_out")
+            return False
+        return random.random() < self._policy.share
+
+    def put(self, answer: Answer) -> None:
+        """Hand over an answer, without waiting."""
+        try:
+            self._queue.put_nowait(answer)
+        except queue.Full:
+            self.count("dropped")
+
+    def close(self) -> None:
+        """Write what has been handed over, and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        pending: list[tuple[np.ndarray, np.ndarray, int]] = []
+        closes = time.monotonic() + SHARD_S
+        self._sweep()
+        while True:
+            item = None
+            with suppress(queue.Empty):
+                item = self._queue.get(timeout=max(closes - time.monotonic(), 0.01))
+                if item is None:
+                    self._close_shard(pending)
+                    return
+            if item is not None:
+                try:
+                    pending += self._kept(item)
+                except Exception:
+                    log.exception("an answer could not be stored")
+                    self.count("failed")
+            size = sum(features.nbytes for _, features, _ in pending)
+            if len(pending) >= SHARD_ANSWERS or size >= SHARD_BYTES or time.monotonic() >= closes:
+                self._close_shard(pending)
+                pending, closes = [], time.monotonic() + SHARD_S
+
+    def _kept(self, answer: Answer) -> list[tuple[np.ndarray, np.ndarray, int]]:
+        """The answer's tokens, the bits of its features, and its prompt's hash; nothing where it is not stored."""
+        tokens = answer.recording.tokens
+        if len(tokens) < FEWEST_TOKENS:
+            self.count("short")
+            return []
+        texts = (answer.prompt.tolist(), tokens) if self._policy.redacted else ()
+        if any(pattern.search(self._decode(ids)) for ids in texts for pattern in self._policy.redacted):
+            self.count("redacted")
+            return []
+        features = on_host(join(answer.recording.features))[:, : self._hidden_size]
+        return [(np.array(tokens, np.int32), bfloat16_bits(features), prompt_hash(answer.prompt.tolist()))]
+
+    def _close_shard(self, answers: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> None:
+        """Write a shard. Where that fails, its answers are lost: it is logged, once until it succeeds again."""
+        if answers:
+            try:
+                self._policy.folder.mkdir(parents=True, exist_ok=True)
+                self._policy.folder.chmod(0o700)
+                tokens, features, prompts = zip(*answers, strict=True)
+                add_shard(self._policy.folder, shard_bytes(tokens, features, prompts, self._metadata))
+                outcome, self._failed = "stored", False
+            except OSError as error:
+                if not self._failed:
+                    log.error("cannot store answers in %s: %s; serving goes on", self._policy.folder, error.strerror)
+                outcome, self._failed = "failed", True
+            for _ in answers:
+                self.count(outcome)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what is too old, and then the oldest until the folder is small enough."""
+        try:
+            remove_old(self._policy.folder, self._policy.days, self._policy.gigabytes)
+        except OSError as error:
+            log.error("cannot remove old answers in %s: %s", self._policy.folder, error.strerror)
+
+
+def remove_old(folder: Path, days: float, gigabytes: float, now: float | None = None) -> None:
+    """Remove the shards of a folder, and of its generations, that are older than `days`; then the folder's oldest until
+    it holds at most so many `gigabytes`; and parts that killed workers have left. Raises OSError."""
+    now = time.time() if now is None else now
+    for path in folder.rglob(SHARDS):
+        with suppress(FileNotFoundError):  # another worker of the same folder was faster
+            if path.stat().st_mtime < now - days * DAY_S:
+                path.unlink()
+    for path in folder.glob(".shard.*.partial"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < now - STALE_S:
+                path.unlink()
+    sizes: Mapping[Path, int] = {path: path.stat().st_size for path in sorted(folder.glob(SHARDS))}
+    excess = sum(sizes.values()) - gigabytes * GB
+    for path, size in sizes.items():
+        if excess <= 0:
+            break
+        path.unlink(missing_ok=True)
+        excess -= size

@@ -1,0 +1,90 @@
+"""The file of a shard of teacher data. The worker writes it as `redraft distill` does, without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+SHARDS = "shard-*.safetensors"
+PROMPTS = "prompts"
+"""The entry of a served shard that tells its documents' prompts apart: int64 [documents], see `prompt_hash`."""
+FINGERPRINT = "target_fingerprint"
+"""The metadata of a served shard that say of which target it is."""
+_NAMES = {"int32": "I32", "int64": "I64", "uint16": "BF16"}
+
+
+def shard_bytes(
+    tokens: Sequence[np.ndarray],
+    features: Sequence[np.ndarray],
+    prompts: Sequence[int],
+    metadata: Mapping[str, str],
+) -> bytes:
+    """A shard of answers: the tokens int32 [n] of each, the bits of the bfloat16 features uint16 [n - 1, F] of all
+    tokens but the last, whose row repeats the one before, and its prompt's hash."""
+    offsets = np.concatenate([[0], np.cumsum([len(answer) for answer in tokens])]).astype(np.int64)
+    rows = [np.concatenate([part, part[-1:]]) for part in features]
+    return _serialized(
+        {
+            "tokens": np.concatenate(tokens).astype(np.int32),
+            "hidden": np.concatenate(rows),
+            "offsets": offsets,
+            "answer_starts": offsets[:-1],
+            PROMPTS: np.array(prompts, np.int64),
+        },
+        metadata,
+    )
+
+
+def _serialized(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+    """The content of a safetensors file: the size of its header, the header in JSON, and the tensors one after the
+    other."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
+    return b"".join((struct.pack("<Q", len(text)), text, *(tensor.tobytes() for tensor in tensors.values())))
+
+
+def bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    """The bits uint16 of float32 values as the nearest bfloat16, of two equally near ones the even one."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def prompt_hash(tokens: Sequence[int]) -> int:
+    """64 bits by which the same prompt is found again, and which do not give it back."""
+    digest = hashlib.blake2b(np.asarray(tokens, "<i4").tobytes(), digest_size=8)
+    return int(struct.unpack("<q", digest.digest())[0])
+
+
+def add_shard(folder: Path, content: bytes) -> Path:
+    """Write a shard after the last one of a folder, whole or not at all, for this user only (0600). Several processes
+    may add to a folder. Raises OSError."""
+    partial = folder / f".shard.{os.getpid()}.partial"
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+        number = 1 + max((shard_number(path) for path in folder.glob(SHARDS)), default=-1)
+        while True:
+            path = folder / f"shard-{number:08d}.safetensors"
+            try:
+                path.hardlink_to(partial)  # it fails where another process has taken the number
+                return path
+            except FileExistsError:
+                number += 1
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def shard_number(path: Path) -> int:
+    """The number in a shard's name."""
+    return int(path.stem.rpartition("-")[2])

@@ -1,0 +1,1 @@
+"""Whether drafts get better where a service has learned from what it serves."""

@@ -1,0 +1,138 @@
+"""`redraft learn`: it trains while a service is idle only, goes on where it was, and begins from the right drafter."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import psutil
+import pytest
+import typer
+
+from redraft.cli import learn
+from redraft.cli.learn import IdleService, next_generation, origin
+from redraft.cli.steps import run_to_end
+from redraft.learning.generations import Generation, generation_folder
+from redraft.worker.client import WorkerError
+from tests.conftest import wait_until
+
+SLEEPER = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(float(sys.argv[2]))"
+
+
+def status_of(path: Path) -> str:
+    return psutil.Process(int(path.read_text())).status() if path.exists() and path.read_text() else ""
+
+
+def test_a_program_is_stopped_while_it_may_not_run(tmp_path):
+    """It goes on afterwards, and an interrupt ends it while it is stopped."""
+    allowed, pid, results = threading.Event(), tmp_path / "pid", list[int]()
+
+    def act() -> None:
+        wait_until(lambda: status_of(pid) == "stopped")
+        allowed.set()
+        wait_until(lambda: status_of(pid) == "sleeping")
+        allowed.clear()
+        wait_until(lambda: status_of(pid) == "stopped")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        results.append(run_to_end([sys.executable, "-c", SLEEPER, str(pid), "600"], allowed.is_set))
+    thread.join()
+    assert time.monotonic() - started < 60
+    assert not psutil.pid_exists(int(pid.read_text()))
+
+
+def test_a_service_is_idle_when_it_has_had_no_request_for_a_while(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(learn.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(learn, "WorkerClient", MagicMock())
+    idle = IdleService(MagicMock())
+    answers: dict[float, Any] = {
+        100: (0, 0),
+        101: (0, 0),
+        102: (0, 0),
+        103: (1, 0),
+        104: (0, 0),
+        106: None,
+        108: (0, 0),
+    }
+    answers |= {109: (0, 1), 110: (0, 0), 112: (0, 0)}
+
+    def status(_: float) -> SimpleNamespace:
+        if (answer := answers[now[0]]) is None:
+            raise WorkerError("it is away")
+        return SimpleNamespace(ready=True, running=answer[0], waiting=answer[1])
+
+    idle._client.status = status
+    said = []
+    for now[0] in answers:
+        said.append(idle())
+    assert said == [False, False, True, False, False, False, False, False, False, True]
+
+
+def test_an_unfinished_generation_is_gone_on_with(tmp_path):
+    assert next_generation(tmp_path) == 1
+    generation_folder(tmp_path, 1).mkdir(parents=True)
+    assert next_generation(tmp_path) == 1
+    Generation(number=1).write(generation_folder(tmp_path, 1))
+    assert next_generation(tmp_path) == 2
+
+
+def test_it_begins_from_the_drafter_that_is_served(tmp_path, monkeypatch):
+    for name in ("model", "drafter", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    command = f"redraft build --model {tmp_path / 'model'} --drafter {tmp_path / 'drafter'}"
+    monkeypatch.setattr(learn.Manifest, "read", lambda _: SimpleNamespace(command=command))
+    served = tmp_path / "bundle"
+    assert origin(None, None, served) == (tmp_path / "model", tmp_path / "drafter")
+    assert origin(None, tmp_path / "other", served) == (tmp_path / "model", tmp_path / "other")
+    monkeypatch.setattr(learn, "drafter_of", lambda _: tmp_path / "other")
+    assert origin(tmp_path / "model", None, None) == (tmp_path / "model", tmp_path / "other")
+    command = command.partition(" --drafter")[0]
+    with pytest.raises(ValueError, match="bundle has no drafter: give one to begin from as --drafter"):
+        origin(None, None, served)
+
+
+def test_no_service_is_said_before_anything_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
+    with pytest.raises(typer.Exit):
+        learn.main(tmp_path / "learn", run_dir=tmp_path / "run")
+    assert "`redraft serve --learn` starts one, and --always trains without one" in capsys.readouterr().err
+    assert not (tmp_path / "learn").exists()
+
+
+@pytest.mark.parametrize("gain", [(0.1, 0.2), (-0.1, 0.2)], ids=["better", "noise"])
+def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, capsys):
+    """With the training, the judge and the swap as stand-ins."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
+    monkeypatch.setattr(learn, "watched", lambda _: (lambda: True, tmp_path / "bundle"))
+    monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent"}))
+    monkeypatch.setattr(learn, "set_apart", lambda _, generation: (generation / learn.TRAINED).mkdir(parents=True))
+    monkeypatch.setattr(learn, "run_to_end", lambda command, may_run: ran.append(command[3:]) or 0)
+    monkeypatch.setattr("redraft.cli.steps.execute_apart", lambda words: ran.append(words) or 0)
+    monkeypatch.setattr(learn.Target, "from_folder", lambda _: None)
+    measure = learn.Measure(answers=3, length_before=1.5, length=1.75, gain_low=gain[0], gain_high=gain[1])
+    monkeypatch.setattr(learn, "judge", lambda *_: measure)
+    learn.main(tmp_path, run_dir=tmp_path / "run", positions=9)
+    generation = generation_folder(tmp_path, 1)
+    assert Generation.of(generation) == Generation(
+        number=1, began_from=str(tmp_path), positions=9, answers=0, measure=measure
+    )
+    assert not (generation / learn.TRAINED).exists()
+    assert [words[0] for words in ran] == ["train", "swap"][: 1 + (gain[0] > 0)]
+    assert ran[0][ran[0].index("--start-from") + 1] == str(tmp_path)
+    assert ("the drafter before stays" in capsys.readouterr().err) == (gain[0] < 0)

@@ -1,0 +1,249 @@
+"""The answers that are stored: what a shard holds and what it must not, and what becomes of the others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from redraft.bundle.method import MethodConfig
+from redraft.learning import answers as module
+from redraft.learning.answers import Answer, AnswerStore, remove_old
+from redraft.learning.policy import Policy
+from redraft.learning.recording import Recording
+from redraft.learning.shard_file import SHARDS, add_shard, bfloat16_bits, prompt_hash, shard_bytes
+from redraft.request import GenerateRequest
+from redraft.request_state import RequestState
+from redraft.scheduling.scheduler import Limits, Scheduler
+from tests.toy_engine import ToyEngine, only, toy_codec
+
+CODEC = toy_codec()
+LIMITS = Limits(slots=3, max_len=256, max_tree=24, prefill_chunk=16, max_queue=64)
+PLAN = MethodConfig(construction="best_first", tree_budget=9)
+HIDDEN = 2
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "learn"
+
+
+class Stores:
+    """Stores of a folder, whose counts add up."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.counts = folder, Counter[str]()
+
+    def open(self, hidden_size: int = HIDDEN, **policy) -> AnswerStore:
+        store = AnswerStore(Policy(self.folder, **policy), hidden_size, "f", CODEC.decode, "toy")
+        store.count = lambda outcome: self.counts.update([outcome])
+        return store
+
+
+@pytest.fixture
+def stores(folder) -> Stores:
+    return Stores(folder)
+
+
+def answer(tokens: list[int], prompt: list[int] | None = None, width: int = HIDDEN) -> Answer:
+    features = np.arange(width * (len(tokens) - 1), dtype=np.float32).reshape(-1, width)
+    return Answer(Recording(tokens, [features]), np.array(prompt or [1, 2, 3], np.int32))
+
+
+def sequence(key: str, prompt: list[int], max_tokens: int = 20, **fields) -> RequestState:
+    request = GenerateRequest(id=key, input_ids=prompt, max_tokens=max_tokens, **fields)
+    return RequestState(key, request, prompt, CODEC, frozenset({0}))
+
+
+def serve(store: AnswerStore | None, *sequences: RequestState, plan: MethodConfig | None = PLAN):
+    """The tokens of each, from a scheduler that stores its answers, and its metrics."""
+    scheduler = Scheduler(ToyEngine(), LIMITS, only(plan) if plan else None, answers=store)
+    tokens: dict[str, list[int]] = {}
+    for each in sequences:
+        scheduler.submit(each)
+    while not scheduler.idle:
+        for output in scheduler.step():
+            tokens.setdefault(str(output.key), []).extend(output.token_ids)
+    if store:
+        store.close()
+    return tokens, scheduler.metrics
+
+
+def counted(metrics, outcome: str) -> float | None:
+    return metrics.registry.get_sample_value("redraft_answers_to_learn_total", {"outcome": outcome})
+
+
+def shards(folder: Path) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, str]]]:
+    for path in sorted(folder.glob(SHARDS)):
+        with safe_open(path, framework="pt") as shard:
+            yield {name: shard.get_tensor(name) for name in shard.keys()}, shard.metadata()  # noqa: SIM118
+
+
+@pytest.mark.parametrize("plan", [PLAN, None], ids=["drafts", "no drafts"])
+def test_a_served_answer_is_stored_with_the_states_of_its_own_tokens(stores, plan):
+    """The toy engine's features are its state after each token, which tells all tokens before."""
+    prompts = {"a": list(range(1, 30)), "b": [5, 7, 5, 7, 9], "c": [8] * 40}
+    tokens, metrics = serve(stores.open(), *(sequence(key, prompt) for key, prompt in prompts.items()), plan=plan)
+    [(shard, metadata)] = shards(stores.folder)
+    assert metadata == {"source": "served", "model": "toy", "target_fingerprint": "f"}
+    offsets = shard["offsets"].tolist()
+    assert shard["answer_starts"].tolist() == offsets[:-1]
+    stored = {
+        prompt: (shard["tokens"][start:end].tolist(), shard["hidden"][start:end])
+        for prompt, start, end in zip(shard["prompts"].tolist(), offsets, offsets[1:], strict=False)
+    }
+    assert shard["hidden"].dtype == torch.bfloat16
+    engine = ToyEngine()
+    for key, prompt in prompts.items():
+        text, hidden = stored[prompt_hash(prompt)]
+        assert text[: len(tokens[key])] == tokens[key]
+        states = [engine.path_state(prompt + text[: n + 1]) for n in range(len(text) - 1)]
+        expected = torch.tensor([[s >> 16, s & 0xFFFF] for s in states], dtype=torch.float32).to(torch.bfloat16)
+        assert torch.equal(hidden[:-1], expected)
+    assert counted(metrics, "stored") == 3
+
+
+def test_storing_changes_no_answer(stores):
+    make = lambda: [  # noqa: E731
+        sequence("greedy", [3, 1, 4, 1, 5], 30),
+        sequence("sampled", [2, 7, 1, 8], 30, sampling={"temperature": 1.0, "seed": 7}),
+    ]
+    assert serve(stores.open(), *make())[0] == serve(None, *make())[0]
+
+
+def test_what_a_request_or_the_operator_keeps_out_is_in_no_file(stores):
+    """By its prompt's hash, its tokens, and the bytes of its text and of a client's key."""
+    secret, quiet, plain = list(range(40, 60)), list(range(60, 80)), list(range(80, 100))
+    pattern = re.compile(re.escape(CODEC.decode(secret[3:7])))
+    requests = [
+        sequence("secret", secret, client="key-of-a-client"),
+        sequence("quiet", quiet, store=False, client="key-of-a-client"),
+        sequence("plain", plain, client="key-of-a-client"),
+    ]
+    _, metrics = serve(stores.open(redacted=(pattern,)), *requests)
+    [(shard, _)] = shards(stores.folder)
+    assert shard["prompts"].tolist() == [prompt_hash(plain)]
+    content = b"".join(path.read_bytes() for path in stores.folder.rglob("*") if path.is_file())
+    for text in ("key-of-a-client", CODEC.decode(secret), CODEC.decode(quiet), CODEC.decode(plain)):
+        assert text.encode() not in content
+    for prompt in (secret, quiet, plain):
+        for form in ("<i4", "<i8"):
+            assert np.array(prompt[:4], form).tobytes() not in content
+    for outcome in ("redacted", "opted_out", "stored"):
+        assert counted(metrics, outcome) == 1
+
+
+def test_an_answer_whose_own_text_matches_is_not_stored(stores):
+    store = stores.open(redacted=(re.compile(re.escape(CODEC.decode([21, 22]))),))
+    store.put(answer([20, 21, 22, *range(30, 40)]))
+    store.put(answer([20, 22, 21, *range(30, 40)]))
+    store.close()
+    assert stores.counts == {"redacted": 1, "stored": 1}
+
+
+def test_only_this_user_reads_what_is_stored(stores):
+    stores.folder.mkdir(mode=0o755)
+    before = os.umask(0o022)
+    try:
+        store = stores.open()
+        store.put(answer(list(range(20))))
+        store.close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(stores.folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in stores.folder.iterdir()] == [0o600]
+
+
+def test_features_are_cut_to_the_hidden_states_and_short_answers_left_out(stores):
+    store = stores.open(hidden_size=3)
+    store.put(answer(list(range(20)), width=5))
+    store.put(answer(list(range(4)), width=5))
+    store.close()
+    [(shard, _)] = shards(stores.folder)
+    assert shard["hidden"].shape == (20, 3)
+    assert stores.counts == {"stored": 1, "short": 1}
+
+
+def test_answers_are_dropped_where_the_writer_is_behind(stores, monkeypatch):
+    monkeypatch.setattr(module, "QUEUED", 2)
+    held = threading.Event()
+    monkeypatch.setattr(AnswerStore, "_kept", lambda store, item: held.wait(10) and [])
+    store = stores.open()
+    store.put(answer(list(range(20))))
+    deadline = time.monotonic() + 10
+    while not store._queue.empty() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for _ in range(5):
+        store.put(answer(list(range(20))))
+    held.set()
+    store.close()
+    assert stores.counts == {"dropped": 3}
+
+
+def test_a_full_disk_is_said_once_and_serving_goes_on(stores, monkeypatch, capsys):
+    monkeypatch.setattr(module, "SHARD_ANSWERS", 1)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "add_shard", full)
+        store = stores.open()
+        for _ in range(3):
+            store.put(answer(list(range(20))))
+        store.close()
+    assert stores.counts == {"failed": 3}
+    said = f"cannot store answers in {stores.folder}: No space left on device; serving goes on\n"
+    assert capsys.readouterr().err == said
+
+
+def test_shards_that_are_old_or_too_many_are_removed(folder):
+    generation = folder / "generations" / "1"
+    generation.mkdir(parents=True)
+    paths = [add_shard(folder, bytes(1000)) for _ in range(4)]
+    copied = add_shard(generation, bytes(1000))
+    left = folder / ".shard.7.partial"
+    left.touch()
+    for path, age in ((paths[0], 3 * 86400), (copied, 3 * 86400), (left, 7200)):
+        os.utime(path, (time.time() - age,) * 2)
+    remove_old(folder, days=2, gigabytes=2e-6)
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == paths[2:]
+
+
+def test_two_workers_never_take_the_same_number(folder):
+    folder.mkdir()
+    threads = [threading.Thread(target=lambda: [add_shard(folder, b"x") for _ in range(9)])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [path.name for path in sorted(folder.iterdir())] == [f"shard-{n:08d}.safetensors" for n in range(9)]
+    (folder / "shard-00000002.safetensors").unlink()
+    assert add_shard(folder, b"y").name == "shard-00000009.safetensors"
+
+
+def test_bits_are_those_of_the_nearest_bfloat16():
+    values = torch.randn(7, 111) * torch.logspace(-9, 9, 111)
+    expected = values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    assert (bfloat16_bits(values.numpy()) == expected).all()
+
+
+def test_the_file_is_one_that_safetensors_reads(tmp_path):
+    tokens = [np.arange(5), np.arange(3)]
+    features = [np.full((4, 3), 0x3F80, np.uint16), np.full((2, 3), 0x4000, np.uint16)]
+    path = add_shard(tmp_path, shard_bytes(tokens, features, [7, -9], {"name": "ä"}))
+    with safe_open(path, framework="pt") as shard:
+        assert shard.metadata() == {"name": "ä"}
+        assert shard.get_tensor("hidden").tolist() == [[1.0] * 3] * 5 + [[2.0] * 3] * 3
+        assert shard.get_tensor("prompts").tolist() == [7, -9]
