@@ -23,6 +23,7 @@ class ToyEngine:
     """Target and drafter in one; its only method is called TOY."""
 
     reads_context = reads_text = False
+    overlaps = False
     reuse_refusal = None
     step_shapes = ()
 
@@ -51,7 +52,7 @@ class ToyEngine:
             state = _mix(state, int(token))
         return state
 
-    def execute(self, batch: TargetBatch, samplers=None):
+    def execute(self, batch: TargetBatch, samplers=None, meanwhile=None):
         for array in vars(batch).values():
             assert array.dtype == np.int32
         states = []

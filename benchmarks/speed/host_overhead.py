@@ -91,7 +91,7 @@ class NullEngine:
     def execute(
         self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See `DeviceEngine.execute`."""
+        """See `Engine.execute`."""
         started, end = time.thread_time(), time.perf_counter() + self._target_s
         answer = self._answer(batch)
         if meanwhile is not None:

@@ -53,7 +53,14 @@ class Engine(Protocol):
         """The drafters of the bundle's methods by the method's name; those without a neural drafter have none."""
         ...
 
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Features | None]:
+    @property
+    def overlaps(self) -> bool:
+        """Whether it leaves the host free while a device executes."""
+        ...
+
+    def execute(
+        self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
+    ) -> tuple[LogitRows, Features | None]:
         """Run one target forward. Gives logits or tokens of its logit rows and, where the bundle drafts, the features
         [T, F] of all rows, which drafters read.
 
@@ -61,6 +68,9 @@ class Engine(Protocol):
         sequence an engine may give the tokens that the sampler would choose at its logit rows, each masked by its own
         path, instead of their logits. Without `samplers` all rows give logits. Both results are valid until the next
         call of the engine or a drafter.
+
+        If the engine `overlaps`, it calls `meanwhile` once, when the device has all the work of the step, and before
+        the host waits for it. Others are given none.
         """
         ...
 
@@ -85,6 +95,47 @@ class Engine(Protocol):
         ...
 
 
+class EngineAround:
+    """An engine that does all as another one does, but for what a subclass does in another way."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+
+    @property
+    def drafters(self) -> Mapping[str, DraftEngine]:
+        """See `Engine.drafters`."""
+        return self._engine.drafters
+
+    @property
+    def overlaps(self) -> bool:
+        """See `Engine.overlaps`."""
+        return self._engine.overlaps
+
+    def execute(
+        self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
+    ) -> tuple[LogitRows, Features | None]:
+        """See `Engine.execute`."""
+        return self._engine.execute(batch, samplers, meanwhile)
+
+    @property
+    def reuse_refusal(self) -> str | None:
+        """See `Engine.reuse_refusal`."""
+        return self._engine.reuse_refusal
+
+    @property
+    def step_shapes(self) -> Sequence[tuple[int, int]]:
+        """See `Engine.step_shapes`."""
+        return self._engine.step_shapes
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """See `Engine.copy`."""
+        self._engine.copy(source, target, rows)
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._engine.close()
+
+
 class DraftEngine(Protocol):
     """The drafter of one method."""
 
@@ -102,28 +153,6 @@ class DraftEngine(Protocol):
         """Draft for the whole batch, in one call: the most likely tokens, or where the network takes the target's noise
         those that it favours. None: all sequences are greedy."""
         ...
-
-
-@runtime_checkable
-class DeviceEngine(Engine, Protocol):
-    """An engine that may leave the host free while a device executes."""
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether it does."""
-        ...
-
-    def execute(
-        self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
-    ) -> tuple[LogitRows, Features | None]:
-        """See `Engine.execute`. If it `overlaps`, it calls `meanwhile` once, when the device has all the work of the
-        step, and before the host waits for it."""
-        ...
-
-
-def overlapping(engine: Engine) -> DeviceEngine | None:
-    """The engine itself if it leaves the host free while a device executes; else None."""
-    return engine if isinstance(engine, DeviceEngine) and engine.overlaps else None
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from redraft.batch import DraftBatch, TargetBatch
 from redraft.bundle.config import BundleConfig, target_folder
 from redraft.bundle.manifest import Bundle
 from redraft.bundle.method import MethodConfig
-from redraft.engines.api import Gather, Samplers, forbid_unknown, local_logits
+from redraft.engines.api import Gather, Meanwhile, Samplers, forbid_unknown, local_logits
 from redraft.engines.cache_rows import copy_rows
 from redraft.engines.drafter import CANDIDATES, NetworkDrafter
 from redraft.engines.host_buffers import RowBuffers
@@ -38,6 +38,7 @@ class OpenVINOEngine:
     0."""
 
     reuse_refusal = None
+    overlaps = False
     step_shapes: tuple[tuple[int, int], ...] = ()
 
     def __init__(self, bundle: Bundle, threads: int | None = None, rank: int = 0, gather: Gather = local_logits):
@@ -65,7 +66,9 @@ class OpenVINOEngine:
         if config.tensor_parallel == 1:
             self.self_test()
 
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[np.ndarray, np.ndarray | None]:
+    def execute(
+        self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Engine.execute`: logits of all rows, as verification looks at few. Raises ValueError for a batch outside
         of the bundle's limits."""
         if failure := self._target.infer(self._rows.fill(batch)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -13,11 +13,11 @@ from redraft.engines.api import (
     DraftEngine,
     DrawingEngine,
     Engine,
+    EngineAround,
     LogitRows,
     Meanwhile,
     ResamplingEngine,
     Samplers,
-    overlapping,
 )
 from redraft.engines.features import Features
 
@@ -44,53 +44,34 @@ class EngineClock:
         return result
 
 
-class TimedEngine:
+class TimedEngine(EngineAround):
     """An engine with a clock."""
 
     def __init__(self, engine: Engine, clock: EngineClock):
-        self._engine, self._clock = engine, clock
-        self._device = overlapping(engine)
-        self.drafters: Mapping[str, DraftEngine] = {
-            name: TimedDrafter(drafter, clock) for name, drafter in engine.drafters.items()
-        }
+        super().__init__(engine)
+        self._clock = clock
+        self._drafters = {name: TimedDrafter(drafter, clock) for name, drafter in engine.drafters.items()}
 
     @property
-    def overlaps(self) -> bool:
-        """See `DeviceEngine.overlaps`."""
-        return self._device is not None
+    def drafters(self) -> Mapping[str, DraftEngine]:
+        """Those of the engine, with the same clock."""
+        return self._drafters
 
     def execute(
         self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
     ) -> tuple[LogitRows, Features | None]:
-        """See `DeviceEngine.execute`. The target's time is until the host has the results. `meanwhile` adds to it only
-        where it takes longer than the device: the step does then too, and when the device was done is not known."""
+        """See `Engine.execute`. The target's time is until the host has the results. `meanwhile` adds to it only where
+        it takes longer than the device: the step does then too, and when the device was done is not known."""
         started = time.perf_counter()
-        if self._device is not None:
-            result = self._device.execute(batch, samplers, meanwhile)
-        else:
-            result = self._engine.execute(batch, samplers)
+        result = super().execute(batch, samplers, meanwhile)
         self._clock.target_s += time.perf_counter() - started
         return result
-
-    @property
-    def reuse_refusal(self) -> str | None:
-        """See `Engine.reuse_refusal`."""
-        return self._engine.reuse_refusal
-
-    @property
-    def step_shapes(self) -> Sequence[tuple[int, int]]:
-        """See `Engine.step_shapes`."""
-        return self._engine.step_shapes
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """See `Engine.copy`."""
         started = time.perf_counter()
-        self._engine.copy(source, target, rows)
+        super().copy(source, target, rows)
         self._clock.target_s += time.perf_counter() - started
-
-    def close(self) -> None:
-        """See `Engine.close`."""
-        self._engine.close()
 
 
 class TimedDrafter:

@@ -120,7 +120,7 @@ class TorchEngine:
     def execute(
         self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
     ) -> tuple[LogitRows, Tensor | None]:
-        """See `DeviceEngine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where a
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where a
         GPU's memory does not suffice for it."""
         self._rows.check(batch)  # the CUDA kernels clamp what is outside, and say nothing
         inputs, rows = self._rows.fill(batch), len(batch.input_ids)

@@ -166,7 +166,7 @@ def test_only_those_who_ask_pay_for_the_prompts_logits():
     rows: list[int] = []
 
     class Counting(ToyEngine):
-        def execute(self, batch, samplers=None):
+        def execute(self, batch, samplers=None, meanwhile=None):
             rows.append(len(batch.logit_rows))
             return super().execute(batch, samplers)
 

@@ -43,7 +43,7 @@ RANDOM = {"gumbel_top_k": (3, 2, 1), "stochastic_beam": (4, 4, 4), "independent"
 class ChoosingToyEngine(ToyEngine):
     """It chooses tokens as a GPU does, on the CPU."""
 
-    def execute(self, batch, samplers=None):
+    def execute(self, batch, samplers=None, meanwhile=None):
         logits, hidden = super().execute(batch)
         return sample(torch.from_numpy(logits), batch, samplers, Results(torch.device("cpu")), draws=True), hidden
 

@@ -179,7 +179,7 @@ class ChoosingEngine(ToyEngine):
         super().__init__(**options)
         self.given = Counter[bool]()
 
-    def execute(self, batch, samplers=None):
+    def execute(self, batch, samplers=None, meanwhile=None):
         logits, hidden = super().execute(batch)
         self.given.update(sampler is not None for sampler in samplers)
         return sample(

@@ -27,7 +27,7 @@ class SlowEngine(ToyEngine):
         super().__init__(**options)
         self.delay = delay
 
-    def execute(self, batch, samplers=None):
+    def execute(self, batch, samplers=None, meanwhile=None):
         time.sleep(self.delay)
         return super().execute(batch, samplers)
 

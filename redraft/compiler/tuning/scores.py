@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from redraft.batch import DraftBatch, DraftCandidates, SharedNoise, TargetBatch
+from redraft.batch import DraftBatch, DraftCandidates, SharedNoise
 from redraft.decoding.defaults import NGRAM_CHANCES
 from redraft.decoding.draws import log_softmax
 from redraft.decoding.growth import MOST, joint_odds
@@ -28,8 +28,7 @@ from redraft.decoding.noise import race
 from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.scores import Scores
 from redraft.decoding.text_store import LONGEST
-from redraft.engines.api import DraftEngine, DrawingEngine, Engine, LogitRows, ResamplingEngine, Samplers
-from redraft.engines.features import Features
+from redraft.engines.api import DraftEngine, DrawingEngine, Engine, EngineAround, ResamplingEngine
 
 SLOPES = np.arange(0.5, 1.71, 0.05)
 SHARPNESSES = np.arange(0.3, 4.01, 0.02)
@@ -99,36 +98,17 @@ class DraftLog:
         return drafts
 
 
-class LoggedEngine:
+class LoggedEngine(EngineAround):
     """An engine whose drafts are kept in a log."""
 
     def __init__(self, engine: Engine, log: DraftLog):
-        self._engine = engine
-        self.drafters: Mapping[str, DraftEngine] = {
-            name: LoggedDrafter(drafter, log) for name, drafter in engine.drafters.items()
-        }
-
-    def execute(self, batch: TargetBatch, samplers: Samplers = None) -> tuple[LogitRows, Features | None]:
-        """See `Engine.execute`."""
-        return self._engine.execute(batch, samplers)
+        super().__init__(engine)
+        self._drafters = {name: LoggedDrafter(drafter, log) for name, drafter in engine.drafters.items()}
 
     @property
-    def reuse_refusal(self) -> str | None:
-        """See `Engine.reuse_refusal`."""
-        return self._engine.reuse_refusal
-
-    @property
-    def step_shapes(self) -> Sequence[tuple[int, int]]:
-        """See `Engine.step_shapes`."""
-        return self._engine.step_shapes
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """See `Engine.copy`."""
-        self._engine.copy(source, target, rows)
-
-    def close(self) -> None:
-        """See `Engine.close`."""
-        self._engine.close()
+    def drafters(self) -> Mapping[str, DraftEngine]:
+        """Those of the engine, which keep their drafts."""
+        return self._drafters
 
 
 class LoggedDrafter:

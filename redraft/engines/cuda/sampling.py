@@ -62,7 +62,7 @@ def sample(
     draws: bool,
     meanwhile: Meanwhile | None = None,
 ) -> LogitRows:
-    """Sample from logits [R, V] on the device for `DeviceEngine.execute`, and mask those of guided sequences in place.
+    """Sample from logits [R, V] on the device for `Engine.execute`, and mask those of guided sequences in place.
     Waits for the device once. Without `draws` sequences that draw or are guided have their logits."""
     if samplers is None:
         return results.fetch([logits.float()], meanwhile)[0]

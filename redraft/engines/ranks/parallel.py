@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -23,7 +23,7 @@ from redraft import bound
 from redraft.batch import TargetBatch
 from redraft.bundle.backends import OPENVINO
 from redraft.bundle.manifest import Bundle
-from redraft.engines.api import DraftEngine, Engine, Gather, LogitRows, Meanwhile, Samplers, overlapping
+from redraft.engines.api import Engine, EngineAround, Gather, LogitRows, Meanwhile, Samplers
 from redraft.engines.features import Features
 from redraft.engines.host_buffers import RowBuffers
 from redraft.engines.ranks import process as rank_process
@@ -40,32 +40,22 @@ Copy: TypeAlias = tuple[int, int, int]
 """Source slot, target slot and rows: the arguments of `Engine.copy`."""
 
 
-class ParallelEngine:
-    """Rank 0's engine, whose target all ranks execute together. `own` is the engine of its shard, which gathers the
-    logits of all."""
+class ParallelEngine(EngineAround):
+    """Rank 0's engine, whose target all ranks execute together, around the engine of its shard, which gathers the
+    logits of all. Rank 0 has all drafters."""
 
     def __init__(self, engine: Engine, ranks: Ranks):
-        self.own, self.ranks = engine, ranks
-        self._device = overlapping(engine)
+        super().__init__(engine)
+        self.ranks = ranks
         self._rows = RowBuffers(ranks.config.limits, ranks.config.target.vocab_size)
         self._open, self._in_step = True, False
         self._copies: list[Copy] = []
         atexit.register(self.close)
 
-    @property
-    def drafters(self) -> Mapping[str, DraftEngine]:
-        """See `Engine.drafters`: rank 0 has them all."""
-        return self.own.drafters
-
-    @property
-    def overlaps(self) -> bool:
-        """See `DeviceEngine.overlaps`."""
-        return self._device is not None
-
     def execute(
         self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
     ) -> tuple[LogitRows, Features | None]:
-        """See `DeviceEngine.execute`. Raises ValueError for a batch outside of the bundle's limits, before others see
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, before others see
         it, RuntimeError after a step that failed: the ranks may stand at different places in it."""
         self._rows.check(batch)
         if self._in_step:
@@ -73,26 +63,13 @@ class ParallelEngine:
         self._in_step = True
         self.ranks.send(batch, self._copies)
         self._copies = []
-        if self._device is not None:
-            outputs = self._device.execute(batch, samplers, meanwhile)
-        else:
-            outputs = self.own.execute(batch, samplers)
+        outputs = super().execute(batch, samplers, meanwhile)
         self._in_step = False
         return outputs
 
-    @property
-    def reuse_refusal(self) -> str | None:
-        """See `Engine.reuse_refusal`."""
-        return self.own.reuse_refusal
-
-    @property
-    def step_shapes(self) -> Sequence[tuple[int, int]]:
-        """See `Engine.step_shapes`."""
-        return self.own.step_shapes
-
     def copy(self, source: int, target: int, rows: int) -> None:
         """See `Engine.copy`; the other ranks do it before the next batch."""
-        self.own.copy(source, target, rows)
+        super().copy(source, target, rows)
         self._copies.append((source, target, rows))
 
     def close(self) -> None:
@@ -104,7 +81,7 @@ class ParallelEngine:
         if self._in_step:
             self.ranks.abort()
         self.ranks.send(None)
-        self.own.close()
+        super().close()
         self.ranks.disconnect()
 
 

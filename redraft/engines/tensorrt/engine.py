@@ -96,7 +96,7 @@ class TensorRTEngine:
     def execute(
         self, batch: TargetBatch, samplers: Samplers = None, meanwhile: Meanwhile | None = None
     ) -> tuple[LogitRows, Tensor | None]:
-        """See `DeviceEngine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where
+        """See `Engine.execute`. Raises ValueError for a batch outside of the bundle's limits, BundleError where
         memory does not suffice for a step of a new bucket."""
         with self._stream.current(), self._within_memory():
             logits, features = self._target.execute(batch)
