@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from safetensors import safe_open
@@ -20,7 +20,7 @@ from redraft.chat import Writing, render_chat
 from redraft.console.progress import progress
 from redraft.learning.policy import Policy
 from redraft.learning.shard_file import PROMPTS, SHARDS, prompt_hash
-from redraft.request import GenerateRequest
+from redraft.request import GenerateRequest, SequenceStats
 from redraft.runtime import Runtime
 from studies.learning.domains import DOMAINS
 
@@ -35,17 +35,34 @@ def prompts_of(runtime: Runtime, name: str, count: int, seed: int) -> list[list[
     return [runtime.codec.encode(text, add_special_tokens=False) for text in texts]
 
 
-def answer(runtime: Runtime, prompts: list[list[int]], max_tokens: int, method: str | None = None) -> None:
-    """Answer the prompts greedily, as many side by side as there are slots."""
+def answer(
+    runtime: Runtime,
+    prompts: list[list[int]],
+    max_tokens: int,
+    method: str | None = None,
+    streams: int | None = None,
+) -> list[tuple[list[int], SequenceStats]]:
+    """Answer the prompts greedily, so many side by side, by default as many as there are slots. Returns each answer's
+    tokens and statistics, in the prompts' order."""
     scheduler, sent = runtime.scheduler, 0
+    tokens: list[list[int]] = [[] for _ in prompts]
+    stats: dict[int, SequenceStats] = {}
     with progress("answer", len(prompts), "prompts") as bar:
         while sent < len(prompts) or not scheduler.idle:
             status = scheduler.status()
-            for _ in range(min(runtime.limits.slots - status.running - status.waiting, len(prompts) - sent)):
+            for _ in range(
+                min((streams or runtime.limits.slots) - status.running - status.waiting, len(prompts) - sent)
+            ):
                 request = GenerateRequest(id=str(sent), input_ids=prompts[sent], max_tokens=max_tokens, method=method)
                 scheduler.submit(runtime.sequence(sent, request))
                 sent += 1
-            bar.advance(sum(output.finish_reason is not None for output in scheduler.step()))
+            for output in scheduler.step():
+                index = cast(int, output.key)
+                tokens[index] += output.token_ids
+                if output.stats:
+                    stats[index] = output.stats
+            bar.update(len(stats))
+    return [(tokens[index], stats[index]) for index in range(len(prompts))]
 
 
 def stored(folder: Path) -> set[int]:

@@ -37,6 +37,7 @@ STUDIES = [
     *("studies.training", "studies.cache.prefix_reuse", "studies.replay.answers", "studies.replay.packing"),
     *("studies.rsd.experiments", "studies.rsd.figure1", "studies.speed.beam_packing_throughput"),
     *("studies.speed.drafting_latency", "studies.speed.tensor_parallel"),
+    *(f"studies.learning.{name}" for name in ("cost", "measured", "poisoned", "served")),
 ]
 VOCAB, HIDDEN = 111, 24
 PROMPTS = ["hello world", "abcabcabc", "to be or not to be"]
