@@ -75,8 +75,8 @@ def main(
     runtime.engine.close()
     table = Table("tokens/s", ["streams", "without", "storing", "ratio"])
     for row in rows:
-        rates = (f"{row[key]:.1f}" for key in ("tokens_per_s", "tokens_per_s_storing"))
-        table.rows.append([str(row["streams"]), *rates, f"{row['ratio']:.3f}"])
+        cells = (f"{row[key]:.1f}" for key in ("tokens_per_s", "tokens_per_s_storing"))
+        table.rows.append([str(row["streams"]), *cells, f"{row['ratio']:.3f}"])
     finish(output, {"repeats": repeats, "max_tokens": max_tokens, "figures": rows}, table)
 
 
