@@ -10,6 +10,7 @@ from redraft.cli.bundles import usual_precision
 from redraft.cli.steps import Steps, one_process
 from redraft.console.output import fail
 from redraft.home import DEFAULT_MODEL, HOME
+from redraft.learning.generations import Generation, served_generation
 from redraft.model_defs.weights.folder import GGUF
 from redraft.operator_build import build_apart
 from redraft.plugins.library import are_built
@@ -20,9 +21,10 @@ RECORD = "source.json"
 
 
 def prepared(settings: ServeSettings) -> Path:
-    """The bundle of a model, by way of the commands that make it; a drafter's GGUF file is fetched too. Ends the
-    process where one fails."""
-    model_file, drafter = Path(settings.source).resolve(), settings.drafter
+    """The bundle of a model, by way of the commands that make it; a drafter's GGUF file is fetched too. With --learn
+    and no --drafter it drafts as the service of that folder did last. Ends the process where one fails."""
+    model_file = Path(settings.source).resolve()
+    drafter = settings.drafter or (settings.learn and served_generation(settings.learn))
     if drafter and drafter.suffix == ".gguf" and drafter.name == model_file.name and drafter.resolve() != model_file:
         fail(f"redraft serve: --drafter {drafter} has the name of the model's file: rename one of the two")
     if not are_built():
@@ -36,7 +38,10 @@ def prepared(settings: ServeSettings) -> Path:
         if drafter:
             options["--drafter"] = str(fetched(str(drafter), steps) if drafter.suffix == ".gguf" else drafter)
         options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
-        return Path(steps.built_bundle(options)["--output"])
+        bundle = Path(steps.built_bundle(options)["--output"])
+        if drafter and (generation := Generation.of(drafter)):
+            generation.write(bundle)
+        return bundle
 
 
 def fetched(source: str, steps: Steps) -> Path:

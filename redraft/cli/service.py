@@ -18,7 +18,7 @@ from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
 from redraft.console.template_options import TemplateOptions
 from redraft.home import HOME
-from redraft.learning.generations import Generation
+from redraft.learning.generations import Generation, note_served
 from redraft.request import INT32_MAX, InvalidRequest, request
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError, owned_processes
@@ -124,7 +124,9 @@ def swap(
     try:
         with _activities() as say:
             state = launcher.swap(bundle, run_dir, say)
-    except ServingError as error:
+        if state.settings.learn:
+            note_served(state.settings.learn, state.settings.bundle)
+    except (ServingError, OSError) as error:
         fail(f"redraft swap: {error}")
     out.print(f"serving {_described(state.settings.bundle)}", markup=False)
 

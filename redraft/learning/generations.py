@@ -9,6 +9,8 @@ from pydantic import BaseModel
 
 FILE = "generation.json"
 """It lies beside the drafter's weights, and in the bundles that are built with them."""
+SERVED = "served"
+"""A link to the generation that is served, in the folder of the answers."""
 
 
 class Measure(BaseModel):
@@ -60,6 +62,20 @@ class Generation(BaseModel):
 def generation_folder(learned: Path, number: int) -> Path:
     """Where a folder of `serve --learn` keeps a generation."""
     return learned / "generations" / str(number)
+
+
+def served_generation(learned: Path) -> Path | None:
+    """The folder of the generation that a service of this folder was last swapped to; None where it was none."""
+    path = learned / SERVED
+    return path.resolve() if (path / "config.json").is_file() else None
+
+
+def note_served(learned: Path, bundle: Path) -> None:
+    """Note that a service of this folder was swapped to a bundle: the next start drafts as it does. Raises OSError."""
+    made, link = Generation.of(bundle), learned / SERVED
+    link.unlink(missing_ok=True)
+    if made and Generation.of(generation_folder(learned, made.number)) == made:
+        link.symlink_to(generation_folder(learned, made.number).relative_to(learned))
 
 
 def last_generation(learned: Path) -> int:

@@ -14,6 +14,7 @@ from redraft import home
 from redraft.cli import prepare, steps
 from redraft.cli.prepare import prepared
 from redraft.home import SHIPPED
+from redraft.learning.generations import Generation, generation_folder
 from redraft.model_defs.weights.folder import GGUF
 from redraft.serving.settings import ServeSettings
 
@@ -186,3 +187,23 @@ def test_the_home_is_the_clones_artifacts_or_as_the_variable_says(tmp_path, monk
     installed = runpy.run_path(str(copy))
     assert installed["HOME"] == tmp_path / "cache" / "redraft"
     assert installed["SHIPPED"] == copy.parent
+
+
+def test_with_learn_it_drafts_as_the_service_of_the_folder_did_last(tmp_path, commands):
+    """And the bundle says which generation that is; a drafter that is named goes first."""
+    fetched(tmp_path, "SmolLM2-135M-Instruct")
+    learned, other = tmp_path / "learned", tmp_path / "other"
+    folder = generation_folder(learned, 3)
+    for drafter in (folder, other):
+        drafter.mkdir(parents=True)
+        (drafter / "config.json").write_text("{}")
+    Generation(number=3).write(folder)
+    (learned / "served").symlink_to(folder)
+    bundle = tmp_path / "engines" / "SmolLM2-135M-Instruct-3-bf16"
+    bundle.mkdir(parents=True)
+    settings = ServeSettings(learn=learned, precision="bf16")
+    assert prepared(settings) == bundle
+    assert options(commands.ran[-1])["--drafter"] == str(folder)
+    assert Generation.of(bundle) == Generation(number=3)
+    prepared(settings.model_copy(update={"drafter": other}))
+    assert options(commands.ran[-1])["--drafter"] == str(other)
