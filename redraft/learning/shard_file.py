@@ -8,6 +8,7 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 
@@ -69,9 +70,9 @@ def prompt_hash(tokens: Sequence[int]) -> int:
 def add_shard(folder: Path, content: bytes) -> Path:
     """Write a shard after the last one of a folder, whole or not at all, for this user only (0600). Several processes
     may add to a folder. Raises OSError."""
-    partial = folder / f".shard.{os.getpid()}.partial"
+    partial = folder / f".shard.{uuid4().hex}.partial"  # no process id: containers give out the same ones
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
         number = 1 + max((shard_number(path) for path in folder.glob(SHARDS)), default=-1)
         while True:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -221,16 +222,17 @@ def test_shards_that_are_old_or_too_many_are_removed(folder):
     assert sorted(path for path in folder.rglob("*") if path.is_file()) == paths[2:]
 
 
-def test_two_workers_never_take_the_same_number(folder):
+def test_two_workers_never_take_the_same_number_or_mix_their_files(folder):
+    """Threads have one process id, as workers in containers may have."""
     folder.mkdir()
-    threads = [threading.Thread(target=lambda: [add_shard(folder, b"x") for _ in range(9)])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [path.name for path in sorted(folder.iterdir())] == [f"shard-{n:08d}.safetensors" for n in range(9)]
+    contents = [bytes([worker]) * 100_000 for worker in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        wrote = list(pool.map(lambda content: [add_shard(folder, content) for _ in range(9)], contents))
+    for content, paths in zip(contents, wrote, strict=True):
+        assert all(path.read_bytes() == content for path in paths)
+    assert [path.name for path in sorted(folder.iterdir())] == [f"shard-{n:08d}.safetensors" for n in range(27)]
     (folder / "shard-00000002.safetensors").unlink()
-    assert add_shard(folder, b"y").name == "shard-00000009.safetensors"
+    assert add_shard(folder, b"y").name == "shard-00000027.safetensors"
 
 
 def test_bits_are_those_of_the_nearest_bfloat16():
