@@ -3,6 +3,7 @@
     python -m benchmarks.speed.host_overhead
     python -m benchmarks.speed.host_overhead --concurrency 1 32 --tree-budget 31 --logits
     python -m benchmarks.speed.host_overhead --concurrency 64 --target-ms 12 --overlap
+    python -m benchmarks.speed.host_overhead --served-tokens 1000000
 
 Scheduling, drafting, tree construction, the choice of budgets and verification are the product's own; only the networks
 are not there. So no model is needed, and what is measured is the part of a step that no faster engine makes shorter.
@@ -11,7 +12,8 @@ The controller of budgets is told of a target that takes the same time whatever 
 and streams its text; all prompts are prefilled when measuring begins. A figure is the mean over the steps
 of the processor time outside the engine: some steps count metrics for many. Other programs that run meanwhile take none
 of it. Texts are due by the clock: `--target-ms` lets a step's time pass, so that as many are due as on a server. With
-`--overlap` what the host does while the target executes is not counted, as on a GPU that takes longer.
+`--overlap` what the host does while the target executes is not counted, as on a GPU that takes longer. With
+`--served-tokens` so many tokens of other answers of the null target join the n-grams.
 
 The null target continues a text by a rule that the null drafter knows seven times in ten, over so few different tokens
 that n-grams recur: trees have depth, and about three tokens are accepted per step.
@@ -36,6 +38,7 @@ from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, TimeTable
 from redraft.bundle.method import MethodConfig
 from redraft.decoding.token_tree import TokenTree
+from redraft.drafting.served import ServedTexts, TextOptions
 from redraft.engines.api import Meanwhile, Samplers
 from redraft.loadtest.results import finish
 from redraft.loadtest.tables import Table
@@ -54,6 +57,7 @@ WIDTH, LENGTH, CANDIDATES = 4, 5, 8
 CHANCES = np.array([0.55, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.01])
 """A null drafter's probabilities of the candidates of any node."""
 HIDDEN, PROMPT, WARM_UP, STREAM_INTERVAL_S = 576, 64, 20, 0.04
+SERVED_LENGTH = 500
 TARGET_S = 0.02
 """What the controller is told that the target took."""
 
@@ -191,6 +195,7 @@ def measure(
     steps: int,
     target_s: float = 0.0,
     overlap: bool = False,
+    served_tokens: int = 0,
 ) -> Overhead:
     """The scheduler's time in `steps` steps of `streams` streams, with trees of `nodes` nodes if the method drafts. The
     target takes `target_s`; with `overlap` what the host does meanwhile is not counted."""
@@ -201,7 +206,7 @@ def measure(
     limits = Limits(streams, INT32_MAX, max_tree=nodes + 1, prefill_chunk=streams * PROMPT)
     most_rows = streams * max(nodes + 1, PROMPT)
     engine = NullEngine(most_rows, vocab_size, logits, target_s, overlap)
-    scheduler = Scheduler(engine, limits, plans, budgets=NullBudgets(most_rows))
+    scheduler = Scheduler(engine, limits, plans, budgets=NullBudgets(most_rows), texts=_texts(served_tokens))
     codec = _codec(vocab_size)
     for number in range(streams):
         prompt = [(number * 17 + position * position) % WORDS for position in range(PROMPT)]
@@ -226,6 +231,22 @@ def measure(
         (totals.output_tokens - tokens) / each,
         (totals.rows_executed - rows) / each,
     )
+
+
+def _texts(count: int) -> ServedTexts | None:
+    """So many tokens of texts that the null target could have written; None for 0."""
+    if not count:
+        return None
+    texts = ServedTexts(TextOptions(by_key=True, capacity=count))
+    scope = texts.scope(GenerateRequest(id="served", input_ids=[0], max_tokens=1))
+    rng = np.random.default_rng(0)
+    for _ in range(count // SERVED_LENGTH):
+        text = rng.integers(0, WORDS, SERVED_LENGTH).astype(np.int32)
+        for place in range(1, SERVED_LENGTH):
+            if rng.random() < 0.7:
+                text[place] = _usual(text[place - 1])
+        texts.store.add(scope, text)
+    return texts
 
 
 def _codec(vocab_size: int) -> TextCodec:
@@ -255,16 +276,17 @@ def main(
     logits: Annotated[bool, typer.Option("--logits", help="The host chooses from logits, as on a CPU.")] = False,
     target_ms: Annotated[float, typer.Option(min=0, help="Milliseconds that the target takes.")] = 0,
     overlap: Annotated[bool, typer.Option("--overlap", help="The host works while the target executes.")] = False,
+    served_tokens: Annotated[int, typer.Option(min=0, help="Tokens of served texts that join the n-grams.")] = 0,
     output: Report = Path("artifacts/reports/host_overhead.json"),
 ) -> None:
     if unknown := {*methods} - {*METHODS}:
         raise typer.BadParameter(f"--method {', '.join(unknown)}: expected some of {', '.join(METHODS)}")
-    target = target_ms / 1e3, overlap
+    target = target_ms / 1e3, overlap, served_tokens
     figures = [
         measure(method, count, nodes, vocabulary, logits, steps, *target) for count in streams for method in methods
     ]
     setting = {"nodes": nodes, "vocabulary": vocabulary, "logits": logits, "steps": steps}
-    time_of_steps = {"target_ms": target_ms, "overlap": overlap}
+    time_of_steps = {"target_ms": target_ms, "overlap": overlap, "served_tokens": served_tokens}
     finish(output, setting | time_of_steps | {"figures": [asdict(figure) for figure in figures]}, table(figures, nodes))
 
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <span>
@@ -16,7 +17,7 @@ namespace redraft {
 struct TextRules {
     std::vector<int64_t> lengths;  // of matches that have chances of their own, ascending
     std::vector<double> chances;   // [lengths, times] of guesses before any was seen
-    std::vector<int64_t> starts;   // lengths that are looked up, the longest first
+    std::array<int64_t, 2> starts;  // lengths that are looked up, the shorter first
     int64_t tries, most_seen;
     double weight;
 
@@ -33,12 +34,9 @@ class TextStore {
     };
 
     TextStore(int64_t capacity, uint64_t seed, TextRules rules)
-        : rules_(std::move(rules)), seed_(seed), tokens_(capacity, -1), scopes_(capacity), times_(capacity),
-          tables_(rules_.starts.size()), seen_(rules_.chances.size()), right_(rules_.chances.size()) {
-        for (Table& table : tables_) {
-            table.newest.assign(std::bit_ceil(static_cast<uint64_t>(capacity)), -1);
-            table.before.assign(capacity, -1);
-        }
+        : rules_(std::move(rules)), seed_(seed), places_(capacity), seen_(rules_.chances.size()),
+          right_(rules_.chances.size()) {
+        for (auto& newest : newest_) newest.assign(std::bit_ceil(static_cast<uint64_t>(capacity)), -1);
     }
 
     int64_t longest() const { return rules_.longest(); }
@@ -57,14 +55,14 @@ class TextStore {
         std::vector<int32_t> tail(longest());
         for (const int32_t token : tokens) {
             const int64_t count = std::min(length_, longest());
-            for (int64_t back = 1; back <= count; ++back) tail[count - back] = tokens_[before(next_, back)];
+            for (int64_t back = 1; back <= count; ++back) tail[count - back] = places_[before(next_, back)].token;
             const std::span<const int32_t> end{tail.data(), static_cast<size_t>(count)};
             const Match match = this->match(scope_, end);
             const int64_t times = match.token == token ? std::min(match.times + 1, rules_.times()) : 1;
-            for (size_t table = 0; table < tables_.size(); ++table) {
-                if (count < rules_.starts[table]) continue;
-                int32_t& newest = tables_[table].newest[place(table, scope_, end)];
-                tables_[table].before[next_] = newest == next_ ? -1 : newest;
+            const Hashes hashes = this->hashes(scope_, end);
+            for (size_t table = 0; table < kTables && count >= rules_.starts[table]; ++table) {
+                int32_t& newest = newest_[table][hashes[table]];
+                places_[next_].before[table] = newest == next_ ? -1 : newest;
                 newest = static_cast<int32_t>(next_);
             }
             put(token, times);
@@ -76,19 +74,21 @@ class TextStore {
     Match match(uint64_t scope, std::span<const int32_t> tail) const {
         if (static_cast<int64_t>(tail.size()) > longest()) tail = tail.last(longest());
         const int64_t most = tail.size();
-        for (size_t table = 0; table < tables_.size(); ++table) {
+        const Hashes hashes = this->hashes(scope, tail);
+        for (size_t table = kTables; table-- > 0;) {  // the longer first
             const int64_t start = rules_.starts[table];
             if (most < start) continue;
             Match best;
-            int32_t slot = tables_[table].newest[place(table, scope, tail)];
+            int32_t slot = newest_[table][hashes[table]];
             for (int64_t tried = 0; tried < rules_.tries && slot >= 0; ++tried) {
-                // The token is looked at first: the place may have been taken by the end of another text.
-                if (tokens_[slot] >= 0 && scopes_[slot] == scope) {
+                const Place& place = places_[slot];
+                // Another text, or its end, may have taken the place.
+                if (place.token >= 0 && place.scope == scope) {
                     const int64_t length = common(slot, tail);
-                    if (length >= start && length > best.length) best = {tokens_[slot], length, times_[slot]};
+                    if (length >= start && length > best.length) best = {place.token, length, place.times};
                     if (best.length == most) break;
                 }
-                slot = tables_[table].before[slot];
+                slot = place.before[table];
             }
             if (best.token >= 0) return best;
         }
@@ -119,34 +119,47 @@ class TextStore {
         for (int64_t back = capacity() - 1; back > 0; --back) {
             const int64_t slot = before(next_, back);
             // What is free, or the second of two ends, is no text.
-            if (tokens_[slot] < 0 && (!count || tokens[count - 1] < 0)) continue;
-            tokens[count] = tokens_[slot];
-            scopes[count++] = scopes_[slot];
+            const Place& place = places_[slot];
+            if (place.token < 0 && (!count || tokens[count - 1] < 0)) continue;
+            tokens[count] = place.token;
+            scopes[count++] = place.scope;
         }
         return count;
     }
-    int64_t capacity() const { return tokens_.size(); }
+    int64_t capacity() const { return places_.size(); }
 
   private:
-    struct Table {
-        std::vector<int32_t> newest;  // place of the newest token that followed a match, by the match's hash
-        std::vector<int32_t> before;  // for each place, the one before it with the same hash
+    static constexpr size_t kTables = 2;
+    using Hashes = std::array<uint64_t, kTables>;
+
+    // A token, in one line of the cache with what a look-up reads of it.
+    struct Place {
+        uint64_t scope = 0;
+        int32_t token = -1;
+        std::array<int32_t, kTables> before{-1, -1};  // the place before it that followed the same hash
+        uint8_t times = 0;
     };
 
     int64_t before(int64_t slot, int64_t back) const { return slot >= back ? slot - back : slot - back + capacity(); }
 
-    uint64_t place(size_t table, uint64_t scope, std::span<const int32_t> tail) const {
+    // Where the tables have what followed the end of `tail`, if that is long enough.
+    Hashes hashes(uint64_t scope, std::span<const int32_t> tail) const {
+        Hashes hashes{};
         uint64_t hash = mixed(seed_ ^ scope);
-        for (int64_t back = 1; back <= rules_.starts[table]; ++back)
-            hash = mixed(hash ^ static_cast<uint32_t>(tail[tail.size() - back]));
-        return hash & (tables_[table].newest.size() - 1);
+        int64_t back = 0;
+        for (size_t table = 0; table < kTables && rules_.starts[table] <= static_cast<int64_t>(tail.size()); ++table) {
+            while (back < rules_.starts[table]) hash = mixed(hash ^ static_cast<uint32_t>(tail[tail.size() - ++back]));
+            hashes[table] = hash & (newest_[table].size() - 1);
+            __builtin_prefetch(&newest_[table][hashes[table]]);  // both at once: they are far apart
+        }
+        return hashes;
     }
 
     // How many tokens before a place are the end of `tail`. A place that no text has, or not yet, has -1.
     int64_t common(int64_t slot, std::span<const int32_t> tail) const {
         const int64_t most = tail.size();
         int64_t length = 0;
-        while (length < most && tokens_[before(slot, length + 1)] == tail[most - 1 - length]) ++length;
+        while (length < most && places_[before(slot, length + 1)].token == tail[most - 1 - length]) ++length;
         return length;
     }
 
@@ -159,22 +172,20 @@ class TextStore {
     // Overwrite the oldest place, and mark the next one as the end of what is stored.
     void put(int32_t token, int64_t times) {
         const auto overwrite = [&](int32_t with) {
-            size_ += (with >= 0) - (tokens_[next_] >= 0);
-            tokens_[next_] = with;
+            size_ += (with >= 0) - (places_[next_].token >= 0);
+            places_[next_].token = with;
         };
         overwrite(token);
-        scopes_[next_] = scope_;
-        times_[next_] = static_cast<uint8_t>(times);
+        places_[next_].scope = scope_;
+        places_[next_].times = static_cast<uint8_t>(times);
         next_ = next_ + 1 == capacity() ? 0 : next_ + 1;
         overwrite(-1);
     }
 
     TextRules rules_;
     uint64_t seed_;
-    std::vector<int32_t> tokens_;
-    std::vector<uint64_t> scopes_;
-    std::vector<uint8_t> times_;
-    std::vector<Table> tables_;
+    std::vector<Place> places_;
+    std::array<std::vector<int32_t>, kTables> newest_;  // newest place of each hash
     std::vector<int32_t> seen_, right_;  // guesses of each length and times, and how many of them were right
     uint64_t scope_ = 0;
     int64_t next_ = 0, length_ = 0, size_ = 0, guesses_ = 0, hits_ = 0;

@@ -14,9 +14,9 @@ from redraft.decoding.defaults import TEXT_CHANCES
 
 LONGEST = max(TEXT_CHANCES)
 """The most tokens that are compared."""
-STARTS = 8, 3
+STARTS = 3, 8
 """Lengths of matches that are looked up, the longer first."""
-TRIES = 8
+TRIES = 4
 """Places that a look-up compares, the newest ones."""
 MOST_SEEN, WEIGHT = 1024, 16.0
 """After so many guesses of one kind their counts are halved; and the guesses that a first chance counts as."""
@@ -95,7 +95,7 @@ class TextStore:
     def match(self, scope: int, tail: tuple[int, ...]) -> TextMatch | None:
         """What followed the longest end of `tail` that is found among the newest places, of equal ones the newest."""
         tail = tail[-LONGEST:]
-        for start in STARTS:
+        for start in reversed(STARTS):
             if len(tail) < start:
                 continue
             best = None

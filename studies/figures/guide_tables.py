@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.budgets import mixes
 from benchmarks.load import starts
+from benchmarks.served import compare
 from benchmarks.speed import precision
 from benchmarks.verify import structured
 from redraft.loadtest import saturation
@@ -38,6 +39,11 @@ def budget_mixes(report: dict[str, Any]) -> Table:
     return _columns(mixes.table(report["mixes"]), "mix", *kept)
 
 
+def repeated(report: dict[str, Any]) -> Table:
+    """What drafts from served texts bring to conversations that repeat, or do not."""
+    return compare.table(report["workloads"])
+
+
 def changed_by_precision(report: dict[str, Any]) -> Table:
     """How far engines' next-token distributions are from those of float32."""
     table = precision.table([precision.Difference(**row) for row in report["rows"]])
@@ -54,6 +60,8 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "precision": changed_by_precision,
     "precision_scales": changed_by_precision,
     "saturation": saturated,
+    "served_texts": repeated,
+    "served_texts_chats": repeated,
     "starts": starts.table,
     "prefix_reuse": reused,
     "structured_speed": structured_speed,

@@ -151,9 +151,9 @@ def test_no_look_up_leads_outside_the_ring(tmp_path):
 
 
 MUTANTS = {
-    "scopes that are not looked at": ("texts.h", "scopes_[slot] == scope", "scopes_[slot] >= 0", "scope"),
+    "scopes that are not looked at": ("texts.h", "place.scope == scope", "place.token >= 0", "alike"),
     "the oldest of equal matches": ("texts.h", "length > best.length)", "length >= best.length)", "alike"),
-    "texts that are not parted": ("texts.h", "if (length_) put(-1, 0);", "", "across"),
+    "texts that are not parted": ("texts.h", "if (length_) put(-1, 0);", "", "alike"),
     "an end that is not marked": ("texts.h", "        overwrite(-1);\n", "", "alike or forgotten"),
     "times that only grow": ("texts.h", "rules_.times()) : 1;", "rules_.times()) : match.times;", "alike"),
     "guesses that do not fade": ("texts.h", "seen_[cell] /= 2;", "", "seen"),

@@ -95,11 +95,11 @@ def test_trees_are_grown_and_cut_alike(drafts, budget, histories, joint, chances
     """With n-grams that were told more since the last trees; whole, cut to limits, and to what was chosen."""
     odds = data.draw(st.lists(st.sampled_from([1.0, 0.4, 3.0]), min_size=3, max_size=3))
     scopes = data.draw(st.lists(st.sampled_from([0, 1, 2**63 + 1]), min_size=3, max_size=3))
-    stores = NativeTextStore(40, 7), TextStore(40, 7)
+    stores = NativeTextStore(111, 7), TextStore(111, 7)
     served = data.draw(st.lists(st.tuples(st.sampled_from(scopes), HISTORIES), max_size=4))
     for store in stores:
         for scope, text in served:
-            store.add(scope, text)
+            store.add(scope, [*histories[0], *text])  # a long match, likelier than any own one
     bounds, chosen_by = data.draw(limits(3)), data.draw(terms(3))
     roots = np.array([history[-1] for history in histories], np.int32)
     sources = [*zip(histories, scopes, strict=True)]
