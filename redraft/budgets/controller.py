@@ -31,6 +31,8 @@ MOST_UNASKED = 4
 step, which is what may not be lost."""
 FIRST_CREDIT = 3
 """Plain steps of one stream whose time the ledger begins with: what a first answer may lose."""
+GUESSING = ", guessing"
+"""Follows a method's name where its steps are known that only guess."""
 
 
 @pydantic_dataclass(config=STRICT, kw_only=True)
@@ -82,6 +84,8 @@ class ChosenDrafts(Drafts):
     """Of the sequences that it drafts for."""
     probes: bool = False
     """Whether it is not expected to pay, and drafts to see whether that is still right."""
+    guesses: bool = False
+    """Whether it drafts n-grams' guesses only, without its drafter."""
 
 
 @dataclass
@@ -111,8 +115,9 @@ class Step:
         return {method: drafts.expected for method, drafts in (self.fixed | self.drafts).items()}
 
     def drafting(self, *others: str) -> str:
-        """The methods that draft, and others, as a key of the step's costs."""
-        return "+".join(sorted({*self.fixed, *self.drafts, *others})) if self.fixed or self.drafts or others else ""
+        """The methods that draft, and others, as a key of the step's costs; those that only guess have their own."""
+        chosen = (method + GUESSING * drafts.guesses for method, drafts in self.drafts.items())
+        return "+".join(sorted({*self.fixed, *chosen, *others}))
 
     @property
     def plain_s(self) -> float:
@@ -199,12 +204,31 @@ class BudgetController:
         ratios = self._calibration(method).ratios(drafts.bands)
         return Terms(ratios, step.tokens, times, drafts.probes)
 
+    def guess_terms(self, method: str) -> Terms:
+        """What n-grams' guesses are chosen by, where the method does without its drafter."""
+        self.step.drafts[method].guesses = True
+        return self.terms(method)._replace(probes=False)
+
+    def guesses_suffice(self, method: str, choice: Choice) -> bool:
+        """Whether the guesses that were chosen by `guess_terms` make the step faster than the method's last drafts at
+        this load made theirs. Else its drafter is called."""
+        step = self.step
+        drafts = step.drafts.pop(method)
+        plain_s = step.costs.step(step.rows, step.drafting()) - step.costs.prompts_s
+        step.drafts[method] = drafts
+        history = self.estimates.histories.get(self._key(method, drafts.bands))
+        ratio = sum(self._calibration(method).ratios(drafts.bands)) / len(drafts.bands)
+        least = max(history.advantage(ratio) if history else 0.0, LEAST_GAIN)
+        drafts.guesses = (1 + choice.expected / step.tokens) * plain_s / choice.seconds - 1 >= least
+        return drafts.guesses
+
     def take(self, method: str, choice: Choice, beside: int = 0) -> None:
         """Verify the nodes that were chosen by `terms`, and `beside` others."""
         step, costs = self.step, self.step.costs
         drafts = step.drafts.pop(method)
         before_s = costs.step(step.rows, step.drafting()) - costs.prompts_s
-        self._remember(self._key(method, drafts.bands), choice.promised / step.tokens, choice.seconds / before_s)
+        if not drafts.guesses:
+            self._remember(self._key(method, drafts.bands), choice.promised / step.tokens, choice.seconds / before_s)
         drafts.nodes, drafts.expected = sum(choice.counts) + beside, choice.expected
         step.drafts[method] = drafts
         step.rows += drafts.nodes
@@ -289,6 +313,14 @@ class MethodBudgets:
     def terms(self, beside: int = 0) -> Terms:
         """See `BudgetController.terms`."""
         return self.controller.terms(self.method, beside)
+
+    def guess_terms(self) -> Terms:
+        """See `BudgetController.guess_terms`."""
+        return self.controller.guess_terms(self.method)
+
+    def guesses_suffice(self, choice: Choice) -> bool:
+        """See `BudgetController.guesses_suffice`."""
+        return self.controller.guesses_suffice(self.method, choice)
 
     def take(self, choice: Choice, beside: int = 0) -> None:
         """See `BudgetController.take`."""

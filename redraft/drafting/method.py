@@ -159,11 +159,20 @@ class Method(AutoRegressive):
         """Trees of sequences that each have a budget."""
         limits = self._limits(sequences, budgets)
         if self._searched is not None and not (sequences.guided or sequences.shown):
-            return self._taken(*self._searched.draft(sequences, limits, self._terms()))
+            guessed = self._guessed(self._searched, sequences, limits)
+            return guessed or self._taken(*self._searched.draft(sequences, limits, self._terms()))
         tree = self._propose(sequences, limits)
         if not self._config.grows:  # a tree that is grown keeps to the grammars as it grows
             tree = self._guide(sequences, tree, limits.largest)
         return self._cut(tree, limits)
+
+    def _guessed(self, searched: SearchedTrees, sequences: Group, limits: TreeLimits) -> TokenTree | None:
+        """Trees of what n-grams and texts guess, where these make the step so fast that the drafter's call would not
+        pay; else None."""
+        if self._budgets is None or not self._config.joins_ngrams:
+            return None
+        tree, choice = searched.guess(sequences, limits, self._budgets.guess_terms())
+        return self._taken(tree, choice) if choice and self._budgets.guesses_suffice(choice) else None
 
     def _limits(self, sequences: Group, budgets: list[Budget]) -> TreeLimits:
         nodes = [min(budget.nodes, self._room) for budget in budgets]

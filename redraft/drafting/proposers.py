@@ -91,6 +91,13 @@ class SearchedTrees:
         ngrams = sequences.once(self, self._ngrams) if self._joins_ngrams else None
         return native.draft_trees(drafts, roots, limits.largest, ngrams, limits, terms)
 
+    def guess(self, sequences: Group, limits: TreeLimits, terms: Terms) -> tuple[TokenTree, Choice | None]:
+        """Draft what n-grams guess, without the network."""
+        nothing = np.zeros((len(sequences), 0, 1, 1))
+        drafts = DraftCandidates(nothing.astype(np.int32), nothing.astype(np.float32), nothing[..., 0].astype(np.int32))
+        ngrams = sequences.once(self, self._ngrams)
+        return native.draft_trees(drafts, roots_of(sequences), limits.largest, ngrams, limits, terms)
+
     def propose(self, sequences: Group, limits: TreeLimits) -> TokenTree:
         """Draft in one call of the network. Trees are grown only where there is something to grow them by: without
         n-grams and grammars the construction gives the same nodes for less."""

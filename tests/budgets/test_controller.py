@@ -7,7 +7,15 @@ import math
 import pytest
 
 from redraft.budgets.choice import choose_nodes
-from redraft.budgets.controller import ALLOWED_LOSS, FIRST_PLAIN, MOST_UNASKED, PLAIN_EVERY, BudgetController, Estimates
+from redraft.budgets.controller import (
+    ALLOWED_LOSS,
+    FIRST_PLAIN,
+    MOST_UNASKED,
+    PLAIN_EVERY,
+    BudgetController,
+    Estimates,
+    History,
+)
 from redraft.budgets.cost import StepCosts, StepShape, TimeTable
 from redraft.decoding.token_tree import TokenTree
 
@@ -122,3 +130,24 @@ def test_every_step_is_asked_where_its_answer_may_change(controller, case):
         fixed = "fixed"
     plain_step(controller, shape, *asks, fixed=fixed)
     assert controller.unasked == 0
+
+
+@pytest.mark.parametrize("promised", [None, 0.5, 30.0])
+def test_guesses_suffice_where_the_last_drafts_were_no_faster(controller, promised):
+    """Their steps are known apart, and say nothing of what drafts promise."""
+    histories = controller.estimates.histories
+    if promised is not None:
+        histories["chosen:2:0"] = History(promised=promised, slower=1.5)
+    before = histories.copy()
+    assert controller.pays("chosen", [0])
+    terms = controller.guess_terms("chosen")
+    assert not terms.probes
+    choice = choose_nodes(TREE, terms)
+    assert controller.guesses_suffice("chosen", choice) is (promised != 30.0)
+    if promised == 30.0:
+        assert controller.step.drafting() == "chosen"
+        return
+    controller.take("chosen", choice)
+    controller.end(["chosen"], [0], TREE, [3], 0.012, 0.01)
+    assert histories == before
+    assert "chosen, guessing:2" in controller.costs.others

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from redraft import metrics
+from redraft.budgets.controller import BudgetController, Estimates
+from redraft.budgets.cost import StepCosts, TimeTable
 from redraft.decoding.text_store import LONGEST
 from redraft.drafting.served import ServedTexts, TextOptions
 from redraft.scheduling.scheduler import Scheduler
@@ -114,3 +116,22 @@ def test_cancelled_requests_are_stored_and_long_texts_over_several_steps():
         assert other.store.counts[0] == min(7 * step, 90 + sequence.stats.output_tokens)
     text = tuple(sequence.text_tokens.tolist())
     assert all(other.store.match(sequence.scope, text[:end]).token == text[end] for end in range(LONGEST, len(text)))
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
+def test_the_drafter_is_not_called_where_guesses_suffice(sampling):
+    """And the text is the same."""
+    engine = ToyEngine(slots=3)
+    table = TimeTable(sequences=3, rows=[1, 100], seconds=[1e-3, 1e-3], padded=False)
+    budgets = BudgetController(Estimates(costs=StepCosts(tables=[table])))
+    scheduler = Scheduler(engine, LIMITS, only(PLANS["merged"]), budgets=budgets, texts=texts_of())
+    expected = alone(make("a", SAMPLINGS[sampling], max_tokens=60))
+    called = []
+    for _ in range(9):
+        budgets.balance_s = 1.0
+        before = engine.draft_calls
+        result = run(scheduler, [make("a", SAMPLINGS[sampling], max_tokens=60)])["a"]
+        assert result[:4] == expected
+        called.append((engine.draft_calls - before) / result[4].steps)
+    assert called[0] > 0.5
+    assert called[-1] < 0.4
