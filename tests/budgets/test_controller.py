@@ -137,7 +137,7 @@ def test_guesses_suffice_where_the_last_drafts_were_no_faster(controller, promis
     """Their steps are known apart, and say nothing of what drafts promise."""
     histories = controller.estimates.histories
     if promised is not None:
-        histories["chosen:2:0"] = History(promised=promised, slower=1.5)
+        histories["chosen:1:0"] = History(promised=promised, slower=1.5)
     before = histories.copy()
     assert controller.pays("chosen", [0])
     terms = controller.guess_terms("chosen")
@@ -150,4 +150,4 @@ def test_guesses_suffice_where_the_last_drafts_were_no_faster(controller, promis
     controller.take("chosen", choice)
     controller.end(["chosen"], [0], TREE, [3], 0.012, 0.01)
     assert histories == before
-    assert "chosen, guessing:2" in controller.costs.others
+    assert "chosen, guessing:1" in controller.costs.others
