@@ -48,6 +48,8 @@ def grow_trees(
     sequence has a grammar, only what it allows grows: see `_allowed`. Scores are logs of chances, and a parent stands
     before its children.
     """
+    for index in indices:  # first of all: what one teaches the texts counts for the others
+        index.read()
     columns = (drafts.candidates.tolist(), drafts.log_probs.tolist(), drafts.parents.tolist())
     return TokenTree.from_nodes(
         [

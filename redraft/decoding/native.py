@@ -119,7 +119,8 @@ class NativeNgrams(NgramIndex):
         if isinstance(self.texts, NativeTextStore):
             function("texts_expect")(self.texts.handle, signed(self.scope), self.handle)
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """See `NgramIndex.read`."""
         read([self])
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:

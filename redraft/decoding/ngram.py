@@ -46,16 +46,17 @@ class NgramIndex:
     @property
     def tail(self) -> tuple[int, ...]:
         """The last tokens of the history, as many as can be matched."""
-        self._read()
+        self.read()
         return self._tail
 
     def expect(self) -> None:
         """Have the texts learn from the next token whether they guess it."""
-        self._read()
+        self.read()
         if self.texts is not None and (match := self.texts.match(self.scope, self._tail)):
             self._expected = match
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Read what it was told; the texts learn from the first token."""
         if not self.unread:
             return
         successors, tail = self._successors, self._tail
@@ -105,7 +106,7 @@ class NgramIndex:
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:
         """What followed the longest known end of `tail`, that end's length, and how often in a row (4: or more)."""
-        self._read()
+        self.read()
         longest = None
         for length in reversed(NGRAM_CHANCES):
             successor = self._successors.get(tail[-length:]) if length <= len(tail) else None

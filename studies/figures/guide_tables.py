@@ -61,7 +61,6 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "precision_scales": changed_by_precision,
     "saturation": saturated,
     "served_texts": repeated,
-    "served_texts_chats": repeated,
     "starts": starts.table,
     "prefix_reuse": reused,
     "structured_speed": structured_speed,
