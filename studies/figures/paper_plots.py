@@ -204,6 +204,21 @@ def rsd_experiment(load: Load, name: str) -> Figure:
     return rsd_report.plot(rsd_report.parts_of(load("rsd/experiments"), name))
 
 
+def drafts_that_learn(load: Load) -> Figure:
+    """Tokens per step of a chain on held-out answers of two domains, while a drafter is trained on served ones."""
+    result = load("learning_curve")
+    figure, (axis,) = new_figure(1, width=5.2)
+    minutes, lengths = zip(
+        *((row["cpu_minutes"], row["chain_acceptance_length"]) for row in result["curve"]), strict=True
+    )
+    axis.plot(minutes, lengths, "o-", color=COLORS[1], ms=4)
+    axis.set_title("Learning from what is served", loc="left")
+    axis.set_xlabel("CPU minutes of training")
+    axis.set_ylabel("tokens per step, one chain")
+    axis.set_ylim(bottom=1)
+    return figure
+
+
 def learning_curves(drafters: Path, path: Path) -> Path:
     """Training of the drafters that ship, from their own logs (Lyanna, figure 5)."""
     logs = {}
@@ -223,6 +238,7 @@ DRAWN: dict[str, Callable[[Load], Figure]] = {
     "step_times": step_times,
     "beam_packing": beam_packing,
     "beam_shapes": beam_shapes,
+    "drafts_that_learn": drafts_that_learn,
     "rsd_experiment1": lambda load: rsd_experiment(load, "exp1"),
     "rsd_experiment2": lambda load: rsd_experiment(load, "exp2"),
 }

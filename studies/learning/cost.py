@@ -73,11 +73,17 @@ def main(
                 }
             )
     runtime.engine.close()
-    table = Table("tokens/s", ["streams", "without", "storing", "ratio"])
-    for row in rows:
+    report = {"repeats": repeats, "max_tokens": max_tokens, "figures": rows}
+    finish(output, report, table(report))
+
+
+def table(report: dict[str, Any]) -> Table:
+    """Tokens per second with and without storing, by streams."""
+    rows = []
+    for row in report["figures"]:
         cells = (f"{row[key]:.1f}" for key in ("tokens_per_s", "tokens_per_s_storing"))
-        table.rows.append([str(row["streams"]), *cells, f"{row['ratio']:.3f}"])
-    finish(output, {"repeats": repeats, "max_tokens": max_tokens, "figures": rows}, table)
+        rows.append([str(row["streams"]), *cells, f"{row['ratio']:.3f}"])
+    return Table("tokens/s", ["streams", "without", "storing", "ratio"], rows)
 
 
 if __name__ == "__main__":

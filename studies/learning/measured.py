@@ -81,11 +81,16 @@ def main(
         pairs = list(zip(answers, after[name], strict=True))
         figures = compared([was[1] for was, _ in pairs], [now[1] for _, now in pairs])
         report["sets"][name] = figures | {"same_answers": sum(was[0] == now[0] for was, now in pairs)}
-    table = Table("tokens per step", ["prompts of", "prompts", "before", "after", "ratio", "95%"])
+    finish(output, report, table(report))
+
+
+def table(report: dict[str, Any]) -> Table:
+    """Tokens per step before and after, by what is asked."""
+    rows = []
     for name, row in report["sets"].items():
         cells = (f"{row[key]:.2f}" for key in ("tokens_per_step_before", "tokens_per_step_after", "ratio"))
-        table.rows.append([name, str(row["prompts"]), *cells, f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"])
-    finish(output, report, table)
+        rows.append([name, str(row["prompts"]), *cells, f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"])
+    return Table("tokens per step", ["prompts of", "prompts", "before", "after", "ratio", "95%"], rows)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,9 @@ from redraft.learning.shard_file import SHARDS, add_shard, bfloat16_bits, prompt
 from redraft.request import GenerateRequest
 from redraft.request_state import RequestState
 from redraft.scheduling.scheduler import Limits, Scheduler
+from redraft.serving import launcher
+from redraft.serving.processes import ServingError
+from redraft.serving.settings import ServeSettings
 from tests.toy_engine import ToyEngine, only, toy_codec
 
 CODEC = toy_codec()
@@ -151,6 +155,30 @@ def test_an_answer_whose_own_text_matches_is_not_stored(stores):
     store.put(answer([20, 22, 21, *range(30, 40)]))
     store.close()
     assert stores.counts == {"redacted": 1, "stored": 1}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "options", "is_learned"),
+    [
+        (["recurrent"], {}, True),
+        (["eagle3", "medusa"], {}, True),
+        (["eagle3"], {}, False),
+        (["eagle3"], {"--features": ""}, True),
+        ([None], {}, False),
+        ([None], {"--features": ""}, True),
+    ],
+)
+def test_a_bundle_without_hidden_states_is_refused(monkeypatch, tmp_path, kinds, options, is_learned):
+    manifest = SimpleNamespace(built_from=SimpleNamespace(options=options))
+    methods = {str(index): SimpleNamespace(drafter=kind) for index, kind in enumerate(kinds)}
+    monkeypatch.setattr(module.Manifest, "read", lambda _: manifest)
+    monkeypatch.setattr(module.BundleConfig, "read", lambda _: SimpleNamespace(methods=methods))
+    assert (module.why_nothing_to_learn(tmp_path) is None) == is_learned
+    if not is_learned:
+        (tmp_path / "config.json").touch()
+        monkeypatch.setattr(launcher, "bundle_ranks", lambda _: 1)
+        with pytest.raises(ServingError, match=r"^--learn answers: .* build it with --features$"):
+            launcher._check_bundle(ServeSettings(bundle=tmp_path, learn=Path("answers")))
 
 
 def test_only_this_user_reads_what_is_stored(stores):
