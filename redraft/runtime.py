@@ -174,9 +174,10 @@ class Runtime:
         self.with_methods(self.methods)
 
     def end_storing(self) -> None:
-        """Write the answers that have ended."""
+        """Write the answers that have ended. `with_methods` serves on without storing."""
         if self._answers:
             self._answers.close()
+            self._answers = None
 
     def keep_learned(self) -> None:
         """Write what was learned of the engine and the traffic beside the bundle, and texts where they were asked to be

@@ -1,10 +1,10 @@
-"""What storing answers costs: tokens per second with `--learn` and without, in turns.
+"""What storing answers costs: tokens per second with `--learn` and without, in turns, and CPU time per token.
 
     python -m studies.learning.cost --bundle BUNDLE --concurrency 1 8 --output cost.json
 
 Every answer is stored, in a folder that is removed. Prompts are those of the domains, answered greedily. Each repeat
-answers the same prompts with and without, in the opposite order of the repeat before; the ratio is the median of the
-repeats' ratios.
+answers the same prompts with and without, in the opposite order of the repeat before. Ratios are medians of the
+repeats' ratios. CPU time is that of all threads; it varies less than tokens per second where others use the cores.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from benchmarks.command import BundleFolder, Concurrency, MaxTokens, Repeats, Report, Threads, run
 from redraft.learning.policy import Policy
@@ -27,19 +28,21 @@ ANSWERS_EACH = 4
 """Answers of each stream."""
 
 
-def tokens_per_s(
+def rates(
     runtime: Runtime, prompts: list[list[int]], streams: int, max_tokens: int, folder: Path | None
-) -> float:
-    """Tokens per second, those answers stored whose folder is given."""
+) -> tuple[float, float]:
+    """Tokens per second, and CPU milliseconds of each; the answers are stored where a folder is given."""
     if folder:
         runtime.store_answers(Policy(folder))
     else:
         runtime.with_methods(runtime.methods)
-    begun = time.perf_counter()
+    begun, cpu_begun = time.perf_counter(), time.process_time()
     answers = answer(runtime, prompts, max_tokens, streams=streams)
     seconds = time.perf_counter() - begun
     runtime.end_storing()
-    return sum(len(tokens) for tokens, _ in answers) / seconds
+    cpu_s = time.process_time() - cpu_begun  # with what the writer's thread does
+    count = sum(len(tokens) for tokens, _ in answers)
+    return count / seconds, 1e3 * cpu_s / count
 
 
 def main(
@@ -61,15 +64,20 @@ def main(
             pairs = []
             for repeat in range(repeats):
                 order = (Path(folder), None) if repeat % 2 else (None, Path(folder))
-                rates = {each: tokens_per_s(runtime, prompts, streams, max_tokens, each) for each in order}
-                pairs.append((rates[None], rates[Path(folder)]))
+                measured = {each: rates(runtime, prompts, streams, max_tokens, each) for each in order}
+                pairs.append((*measured[None], *measured[Path(folder)]))
+            without, cpu_without, storing, cpu_storing = np.array(pairs).T
             rows.append(
                 {
                     "streams": streams,
-                    "tokens_per_s": round(median(without for without, _ in pairs), 1),
-                    "tokens_per_s_storing": round(median(storing for _, storing in pairs), 1),
-                    "ratio": round(median(storing / without for without, storing in pairs), 4),
-                    "ratios": [round(storing / without, 4) for without, storing in pairs],
+                    "tokens_per_s": round(float(np.median(without)), 1),
+                    "tokens_per_s_storing": round(float(np.median(storing)), 1),
+                    "ratio": round(float(np.median(storing / without)), 4),
+                    "cpu_ms_per_token": round(float(np.median(cpu_without)), 3),
+                    "cpu_ms_per_token_storing": round(float(np.median(cpu_storing)), 3),
+                    "cpu_ratio": round(float(np.median(cpu_storing / cpu_without)), 4),
+                    "ratios": (storing / without).round(4).tolist(),
+                    "cpu_ratios": (cpu_storing / cpu_without).round(4).tolist(),
                 }
             )
     runtime.engine.close()
@@ -82,8 +90,8 @@ def table(report: dict[str, Any]) -> Table:
     rows = []
     for row in report["figures"]:
         cells = (f"{row[key]:.1f}" for key in ("tokens_per_s", "tokens_per_s_storing"))
-        rows.append([str(row["streams"]), *cells, f"{row['ratio']:.3f}"])
-    return Table("tokens/s", ["streams", "without", "storing", "ratio"], rows)
+        rows.append([str(row["streams"]), *cells, f"{row['ratio']:.3f}", f"{row['cpu_ratio']:.3f}"])
+    return Table("tokens/s", ["streams", "without", "storing", "ratio", "of CPU time"], rows)
 
 
 if __name__ == "__main__":
