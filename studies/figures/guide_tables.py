@@ -14,7 +14,6 @@ from redraft.loadtest import saturation
 from redraft.loadtest.tables import Table
 from redraft.request import AUTO_REGRESSIVE
 from studies.cache import prefix_reuse
-from studies.learning import cost, measured
 
 
 def saturated(report: dict[str, Any]) -> Table:
@@ -65,7 +64,5 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "starts": starts.table,
     "prefix_reuse": reused,
     "structured_speed": structured_speed,
-    "learning": measured.table,
-    "learning_cost": cost.table,
 }
 """By the names of their files in docs/results."""

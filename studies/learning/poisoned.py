@@ -36,6 +36,8 @@ from redraft.worker.client import WorkerClient
 from studies.learning.domains import DOMAINS
 from studies.learning.served import TAUGHT
 
+CONNECT_S = 10.0
+
 
 def randomized(drafter: Path, folder: Path) -> Path:
     """A copy of a drafter whose weights are normal noise of their own scale."""
@@ -57,6 +59,8 @@ class Load:
 
     def __init__(self, run_dir: Path, prompts: Sequence[str], max_tokens: int):
         self._client, self._prompts, self._max_tokens = WorkerClient(RunDir(run_dir).socket), prompts, max_tokens
+        if not self._client.wait_connected(CONNECT_S):
+            raise typer.BadParameter(f"--run-dir {run_dir}: no service answers: `redraft serve` starts one")
         self._pool = ThreadPoolExecutor(len(prompts))
         self.answers: list[str] = []
         self.failures, self.differences, self.requests = list[str](), 0, 0
