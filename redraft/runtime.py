@@ -57,7 +57,7 @@ def first_estimates(engine: Engine, limits: Limits, methods: Mapping[str, Method
 
 def _served_texts(options: TextOptions | None, bundle: Bundle) -> ServedTexts | None:
     """The texts that the bundle's methods draft from; None where none does, or there are no options."""
-    if options is None or not any(method.ngram for method in bundle.config.methods.values()):
+    if options is None or not any(method.ngram and not method.retrieves for method in bundle.config.methods.values()):
         return None
     tokenizer = hashlib.sha256((bundle.path / "tokenizer.json").read_bytes()).hexdigest()
     return ServedTexts(options, tokenizer, bundle.config.target.vocab_size)

@@ -28,6 +28,8 @@ from redraft.request_state import RequestState
 
 AT_ONCE = 1024
 """Tokens that a step stores: they take it about 0.2 ms."""
+AT_LEAST = 16
+"""A step stores one in so many of the tokens that wait, so that these never grow without end."""
 SALT_BYTES = 16
 VERSION = 1
 
@@ -140,6 +142,8 @@ class ServedTexts:
         self.store = NativeTextStore(options.capacity, int.from_bytes(os.urandom(8)))
         self._by_key = options.by_key
         self._waiting: deque[tuple[int, np.ndarray]] = deque()
+        self._left = 0
+        """Tokens that wait."""
         self._stored = 0
         """Tokens of the first that waits which are stored already."""
         for scope, text in kept.texts() if kept else ():
@@ -160,9 +164,11 @@ class ServedTexts:
         if sequence.scope and sequence.prefilled and sequence.request.store:
             text = sequence.text_tokens[max(sequence.stats.cached_tokens - LONGEST, 0) :]
             self._waiting.append((sequence.scope, text))
+            self._left += len(text)
 
-    def read(self, most: int = AT_ONCE) -> None:
-        """Store up to `most` tokens of those that wait."""
+    def read(self, most: int | None = None) -> None:
+        """Store up to `most` tokens of those that wait; None: what a step may, more where many wait."""
+        most = max(AT_ONCE, self._left // AT_LEAST) if most is None else most
         while self._waiting and most > 0:
             scope, text = self._waiting[0]
             if not self._stored:
@@ -171,13 +177,14 @@ class ServedTexts:
             self.store.extend(part)
             most -= len(part)
             self._stored += len(part)
+            self._left -= len(part)
             if self._stored == len(text):
                 self._waiting.popleft()
                 self._stored = 0
 
     def read_all(self) -> None:
         """Store all that wait."""
-        self.read(sum(len(text) for _, text in self._waiting))
+        self.read(self._left)
 
     def keep(self) -> None:
         """Write the texts to the folder that keeps them, if there is one."""

@@ -12,6 +12,7 @@ import openai
 import psutil
 import pytest
 from opentelemetry.trace import NoOpTracerProvider
+from starlette.datastructures import Headers
 
 from redraft.openai import access
 from redraft.openai.access import Access, Gate
@@ -155,3 +156,16 @@ def test_requests_are_told_apart_and_prompts_are_not_logged(server):
     assert "secret" not in server.log
     refused = server.client().chat.completions.with_raw_response.create(model=MODEL, **HELLO)
     assert refused.headers["x-request-id"]
+
+
+def test_texts_are_told_apart_by_key_and_a_digest_does_not_show_it():
+    def scope(keys, key):
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return Access(keys=frozenset(keys)).scope(Headers(headers))
+
+    scopes = [scope(KEYS, key) for key in KEYS]
+    assert len({*scopes}) == len(KEYS)
+    one = scopes[0]
+    assert KEY not in one
+    assert scope([KEY], KEY) == one
+    assert scope([], KEY) is scope([], None) is scope(KEYS, None) is None
