@@ -37,7 +37,18 @@ from redraft.model_defs.target.model import Target
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
 from redraft.serving.rundir import RunDir
-from redraft.training.generation import JUDGED, TRAINED, count_answers, judge, remove_answers, set_apart
+from redraft.training.generation import (
+    CHECKPOINT,
+    JUDGED,
+    TRAINED,
+    UNROLL,
+    Order,
+    count_answers,
+    goes_on,
+    judge,
+    remove_answers,
+    set_apart,
+)
 from redraft.training.ranks import ranked, this_rank
 from redraft.worker.client import WorkerClient, WorkerError
 
@@ -133,17 +144,24 @@ def main(
                 raise ValueError(f"{drafter} holds a drafter {kind!r}: trained are {', '.join(KINDS)}")
             number = ranks.from_first(next_generation(folder) if ranks.first else 0)
             generation = generation_folder(folder, number)
-            if ranks.first and not generation.exists():
-                set_apart(folder, generation)
+            recipe = KINDS[str(kind)].recipe
+            rate = RATE_SHARE * recipe.peak_rate if peak_rate is None else peak_rate
+            data = [generation / TRAINED, generation / JUDGED, *(each.resolve() for each in mix or [])]
+            training = [
+                "--model", model, "--kind", kind, *(word for each in data for word in ("--data", each)),
+                "--start-from", drafter, "--output", generation, "--positions", positions, "--peak-rate", rate,
+                "--unroll", UNROLL, "--window", recipe.window, "--batch", recipe.batch,
+            ]  # fmt: skip
+            order = Order(KINDS[str(kind)], tuple(map(str, training)), fingerprint_of(drafter, served), data[2:])
+            if ranks.first and not goes_on(generation, order):
+                if (generation / CHECKPOINT).exists():
+                    say(f"generation {number} begins anew: it was begun with other settings, or answers are gone")
+                set_apart(folder, generation, order, say)
         answers = sum(map(count_answers, (generation / TRAINED).iterdir()))
-        rate = RATE_SHARE * KINDS[str(kind)].recipe.peak_rate if peak_rate is None else peak_rate
         say(f"generation {number}: {answers:,} answers to train on, from {drafter}")
-        data = [generation / TRAINED, generation / JUDGED, *(mix or [])]
         Steps("redraft learn", folder / LOG if ranks.first else None, partial(execute_when, may_run)).run(
-            "train", "--model", model, "--kind", kind, *(word for each in data for word in ("--data", each)),
-            "--start-from", drafter, "--output", generation, "--positions", positions, "--peak-rate", rate,
-            *(["--threads", threads] if threads else []),
-        )  # fmt: skip
+            "train", *training, *(["--threads", threads] if threads else [])
+        )
         if not ranks.first:
             return
         wait_until(may_run)
@@ -194,6 +212,12 @@ def origin(model: Path | None, drafter: Path | None, served: Path | None) -> tup
         what = f"the drafter {found} is gone" if found else f"{served or model_folder(model.name)} has no drafter"
         raise ValueError(f"{what}: give one to begin from as --drafter")
     return model, found.resolve()
+
+
+def fingerprint_of(drafter: Path, served: Path | None) -> str | None:
+    """The target of a drafter, or else of the bundle that is served; None where neither says it."""
+    known = read_json(drafter / "config.json").get("target_fingerprint")
+    return str(known) if known else Manifest.read(served).target_fingerprint if served else None
 
 
 def next_generation(folder: Path) -> int:

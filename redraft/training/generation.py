@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from redraft.learning.generations import Measure
-from redraft.learning.shard_file import SHARDS
+from redraft.learning.shard_file import FINGERPRINT, SHARDS
 from redraft.loadtest.intervals import interval, ratio
+from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.registry import load_drafter
 from redraft.model_defs.files import save_tensors
 from redraft.model_defs.target.model import Target
@@ -26,40 +29,129 @@ MOST_JUDGED = 256
 """Answers that a generation is judged by at most."""
 FEWEST_JUDGED = 16
 """Fewer answers say too little."""
+UNROLL = 5
+"""Drafting steps that are trained and judged."""
 TRAINED, JUDGED = "trained", "judged"
 """Folders of a generation: the shards that it is trained on, and those that it is judged by."""
+BEGUN, CHECKPOINT = "begun.json", "checkpoint.safetensors"
+"""Files of a generation that is being made: what it was begun with, and how far its training is."""
 
 
-def set_apart(learned: Path, generation: Path) -> None:
-    """Fix what a generation is trained on and judged by, whatever is served or removed meanwhile: the newest answers of
-    a folder of served ones are judged by, the others are trained on. No training reads an answer to the same prompt as
-    one that is judged by. The folder appears whole or not at all.
+class TooFewError(ValueError):
+    """Too few answers to train on or to judge by."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What `redraft learn` is to make a generation of."""
+
+    kind: type[Drafter]
+    """Kind of the drafter"""
+    settings: Sequence[str]
+    """The settings of the training: with others, no training goes on"""
+    fingerprint: str | None = None
+    """Of the target; None: of any"""
+    mix: Sequence[Path] = ()
+    """Teacher data to train on beside the answers"""
+
+
+def goes_on(generation: Path, order: Order) -> bool:
+    """Whether the training of a generation can go on: it was begun by the same order, has a checkpoint, and still has
+    all the answers that were set apart."""
+    try:
+        begun = json.loads((generation / BEGUN).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return (generation / CHECKPOINT).is_file() and begun == _begun(generation, order)
+
+
+def _begun(generation: Path, order: Order) -> dict[str, object]:
+    """What the file says of a generation that begins with the answers of its folders."""
+    answers = {
+        f"{name}/{file.name}": file.stat().st_size
+        for name in (TRAINED, JUDGED)
+        for file in sorted((generation / name).glob(SHARDS))
+    }
+    return {"settings": list(order.settings), "answers": answers}
+
+
+def set_apart(learned: Path, generation: Path, order: Order, say: Callable[[str], None]) -> None:
+    """Fix what a generation is trained on and judged by, whatever is served meanwhile: the newest answers of a folder
+    of served ones are judged by, the others are trained on. No training reads an answer to the same prompt as one that
+    is judged by. The folder appears whole or not at all; one that is there gives way to it. `say` is told which shards
+    are left out: those that cannot be read, or are of another target.
 
     Raises ValueError where there are too few answers, OSError.
     """
-    files = sorted(learned.glob(SHARDS))
-    counts = {file: count_answers(file) for file in files}
-    wanted = min(HELD_OUT_SHARE * sum(counts.values()), MOST_JUDGED)
-    newest: list[Path] = []
-    for file in reversed(files[1:]):
-        if sum(counts[kept] for kept in newest) >= max(wanted, FEWEST_JUDGED):
-            break
-        newest.append(file)
-    if sum(counts[file] for file in newest) < FEWEST_JUDGED:
-        raise ValueError(
-            f"{learned} holds {sum(counts.values())} answers in {len(files)} shards, too few to train on and to judge "
-            "by: serve more"
-        )
+    counts = _usable(learned, order.fingerprint, say)
+    total = sum(counts.values())
+    held_out = max(FEWEST_JUDGED, min(int(HELD_OUT_SHARE * total), MOST_JUDGED))
     partial = generation.with_name(f".{generation.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     for name in (TRAINED, JUDGED):
         (partial / name).mkdir(mode=0o700, parents=True)
-    for file in files:
-        if file in newest:
-            _hold_out(file, partial / JUDGED / file.name)
-        else:
+    for file, count in reversed(counts.items()):
+        judged = min(count, held_out)
+        held_out -= judged
+        if judged:
+            _copy(file, partial / JUDGED / file.name, slice(count - judged, count), {"held_out": "1"})
+        if 0 < judged < count:
+            _copy(file, partial / TRAINED / file.name, slice(count - judged))
+        elif not judged:
             (partial / TRAINED / file.name).hardlink_to(file)
+    try:
+        _require(partial, bool(held_out), order)
+    except ValueError as error:
+        shutil.rmtree(partial)
+        held = f"{learned} holds {total} answers in {len(counts)} shards"
+        few = f"{held}, too few to train on and to judge by: serve more"
+        raise ValueError(few if isinstance(error, TooFewError) else str(error)) from None
+    (partial / BEGUN).write_text(json.dumps(_begun(partial, order)), encoding="utf-8")
+    if generation.exists():
+        (generation / CHECKPOINT).unlink(missing_ok=True)  # first: without it nothing goes on with the rest
+        shutil.rmtree(generation)
     partial.replace(generation)
+
+
+def _require(partial: Path, few_judged: bool, order: Order) -> None:
+    """Raises TooFewError unless there are answers to judge by, and a batch of windows to train on; ValueError where
+    the data to mix in do not go with them."""
+    if few_judged or not any((partial / TRAINED).iterdir()):
+        raise TooFewError
+    data = TeacherData([partial / TRAINED, partial / JUDGED, *order.mix], None, order.kind.reads_context)
+    try:
+        data.require(order.kind.recipe.batch, order.kind.recipe.window, UNROLL)
+    except ValueError:
+        raise TooFewError from None
+
+
+def _usable(learned: Path, fingerprint: str | None, say: Callable[[str], None]) -> dict[Path, int]:
+    """The shards of a folder of served answers that can be trained on, the oldest first, with their answers."""
+    counts: dict[Path, int] = {}
+    others = 0
+    for file in sorted(learned.glob(SHARDS)):
+        try:
+            with safe_open(file, framework="pt") as shard:
+                offsets, rows = shard.get_tensor("offsets"), len(shard.get_tensor("tokens"))
+                states = shard.get_slice("hidden").get_shape()[0]
+                target = (shard.metadata() or {}).get(FINGERPRINT)
+        except (OSError, SafetensorError) as error:
+            say(f"{file} is left out: it cannot be read ({error})")
+            continue
+        if (
+            len(offsets) < 2
+            or not (offsets.diff() > 0).all()
+            or offsets[[0, -1]].tolist() != [0, rows]
+            or states != rows
+        ):
+            say(f"{file} is left out: its answers are damaged")
+        elif fingerprint and target not in (None, fingerprint):
+            others += 1
+        else:
+            counts[file] = len(offsets) - 1
+    if others:
+        say(f"{others} shards of {learned} are left out: their answers are another target's")
+    return counts
 
 
 def count_answers(file: Path) -> int:
@@ -68,12 +160,19 @@ def count_answers(file: Path) -> int:
         return int(shard.get_slice("answer_starts").get_shape()[0])
 
 
-def _hold_out(source: Path, target: Path) -> None:
-    """Copy a shard as one that no training reads."""
+def _copy(source: Path, target: Path, answers: slice, metadata: Mapping[str, str] | None = None) -> None:
+    """Copy some answers of a served shard, and say more in its metadata."""
     with safe_open(source, framework="pt") as shard:
         tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
-        metadata = shard.metadata() or {}
-    save_tensors(tensors, target, metadata | {"held_out": "1"})
+        known = shard.metadata() or {}
+    starts, ends = tensors["offsets"][:-1][answers], tensors["offsets"][1:][answers]
+    rows = slice(int(starts[0]), int(ends[-1]))
+    tensors = {
+        name: tensor[rows] if name in ("tokens", "hidden") else tensor[answers] for name, tensor in tensors.items()
+    }
+    tensors["answer_starts"] = tensors["answer_starts"] - rows.start
+    tensors["offsets"] = torch.cat([starts, ends[-1:]]) - rows.start
+    save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, target, {**known, **(metadata or {})})
     target.chmod(0o600)
     stat = source.stat()
     os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # it is removed when the served one is
@@ -83,11 +182,12 @@ def remove_answers(generation: Path) -> None:
     """Remove the answers of a generation that is complete, and what only a run that goes on needs."""
     for name in (TRAINED, JUDGED):
         shutil.rmtree(generation / name, ignore_errors=True)
-    (generation / "checkpoint.safetensors").unlink(missing_ok=True)
+    for name in (CHECKPOINT, BEGUN):
+        (generation / name).unlink(missing_ok=True)
 
 
 @torch.no_grad()
-def judge(target: Target, drafters: Sequence[Path], judged: Path, unroll: int = 5) -> Measure:
+def judge(target: Target, drafters: Sequence[Path], judged: Path, unroll: int = UNROLL) -> Measure:
     """Compare two drafters, the one before and the one after, on the answers of a folder. Raises ValueError where one
     does not fit the target."""
     before, after = (_accepted(target, folder, judged, unroll) for folder in drafters)

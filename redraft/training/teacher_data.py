@@ -257,7 +257,8 @@ class TeacherData:
         starts, answers, ends = (part[documents] for part in trained)
         firsts = torch.maximum(answers - 2, starts)
         begins = starts if self.prompts else firsts
-        rows = torch.cat([torch.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
+        each = [torch.arange(begin, end) for begin, end in zip(begins, ends, strict=True)]
+        rows = torch.cat(each) if each else begins
         document = torch.repeat_interleave(torch.arange(len(begins)), ends - begins)
         answer = rows >= firsts[document]
         count = -(-len(rows) // length)

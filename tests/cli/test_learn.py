@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import psutil
 import pytest
 import typer
@@ -21,6 +22,8 @@ from redraft.cli import learn
 from redraft.cli.learn import IdleService, next_generation, origin
 from redraft.cli.steps import run_to_end
 from redraft.learning.generations import Generation, generation_folder
+from redraft.learning.shard_file import add_shard, shard_bytes
+from redraft.training.generation import count_answers
 from redraft.worker.client import WorkerError
 from tests.conftest import wait_until
 
@@ -120,8 +123,8 @@ def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, capsys
     monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
     monkeypatch.setattr(learn, "watched", lambda _: (lambda: True, tmp_path / "bundle"))
     monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent"}))
-    monkeypatch.setattr(learn, "set_apart", lambda _, generation: (generation / learn.TRAINED).mkdir(parents=True))
+    (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent", "target_fingerprint": "f"}))
+    monkeypatch.setattr(learn, "set_apart", lambda _, generation, *__: (generation / learn.TRAINED).mkdir(parents=True))
     monkeypatch.setattr(learn, "run_to_end", lambda command, may_run: ran.append(command[3:]) or 0)
     monkeypatch.setattr("redraft.cli.steps.execute_apart", lambda words: ran.append(words) or 0)
     monkeypatch.setattr(learn.Target, "from_folder", lambda _: None)
@@ -136,3 +139,51 @@ def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, capsys
     assert [words[0] for words in ran] == ["train", "swap"][: 1 + (gain[0] > 0)]
     assert ran[0][ran[0].index("--start-from") + 1] == str(tmp_path)
     assert ("the drafter before stays" in capsys.readouterr().err) == (gain[0] < 0)
+
+
+@pytest.fixture
+def trainings(tmp_path, monkeypatch) -> list[list[str]]:
+    """The calls of a training that always fails, for a folder with answers of its own target and no service."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
+    monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent", "target_fingerprint": "f"}))
+    monkeypatch.setattr(learn, "run_to_end", lambda command, may_run: ran.append(command[3:]) or 1)
+    return ran
+
+
+def served(folder: Path, answers: int) -> None:
+    tokens, states = [np.arange(40, dtype=np.int32)] * answers, [np.ones((39, 3), np.uint16)] * answers
+    add_shard(folder, shard_bytes(tokens, states, range(answers), {"target_fingerprint": "f"}))
+
+
+def test_a_training_that_failed_is_begun_with_what_was_served_since_and_goes_on_from_its_checkpoint(
+    tmp_path, trainings
+):
+    def learned(**options) -> int:
+        with pytest.raises(typer.Exit):
+            learn.main(tmp_path, always=True, **options)
+        return sum(map(count_answers, (generation_folder(tmp_path, 1) / learn.TRAINED).iterdir()))
+
+    served(tmp_path, 50)
+    assert learned() == 34
+    served(tmp_path, 50)
+    assert learned() == 84
+    (generation_folder(tmp_path, 1) / learn.CHECKPOINT).touch()
+    served(tmp_path, 50)
+    assert learned() == 84, "it goes on"
+    assert trainings[1] == trainings[2]
+    assert learned(positions=7) == 128, "by other settings nothing goes on"
+
+
+def test_too_few_answers_are_said_and_do_not_block_the_next_call(tmp_path, trainings, capsys):
+    served(tmp_path, 17)
+    for _ in range(2):
+        with pytest.raises(typer.Exit):
+            learn.main(tmp_path, always=True)
+    assert capsys.readouterr().err.count("holds 17 answers in 1 shards, too few") == 2
+    assert not trainings
+    served(tmp_path, 50)
+    with pytest.raises(typer.Exit):
+        learn.main(tmp_path, always=True)
+    assert len(trainings) == 1

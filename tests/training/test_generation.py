@@ -11,9 +11,21 @@ import torch
 
 from redraft.learning.generations import Generation, Measure, generation_folder, last_generation
 from redraft.learning.shard_file import SHARDS, add_shard, bfloat16_bits, prompt_hash, shard_bytes
-from redraft.training.generation import JUDGED, TRAINED, count_answers, judge, remove_answers, set_apart
+from redraft.model_defs.drafters.registry import DRAFTERS
+from redraft.training.generation import (
+    BEGUN,
+    CHECKPOINT,
+    JUDGED,
+    TRAINED,
+    Order,
+    count_answers,
+    goes_on,
+    judge,
+    remove_answers,
+    set_apart,
+)
 from redraft.training.teacher_data import TeacherData
-from tests.training.teacher import generate, train
+from tests.training.teacher import generate, texts_of, train
 
 
 def serve(folder: Path, target, shards: int, answers: int = 20, metadata=None, first: int = 10) -> list[list[int]]:
@@ -35,45 +47,105 @@ def serve(folder: Path, target, shards: int, answers: int = 20, metadata=None, f
     return asked
 
 
+def apart(learned: Path, said: list[str] | None = None, **order) -> Path:
+    """The first generation of a folder, for a recurrent drafter."""
+    generation = generation_folder(learned, 1)
+    say = said.append if said is not None else pytest.fail
+    set_apart(learned, generation, Order(DRAFTERS["recurrent"], **{"settings": ["7"]} | order), say)
+    return generation
+
+
+def answers_of(folder: Path) -> list[list[int]]:
+    """The answers of a folder, in order."""
+    return [text for file in sorted(folder.glob(SHARDS)) for text in texts_of(file)]
+
+
 def names(folder: Path) -> list[int]:
     return [int(path.stem.rpartition("-")[2]) for path in sorted(folder.glob(SHARDS))]
 
 
 def test_the_newest_answers_are_judged_by_and_no_prompt_is_on_both_sides(target, tmp_path):
-    """The fifth shard's prompts are the first one's again."""
+    """The fifth shard's prompts are the first one's again; its last 16 answers are set apart."""
     asked = serve(tmp_path / "learn", target, 5)
     assert asked[4] == asked[0]
-    generation = generation_folder(tmp_path / "learn", 1)
-    set_apart(tmp_path / "learn", generation)
-    assert (names(generation / TRAINED), names(generation / JUDGED)) == ([0, 1, 2, 3], [4])
+    served = answers_of(tmp_path / "learn")
+    generation = apart(tmp_path / "learn")
+    assert (names(generation / TRAINED), names(generation / JUDGED)) == ([0, 1, 2, 3, 4], [4])
+    assert answers_of(generation / TRAINED) + answers_of(generation / JUDGED) == served
     data = TeacherData([generation / TRAINED, generation / JUDGED], None, prompts=False)
     assert data.evaluation == sorted((generation / JUDGED).iterdir())
     answers = [answer for file in data.training for answer in data._trained(file)[1]]
-    assert len(answers) == 60, "without those of the first shard"
+    assert len(answers) == 68, "without those to the sixteen prompts"
     assert len(list(data.held_out_answers(8, 3, most=15))) == 15
 
 
+@pytest.mark.parametrize(("shares", "judged"), [((2, 130), 19), ((130, 2), 19), ((3,) * 30, 16), ((129,), 19)])
+def test_a_share_of_the_answers_is_set_apart_whatever_the_shards_hold(target, tmp_path, shares, judged):
+    for index, count in enumerate(shares):
+        serve(tmp_path / "learn", target, 1, count, first=10 + index % 20)
+    generation = apart(tmp_path / "learn")
+    assert len(answers_of(generation / JUDGED)) == judged
+    assert len(answers_of(generation / TRAINED)) == sum(shares) - judged
+
+
 def test_what_was_set_apart_stays_when_the_served_answers_go(target, tmp_path):
-    serve(tmp_path / "learn", target, 3)
+    serve(tmp_path / "learn", target, 5)
     served = sorted((tmp_path / "learn").glob(SHARDS))
     os.utime(served[-1], (5, 5))
-    generation = generation_folder(tmp_path / "learn", 1)
-    set_apart(tmp_path / "learn", generation)
-    [copy] = (generation / JUDGED).iterdir()
-    assert copy.stat().st_mtime == 5, "it is removed when the served one is"
+    generation = apart(tmp_path / "learn")
+    for part in (TRAINED, JUDGED):
+        assert (generation / part / served[-1].name).stat().st_mtime == 5, "it is removed when the served one is"
     for path in served:
         path.unlink()
-    assert sum(map(count_answers, (generation / TRAINED).iterdir())) == 40
-    (generation / "checkpoint.safetensors").touch()
+    assert sum(map(count_answers, (generation / TRAINED).iterdir())) == 84
+    (generation / CHECKPOINT).touch()
     remove_answers(generation)
     assert list(generation.iterdir()) == []
 
 
-def test_too_few_answers_are_said_and_nothing_is_made(target, tmp_path):
-    serve(tmp_path / "learn", target, 2, answers=7)
-    with pytest.raises(ValueError, match="holds 14 answers in 2 shards, too few"):
-        set_apart(tmp_path / "learn", generation_folder(tmp_path / "learn", 1))
+def test_shards_that_cannot_be_trained_on_are_left_out(target, tmp_path):
+    learned, said = tmp_path / "learn", list[str]()
+    serve(learned, target, 4, metadata={"target_fingerprint": "this"})
+    serve(learned, target, 2, metadata={"target_fingerprint": "other"})
+    add_shard(learned, b"none")
+    add_shard(learned, shard_bytes([np.arange(5)], [np.ones((6, 16), np.uint16)], [1], {}))
+    generation = apart(learned, said, fingerprint="this")
+    assert {*names(generation / TRAINED), *names(generation / JUDGED)} == {0, 1, 2, 3}
+    assert [text.partition(" is left out")[0] for text in said[:2]] == [
+        str(learned / f"shard-{number:08d}.safetensors") for number in (6, 7)
+    ]
+    assert said[2].startswith("2 shards")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"shards": 2, "answers": 7}, {"shards": 1, "answers": 20}, {"shards": 60, "answers": 1}],
+    ids=["few to judge by", "few to train on", "one prompt"],
+)
+def test_too_few_answers_are_said_and_nothing_is_made(target, tmp_path, wrong):
+    for _ in range(wrong["shards"]):
+        serve(tmp_path / "learn", target, 1, wrong["answers"])
+    with pytest.raises(ValueError, match=r"holds \d+ answers in \d+ shards, too few"):
+        apart(tmp_path / "learn")
     assert last_generation(tmp_path / "learn") == 0
+    assert not list((tmp_path / "learn" / "generations").iterdir())
+
+
+def test_a_generation_goes_on_only_with_what_it_was_begun_with(target, tmp_path):
+    learned, order = tmp_path / "learn", Order(DRAFTERS["recurrent"], ["7"])
+    serve(learned, target, 5)
+    generation = apart(learned)
+    assert not goes_on(generation, order), "nothing is trained yet"
+    (generation / CHECKPOINT).touch()
+    assert goes_on(generation, order)
+    assert not goes_on(generation, Order(DRAFTERS["recurrent"], ["8"]))
+    next((generation / TRAINED).iterdir()).unlink()
+    assert not goes_on(generation, order), "an answer was removed"
+    apart(learned)
+    assert not (generation / CHECKPOINT).exists()
+    assert len(answers_of(generation / TRAINED)) == 84
+    (generation / BEGUN).write_text("{")
+    assert not goes_on(generation, order)
 
 
 def test_answers_of_another_target_are_refused(target, tmp_path):
@@ -100,12 +172,11 @@ def test_every_kind_that_reads_hidden_states_is_trained_on_served_answers_and_ju
             data=[tmp_path / "learn"],
             every=1000,
         )
-    generation = generation_folder(tmp_path / "learn", 1)
-    set_apart(tmp_path / "learn", generation)
+    generation = apart(tmp_path / "learn")
     measure = judge(target, drafters, generation / JUDGED, unroll=3)
     assert measure.is_better or kind == "eagle"
     assert measure.length > measure.length_before >= 1
-    assert measure.answers == 20
+    assert measure.answers == 16
     itself = judge(target, drafters[1:] * 2, generation / JUDGED, unroll=3)
     assert (itself.gain_low, itself.gain_high, itself.is_better) == (0, 0, False)
 
