@@ -164,10 +164,11 @@ def main(
         )
         if not ranks.first:
             return
-        wait_until(may_run)
         if threads:
             torch.set_num_threads(threads)
-        measure: Measure = judge(Target.from_folder(model), (drafter, generation), generation / JUDGED)
+        measure: Measure = judge(
+            Target.from_folder(model), (drafter, generation), generation / JUDGED, partial(wait_until, may_run)
+        )
     except (OSError, ValueError, BundleError, ServingError) as error:
         if folder.is_dir():
             steps.log(str(error))

@@ -187,10 +187,16 @@ def remove_answers(generation: Path) -> None:
 
 
 @torch.no_grad()
-def judge(target: Target, drafters: Sequence[Path], judged: Path, unroll: int = UNROLL) -> Measure:
-    """Compare two drafters, the one before and the one after, on the answers of a folder. Raises ValueError where one
-    does not fit the target."""
-    before, after = (_accepted(target, folder, judged, unroll) for folder in drafters)
+def judge(
+    target: Target,
+    drafters: Sequence[Path],
+    judged: Path,
+    wait: Callable[[], None] = lambda: None,
+    unroll: int = UNROLL,
+) -> Measure:
+    """Compare two drafters, the one before and the one after, on the answers of a folder; `wait` is called before each
+    of them. Raises ValueError where one does not fit the target."""
+    before, after = (_accepted(target, folder, judged, wait, unroll) for folder in drafters)
     lengths = [1 + ratio(drafts[:, 1], drafts[:, 0]) for drafts in (before, after)]
     low, high = interval(lengths[1] - lengths[0])
     length_before, length = (1 + float(drafts[:, 1].sum() / drafts[:, 0].sum()) for drafts in (before, after))
@@ -203,10 +209,13 @@ def judge(target: Target, drafters: Sequence[Path], judged: Path, unroll: int = 
     )
 
 
-def _accepted(target: Target, folder: Path, judged: Path, unroll: int) -> np.ndarray:
+def _accepted(target: Target, folder: Path, judged: Path, wait: Callable[[], None], unroll: int) -> np.ndarray:
     """Of each answer the drafts that begin in it and their accepted tokens, float64 [answers, 2]."""
     drafter = load_drafter(folder, target).to(target.embedding.weight.device).eval()
     trainer = Trainer(target, drafter, Labels.soft, unroll, 0.0)
     data = TeacherData([judged], MOST_JUDGED, drafter.reads_context)
-    windows = data.held_out_answers(drafter.recipe.window, unroll, MOST_JUDGED)
-    return np.array([trainer.accepted(each) for each in windows], np.float64)
+    drafts = []
+    for windows in data.held_out_answers(drafter.recipe.window, unroll, MOST_JUDGED):
+        wait()
+        drafts.append(trainer.accepted(windows))
+    return np.array(drafts, np.float64)
