@@ -23,7 +23,7 @@ from redraft.bundle.method import MethodConfig
 from redraft.bundle.scores import ScoresFile
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
-from redraft.drafting.served import ServedTexts, TextOptions
+from redraft.drafting.served import SALT_BYTES, SHARED, Scopes, ServedTexts, TextOptions
 from redraft.engines.api import Engine
 from redraft.errors import Code
 from redraft.grammar.compiler import Grammars
@@ -55,12 +55,18 @@ def first_estimates(engine: Engine, limits: Limits, methods: Mapping[str, Method
     return Estimates(costs=time_steps(engine, limits, most), calibrations=calibrations)
 
 
-def _served_texts(options: TextOptions | None, bundle: Bundle) -> ServedTexts | None:
-    """The texts that the bundle's methods draft from; None where none does, or there are no options."""
-    if options is None or not any(method.ngram and not method.retrieves for method in bundle.config.methods.values()):
-        return None
+def _served_texts(options: TextOptions | None, bundle: Bundle) -> tuple[ServedTexts | None, Scopes | None]:
+    """The texts that the bundle's n-grams guess from, None where they guess from none, and whose texts all that drafts
+    from others' may use."""
+    if options is None:
+        return None, SHARED
+    if not options.capacity:
+        return None, None
+    if not any(method.ngram and not method.retrieves for method in bundle.config.methods.values()):
+        return None, Scopes(options.by_key, secrets.token_bytes(SALT_BYTES))
     tokenizer = hashlib.sha256((bundle.path / "tokenizer.json").read_bytes()).hexdigest()
-    return ServedTexts(options, tokenizer, bundle.config.target.vocab_size)
+    texts = ServedTexts(options, tokenizer, bundle.config.target.vocab_size)
+    return texts, texts.scopes
 
 
 class Runtime:
@@ -83,9 +89,10 @@ class Runtime:
         budgets: BudgetController | None = None,
         learned: LearnedFile | None = None,
         texts: ServedTexts | None = None,
+        scopes: Scopes | None = SHARED,
     ):
-        """`prefix_reuse`, `unknown_tokens`, `budgets` and `texts`: see `Scheduler`. `learned` keeps the budgets'
-        estimates."""
+        """`prefix_reuse`, `unknown_tokens`, `budgets`, `texts` and `scopes`: see `Scheduler`. `learned` keeps the
+        budgets' estimates."""
         self.engine = engine
         self.codec = codec
         self.limits = limits
@@ -108,6 +115,7 @@ class Runtime:
         self._unknown_tokens, self._learned = unknown_tokens, learned
         self.texts = texts
         """What was served, to be drafted from; None: nothing is kept. `with_methods` begins with what is set here."""
+        self._scopes = scopes
         self._answers: AnswerStore | None = None
         self.budgets = budgets
         """What says how much to draft; None: each method's configuration."""
@@ -125,8 +133,8 @@ class Runtime:
         texts: TextOptions | None = None,
     ) -> Runtime:
         """Load a bundle. `learned_dir`: see `LearnedFile.of`. `texts`: how served texts are stored; None: not at all,
-        as measurements want it. Raises BundleError where it does not fit this machine,
-        ValueError for damaged scores, BuildError where the compiled part of drafting is missing and cannot be
+        as measurements want it, but methods that retrieve share theirs. Raises BundleError where it does not fit this
+        machine, ValueError for damaged scores, BuildError where the compiled part of drafting is missing and cannot be
         compiled."""
         from redraft.bundle.manifest import Bundle
         from redraft.engines import gpu_name, load_engine
@@ -148,6 +156,7 @@ class Runtime:
                 if learned_dir is None:  # in a folder that bundles share, whose a file is does not show
                     learned.remove_outdated()
             budgets = BudgetController(estimates)
+        stored, scopes = _served_texts(texts, bundle)
         return cls(
             engine=engine,
             codec=codec.result(),
@@ -163,7 +172,8 @@ class Runtime:
             unknown_tokens=frozenset(chain.from_iterable(range(*ids) for ids in config.target.unknown_tokens)),
             budgets=budgets,
             learned=learned,
-            texts=_served_texts(texts, bundle),
+            texts=stored,
+            scopes=scopes,
         )
 
     def store_answers(self, policy: Policy) -> None:
@@ -174,10 +184,13 @@ class Runtime:
         self.with_methods(self.methods)
 
     def end_storing(self) -> None:
-        """Write the answers that have ended. `with_methods` serves on without storing."""
+        """Write the answers that have ended, and all texts where they were asked to be kept. `with_methods` serves on
+        without storing answers."""
         if self._answers:
             self._answers.close()
             self._answers = None
+        if self.texts is not None:
+            self.texts.close()
 
     def keep_learned(self) -> None:
         """Write what was learned of the engine and the traffic beside the bundle, and texts where they were asked to be
@@ -225,6 +238,7 @@ class Runtime:
             self._unknown_tokens,
             self.budgets,
             self.texts,
+            self._scopes,
             self._answers,
         )
         build = self._learned.build[:BUILD_DIGITS] if self._learned else ""

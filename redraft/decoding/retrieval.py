@@ -8,6 +8,7 @@ part of the trie below a text's end that is most likely by these counts.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,16 +21,19 @@ NGRAM_TRIE = "ngram_trie"
 """The construction's name in a bundle's configuration."""
 LONGEST = max(RETRIEVAL_ESCAPES)
 OCCURRENCES = 8
+EVERYBODY = 1
+"""The scope of texts that nobody tells apart."""
 CAPACITY = 1 << 17
 
 
 class Retrieval:
     """What followed which tokens in the texts of all requests, the newest `capacity` tokens; older ones are forgotten
-    one by one, whatever text they stood in. A token takes about 0.5 KB."""
+    one by one, whatever text they stood in. A text matches those of its own scope only. A token takes about 0.5 KB."""
 
     def __init__(self, capacity: int = CAPACITY):
         self._capacity = capacity
         self._total = 0
+        self._private = itertools.count(-2, -1)  # -1 has the hash of -2
         self._tokens = array("i", bytes(4 * capacity))
         # Per match length: place of the newest token that followed a match, by the match's hash; then for each place,
         # the place before it that followed the same match, and the match's hash.
@@ -50,7 +54,11 @@ class Retrieval:
         """Tokens that are remembered."""
         return min(self._total, self._capacity)
 
-    def add(self, tail: tuple[int, ...], token: int) -> None:
+    def private_scope(self) -> int:
+        """A scope that no other text has."""
+        return next(self._private)
+
+    def add(self, scope: int, tail: tuple[int, ...], token: int) -> None:
         """Remember that a token followed `tail`, the last tokens of a text (LONGEST of them where there are)."""
         position, slot = self._total, self._total % self._capacity
         self._tokens[slot] = token
@@ -58,21 +66,21 @@ class Retrieval:
             if newest.get(matches[slot]) == position - self._capacity:
                 del newest[matches[slot]]
             if length <= len(tail):
-                match = hash(tail[-length:])
+                match = hash((scope, tail[-length:]))
                 before[slot] = newest.get(match, -1)
                 newest[match] = position
                 matches[slot] = match
         self._total += 1
 
-    def match(self, tail: tuple[int, ...]) -> int:
+    def match(self, scope: int, tail: tuple[int, ...]) -> int:
         """The length of the longest match of `tail`'s end, 0 where there is none."""
         oldest = self._total - len(self)
         for length, newest, _, _ in self._index:
-            if length <= len(tail) and newest.get(hash(tail[-length:]), -1) >= oldest:
+            if length <= len(tail) and newest.get(hash((scope, tail[-length:])), -1) >= oldest:
                 return length
         return 0
 
-    def after(self, tail: tuple[int, ...]) -> dict[int, float]:
+    def after(self, scope: int, tail: tuple[int, ...]) -> dict[int, float]:
         """Estimated probabilities of the tokens that may follow `tail`; empty where nothing is known.
 
         A match of length n that was last followed by C tokens (at most OCCURRENCES are looked at), c times by token t,
@@ -82,7 +90,7 @@ class Retrieval:
         chances: dict[int, float] = {}
         mass = 1.0
         for length, newest, before, _ in self._index:
-            if length > len(tail) or (position := newest.get(hash(tail[-length:]), -1)) < oldest:
+            if length > len(tail) or (position := newest.get(hash((scope, tail[-length:])), -1)) < oldest:
                 continue
             followers: list[int] = []
             while position >= oldest and len(followers) < OCCURRENCES:
@@ -106,10 +114,12 @@ class RetrievalText:
         tokens: Iterable[int] = (),
         own_first: bool = False,
         chances: Mapping[int, Sequence[float]] = NGRAM_CHANCES,
+        scope: int = EVERYBODY,
     ):
         """`own_first`: what followed in this text itself goes before what followed as long a match in others, with
-        `chances` as in `NgramScores`."""
+        `chances` as in `NgramScores`. `scope`: whose texts it is drafted from and belongs to; 0: only itself."""
         self._retrieval, self._chances = retrieval, chances
+        self._scope = scope or retrieval.private_scope()
         self._own = NgramIndex(chances=chances) if own_first else None
         self._tail: tuple[int, ...] = ()
         self._unread = list(tokens)
@@ -122,7 +132,7 @@ class RetrievalText:
         """Put what is new into the memory."""
         add, tail = self._retrieval.add, self._tail
         for token in self._unread:
-            add(tail, token)
+            add(self._scope, tail, token)
             tail = (*tail, token)[-LONGEST:]
         self._tail = tail
         if self._own is not None:
@@ -161,9 +171,9 @@ class RetrievalText:
         """The tokens that may follow `tail`, each with its chance."""
         if self._own is not None and (match := self._own.match(tail)):
             token, length, times = match
-            if length >= self._retrieval.match(tail):
+            if length >= self._retrieval.match(self._scope, tail):
                 return {token: self._chances[length][times - 1]}
-        return self._retrieval.after(tail)
+        return self._retrieval.after(self._scope, tail)
 
 
 def retrieved_trees(

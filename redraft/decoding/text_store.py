@@ -18,8 +18,10 @@ STARTS = 3, 8
 """Lengths of matches that are looked up, the longer first."""
 TRIES = 4
 """Places that a look-up compares, the newest ones."""
-MOST_SEEN, WEIGHT = 1024, 16.0
-"""After so many guesses of one kind their counts are halved; and the guesses that a first chance counts as."""
+MOST_SEEN = 1024
+"""After so many guesses of one kind their counts are halved."""
+WEIGHT = 16.0
+"""Guesses that a first chance counts as."""
 WORD = 2**64 - 1
 
 
@@ -136,13 +138,13 @@ class TextStore:
 
     def chance(self, match: TextMatch) -> float:
         """How often a guess is right that matches so: what was seen, and WEIGHT guesses of `chances`."""
-        length, index = _cell(match)
+        length, index = self._cell(match)
         seen, right = self._seen[length][index], self._right[length][index]
         return (right + WEIGHT * self.chances[length][index]) / (seen + WEIGHT)
 
     def learn(self, match: TextMatch, token: int) -> None:
         """Count a guess, after which a token came."""
-        length, index = _cell(match)
+        length, index = self._cell(match)
         right = match.token == token
         self._learned = self._learned[0] + 1, self._learned[1] + right
         self._right[length][index] += right
@@ -151,9 +153,8 @@ class TextStore:
             self._seen[length][index] //= 2
             self._right[length][index] //= 2
 
-
-def _cell(match: TextMatch) -> tuple[int, int]:
-    return max(length for length in TEXT_CHANCES if length <= match.length), match.times - 1
+    def _cell(self, match: TextMatch) -> tuple[int, int]:
+        return max(length for length in self.chances if length <= match.length), match.times - 1
 
 
 def mixed(number: int) -> int:

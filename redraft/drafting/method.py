@@ -109,7 +109,9 @@ class Method(AutoRegressive):
         """What the method keeps of a new sequence's text and is told every token of, if it drafts from such."""
         prompt = sequence.prompt.tolist()
         if self._retrieval is not None:
-            return RetrievalText(self._retrieval, prompt, self._config.ngram, self._config.ngram_scores.chances)
+            scope = sequence.scope if sequence.request.store else 0
+            chances = self._config.ngram_scores.chances
+            return RetrievalText(self._retrieval, prompt, self._config.ngram, chances, scope)
         if not self._config.ngram:
             return None
         return NativeNgrams(prompt, self._bigrams, self._config.ngram_scores.chances, self._texts, sequence.scope)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
+import time
 import zipfile
 import zlib
 from collections import deque
@@ -22,6 +24,7 @@ from uuid import uuid4
 import numpy as np
 
 from redraft.decoding.native import NativeTextStore
+from redraft.decoding.retrieval import EVERYBODY
 from redraft.decoding.text_store import LONGEST
 from redraft.request import GenerateRequest
 from redraft.request_state import RequestState
@@ -32,8 +35,34 @@ AT_LEAST = 16
 """A step stores one in so many of the tokens that wait, so that these never grow without end."""
 SALT_BYTES = 16
 VERSION = 1
+STALE_S = 600.0
+"""Nobody writes a file for so long."""
 
 log = logging.getLogger("redraft.texts")
+
+
+@dataclass(frozen=True)
+class Scopes:
+    """Whose texts a request may be drafted from, as a number: 0 is its own text only."""
+
+    by_key: bool = False
+    """Whether each API key has a scope of its own; else all requests share one."""
+    salt: bytes = b""
+
+    def of(self, request: GenerateRequest) -> int:
+        """64 bits: a salted hash of its key's digest and its `cache_salt`, EVERYBODY where it has neither. 0 where it
+        shares no prompts, or shows what it is drafted from."""
+        if not request.cache_prompt or request.draft_trees:
+            return 0
+        owner = request.scope if self.by_key else None, request.cache_salt
+        if owner == (None, None):
+            return EVERYBODY
+        digest = hashlib.blake2b(repr(owner).encode(), key=self.salt, digest_size=8).digest()
+        return int.from_bytes(digest) or EVERYBODY
+
+
+SHARED = Scopes()
+"""All requests share one scope but those with a `cache_salt`."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +70,9 @@ class TextOptions:
     """What a service was asked to store."""
 
     by_key: bool
-    """Whether each API key has a scope of its own; else all requests share one."""
+    """See `Scopes`."""
     capacity: int
-    """See `TextStore`."""
+    """See `TextStore`; 0: nothing is stored, and no request is drafted from another's text."""
     folder: Path | None = None
     """Where texts are kept over restarts; None: nowhere."""
 
@@ -97,7 +126,11 @@ class TextFile:
 
     def load(self) -> Kept | None:
         """Return what is kept; None where nothing is. A file that is damaged, or of another tokenizer, counts for
-        nothing, which is logged."""
+        nothing, which is logged. Parts that killed services have left are removed."""
+        for partial in self.folder.glob(f".{self.path.name}.*.partial"):
+            with suppress(OSError):
+                if partial.stat().st_mtime < time.time() - STALE_S:
+                    partial.unlink()
         try:
             with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 version, tokenizer = int(arrays["version"]), str(arrays["tokenizer"])
@@ -139,24 +172,16 @@ class ServedTexts:
         self._file = TextFile(options.folder, tokenizer, vocab_size) if options.folder else None
         kept = self._file.load() if self._file else None
         self._salt = kept.salt if kept else os.urandom(SALT_BYTES)
+        self.scopes = Scopes(options.by_key, self._salt)
         self.store = NativeTextStore(options.capacity, int.from_bytes(os.urandom(8)))
-        self._by_key = options.by_key
         self._waiting: deque[tuple[int, np.ndarray]] = deque()
         self._left = 0
         """Tokens that wait."""
         self._stored = 0
         """Tokens of the first that waits which are stored already."""
+        self._writer: threading.Thread | None = None
         for scope, text in kept.texts() if kept else ():
             self.store.add(scope, text)
-
-    def scope(self, request: GenerateRequest) -> int:
-        """The scope of a request, 64 bits: a salted hash of its key's digest and its `cache_salt`. 0, which is none,
-        where it shares no prompts."""
-        if not request.cache_prompt:
-            return 0
-        owner = repr((request.scope if self._by_key else "", request.cache_salt))
-        digest = hashlib.blake2b(owner.encode(), key=self._salt, digest_size=8).digest()
-        return int.from_bytes(digest) or 1
 
     def take(self, sequence: RequestState) -> None:
         """Have the text of a sequence that has ended stored: its answer, and of its prompt what was not cached, with
@@ -182,16 +207,24 @@ class ServedTexts:
                 self._waiting.popleft()
                 self._stored = 0
 
-    def read_all(self) -> None:
-        """Store all that wait."""
-        self.read(self._left)
-
     def keep(self) -> None:
-        """Write the texts to the folder that keeps them, if there is one."""
+        """Write the texts that are stored to the folder that keeps them, if there is one, beside what goes on."""
+        if self._file is None or (self._writer is not None and self._writer.is_alive()):
+            return
+        self._writer = threading.Thread(target=self._write, args=self.store.texts(), name="redraft-texts")
+        self._writer.start()
+
+    def close(self) -> None:
+        """Store all that wait, and write the texts as `keep` does, to the end."""
         if self._file is None:
             return
-        self.read_all()
-        tokens, scopes = self.store.texts()
+        self.read(self._left)
+        if self._writer is not None:
+            self._writer.join()
+        self._write(*self.store.texts())
+
+    def _write(self, tokens: np.ndarray, scopes: np.ndarray) -> None:
+        assert self._file is not None
         inside = tokens >= 0
         starts = np.flatnonzero(inside & np.append(True, ~inside[:-1]))  # each text's first token
         ends = np.append(np.cumsum(inside)[starts[1:] - 1], inside.sum()) if len(starts) else np.zeros(0, np.int64)

@@ -254,7 +254,7 @@ class ServeSettings(BaseModel):
     served_tokens: int = Field(
         default=1 << 20,
         ge=1 << 10,
-        le=1 << 30,
+        le=1 << 24,
         description="Tokens of these texts that are stored, the newest ones; each takes about 40 bytes.",
     )
     served_dir: Path | None = Field(

@@ -416,11 +416,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def text_options(settings: ServeSettings) -> TextOptions | None:
-    """How served texts are stored; None: not at all."""
-    if settings.served_texts is TextScope.off:
-        return None
-    return TextOptions(settings.served_texts is TextScope.key, settings.served_tokens, settings.served_dir)
+def text_options(settings: ServeSettings) -> TextOptions:
+    """How served texts are stored."""
+    capacity = 0 if settings.served_texts is TextScope.off else settings.served_tokens
+    return TextOptions(settings.served_texts is TextScope.key, capacity, settings.served_dir)
 
 
 def serve(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redraft.decoding.defaults import RETRIEVAL_ESCAPES
-from redraft.decoding.retrieval import LONGEST, OCCURRENCES, Retrieval, RetrievalText, retrieved_trees
+from redraft.decoding.retrieval import EVERYBODY, LONGEST, OCCURRENCES, Retrieval, RetrievalText, retrieved_trees
 
 Log = list[tuple[tuple[int, ...], int]]
 """What was read, in order: the text before a token, whole, and the token."""
@@ -58,7 +58,8 @@ def test_estimates_are_those_of_a_search(reads, capacity, tail):
     _, whole, log = read(retrieval, reads)
     assert len(retrieval) == min(len(log), capacity)
     for end in (tuple(tail), *(tuple(text[-LONGEST:]) for text in whole if text)):
-        assert retrieval.after(end) == pytest.approx(searched(log, capacity, end))
+        assert retrieval.after(EVERYBODY, end) == pytest.approx(searched(log, capacity, end))
+        assert retrieval.after(2, end) == {}
 
 
 def test_memory_is_bounded():

@@ -96,10 +96,10 @@ def test_slurm_starts_a_rank_for_each_task(tmp_path: Path):
         scontrol='test "$*" = "show hostnames n[1-2]" && printf "n1\\nn2\\n"',
         redraft='echo "$HYDRA_LAUNCHER" "$@"; while [ "$1" != --hostfile ]; do shift; done; cat "$2"',
     )
-    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "3", "TMPDIR": str(tmp_path)}
+    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS_PER_NODE": "3", "SLURM_JOB_ID": "7"}
     environment = job | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     script = ["bash", str(ROOT / "deploy/slurm/serve.sbatch"), "--bundle", "six ranks"]
-    served, *hosts = subprocess.run(script, env=environment, capture_output=True, text=True).stdout.splitlines()
-    assert served.startswith("slurm serve --foreground --hostfile ")
-    assert served.endswith(" --bundle six ranks")
+    done = subprocess.run(script, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    served, *hosts = done.stdout.splitlines()
+    assert served == "slurm serve --foreground --hostfile redraft-7.hosts --bundle six ranks"
     assert hosts == ["n1:3", "n2:3"]

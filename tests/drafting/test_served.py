@@ -45,21 +45,21 @@ def test_texts_are_there_after_a_restart_for_their_scope_only(tmp_path):
     texts = texts_of(tmp_path / "new")
     for prompt, scope in (([1] * 9, KEY), ([2] * 30, None), (list(range(60)), KEY)):
         serve(texts, prompt=prompt, scope=scope)
-    texts.keep()
+    texts.close()
     again = texts_of(tmp_path / "new")
     for before, after in zip(texts.store.texts(), again.store.texts(), strict=True):
         assert before.tolist() == after.tolist()
     request = make("b", scope=KEY).request
-    assert again.scope(request) == texts.scope(request) != texts_of(tmp_path / "other").scope(request)
-    assert again.store.match(again.scope(request), (10, 11, 12)).token == 13
-    assert again.store.match(again.scope(make("b").request), (10, 11, 12)) is None
+    assert again.scopes.of(request) == texts.scopes.of(request) != texts_of(tmp_path / "other").scopes.of(request)
+    assert again.store.match(again.scopes.of(request), (10, 11, 12)).token == 13
+    assert again.store.match(again.scopes.of(make("b").request), (10, 11, 12)) is None
 
 
 def test_a_file_has_no_keys_and_no_text_that_is_not_shared(tmp_path):
     texts = texts_of(tmp_path)
     serve(texts, prompt=[*range(50, 60)], scope=KEY, cache_salt="salt-of-a-client")
     serve(texts, prompt=[*SECRET], scope=KEY, cache_prompt=False)
-    texts.keep()
+    texts.close()
     path = file_in(tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     content = path.read_bytes()
@@ -72,7 +72,7 @@ def test_a_file_has_no_keys_and_no_text_that_is_not_shared(tmp_path):
 
 
 def test_a_folder_that_is_made_is_its_owners_only(tmp_path):
-    texts_of(tmp_path / "a").keep()
+    texts_of(tmp_path / "a").close()
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
 
 
@@ -80,7 +80,7 @@ def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     texts = texts_of(None)
     serve(texts)
-    texts.keep()
+    texts.close()
     assert not [*tmp_path.iterdir()]
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_file_and_one_of_another_tokenizer_count_for_nothing(tmp_path,
     texts = texts_of(tmp_path)
     serve(texts, prompt=[*range(50, 60)])
     serve(texts, prompt=[*range(30, 40)])
-    texts.keep()
+    texts.close()
     path = file_in(tmp_path)
     with np.load(path) as loaded:
         arrays = dict(loaded)
@@ -126,7 +126,7 @@ def test_a_damaged_file_and_one_of_another_tokenizer_count_for_nothing(tmp_path,
 def test_the_newest_of_a_file_fit_a_smaller_store(tmp_path):
     texts = texts_of(tmp_path)
     serve(texts, prompt=[*range(1, 90)])
-    texts.keep()
+    texts.close()
     smaller = texts_of(tmp_path, capacity=50)
     assert smaller.store.texts()[0].tolist() == texts.store.texts()[0].tolist()[-49:]
 
@@ -135,7 +135,7 @@ def test_the_newest_of_a_file_fit_a_smaller_store(tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_logged(obstacle, tmp_path, warnings, monkeypatch):
     texts = texts_of(tmp_path / "f")
     serve(texts)
-    texts.keep()
+    texts.close()
     before = file_in(tmp_path / "f").read_bytes()
     if obstacle == "file":
         (tmp_path / "f").rename(tmp_path / "g")
@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_written_to_is_logged(obstacle, tmp_path, warnin
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(np, "savez", full)
-    texts.keep()
+    texts.close()
     assert "cannot keep texts" in warnings[0]
     if obstacle == "full":
         assert file_in(tmp_path / "f").read_bytes() == before
