@@ -238,7 +238,7 @@ def _texts(count: int) -> ServedTexts | None:
     if not count:
         return None
     texts = ServedTexts(TextOptions(by_key=True, capacity=count))
-    scope = texts.scope(GenerateRequest(id="served", input_ids=[0], max_tokens=1))
+    scope = texts.scopes.of(GenerateRequest(id="served", input_ids=[0], max_tokens=1))
     rng = np.random.default_rng(0)
     for _ in range(count // SERVED_LENGTH):
         text = rng.integers(0, WORDS, SERVED_LENGTH).astype(np.int32)
