@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ METHOD = "gguf"
 
 FP8_METHODS = ("fp8", "fbgemm_fp8")
 """`quant_method`s whose numbers are in FP8; those of compressed-tensors may be."""
+SAMPLED = 1 << 20
 
 
 def stored_precision(quantization: Mapping[str, Any]) -> str | None:
@@ -48,6 +50,19 @@ def files_with_weights(folder: Path) -> list[Path]:
     from redraft.model_defs.files import weight_files
 
     return weight_files(folder)
+
+
+def model_digest(folder: Path) -> str:
+    """16 hexadecimal digits of a model's `config.json` and, of each file of weights, its size and SAMPLED bytes at
+    either end: reading all would take minutes."""
+    digest = sha256((folder / "config.json").read_bytes())
+    for path in files_with_weights(folder):
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLED))
+            size = file.seek(0, 2)
+            file.seek(max(size - SAMPLED, 0))
+            digest.update(file.read() + str(size).encode())
+    return digest.hexdigest()[:16]
 
 
 def quantized_weights(folder: Path) -> CheckpointWeights | None:

@@ -44,7 +44,7 @@ from redraft.model_defs.drafters.eagle3 import parse_layers
 from redraft.model_defs.precision import working_dtype
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import Target, give_layers
-from redraft.model_defs.weights.folder import count_numbers
+from redraft.model_defs.weights.folder import count_numbers, model_digest
 from redraft.prompts import Prompt, load_prompts, read_prompts
 from redraft.training.conversations import Generator, Lengths, Template
 from redraft.training.forward import EngineForward, TorchForward
@@ -58,7 +58,6 @@ from redraft.training.parts import (
 )
 from redraft.training.prompts import LEAST_RESPONSE, RESERVED, answerable, parse_shares, prompts_digest
 from redraft.training.ranks import ranked, this_rank, versions
-from redraft.training.shards import model_digest
 from redraft.training.teacher_data import LAYERS
 from redraft.training.writing import (
     SHARD_S,

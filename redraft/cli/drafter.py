@@ -24,12 +24,12 @@ from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL, PROMPTS, data_of, own_drafter
 from redraft.model_defs.drafters.registry import RECURRENT
+from redraft.model_defs.weights.folder import model_digest
 from redraft.prompts import load_prompts, read_prompts
 from redraft.training.gains import fitting_prompts, measure_gains, shipped_curves, summary, unseen_prompts
 from redraft.training.plan import plan_training
 from redraft.training.prompts import prompts_digest
 from redraft.training.ranks import ranked, this_rank, versions
-from redraft.training.shards import model_digest
 from redraft.training.teacher_data import cutoff_of_shards
 
 LOG = "drafter.log"

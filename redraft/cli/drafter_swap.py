@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from redraft.bundle.manifest import Manifest
 from redraft.bundle.method import MethodFields
 from redraft.cli.options import model_folder
-from redraft.cli.steps import Steps
-from redraft.compiler.built_from import files_of_option, input_file, options_of
+from redraft.cli.steps import Execute, Steps
+from redraft.compiler.built_from import PATHS, files_of_option, input_file, options_of
 from redraft.console.output import fail
 from redraft.errors import BundleError
 from redraft.home import HOME
@@ -22,13 +23,13 @@ OF_ITS_DRAFTER = ("--drafter", "--no-drafter", "--read-as", "--hot-vocabulary", 
 DIGEST_DIGITS = 8
 
 
-def with_drafter(served: Path, drafter: Path, program: str) -> Path:
+def with_drafter(served: Path, drafter: Path, program: str, execute: Execute | None = None) -> Path:
     """The bundle that differs from the one `served` in its drafter only, built where it is missing, under
-    REDRAFT_HOME/engines. Ends the process where it cannot be built."""
+    REDRAFT_HOME/engines, by `execute` as `Steps` takes it. Ends the process where it cannot be built."""
     try:
         manifest = Manifest.read(served)
         options = options_with(manifest.command, drafter)
-        bundle = Path(Steps(program).built_bundle(options)["--output"])
+        bundle = Path(Steps(program, execute=execute).built_bundle(options)["--output"])
         if Manifest.read(bundle).target_fingerprint != manifest.target_fingerprint:
             raise BundleError(
                 f"{options['--model']} is no longer the model that {served} was built of: serve it anew with "
@@ -58,14 +59,24 @@ def options_with(command: str, drafter: Path) -> dict[str, str]:
     if "--drafter" not in options:
         left_out |= {f"--{'no-' * no}{name.replace('_', '-')}" for name in MethodFields.model_fields for no in (0, 1)}
     kept = {name: value for name, value in options.items() if name not in left_out}
-    precision = f"-{kept['--precision']}" if "--precision" in kept else ""
-    output = HOME / "engines" / f"{model.name}{precision}-{content_digest(drafter)}"
-    return {**kept, "--model": str(model), "--drafter": str(drafter), "--output": str(output), "--replace": ""}
+    return named({**kept, "--model": str(model), "--drafter": str(drafter)})
 
 
-def content_digest(drafter: Path) -> str:
-    """DIGEST_DIGITS of what a drafter's folder holds: bundles of two drafters never share a folder."""
+def named(options: dict[str, str]) -> dict[str, str]:
+    """Options of `redraft build` for a model and a drafter, with a folder that bundles of another drafter or of other
+    options never have, whatever the drafter's folder is called."""
+    model, drafter = Path(options["--model"]), Path(options["--drafter"])
+    precision = f"-{options['--precision']}" if "--precision" in options else ""
+    output = HOME / "engines" / f"{model.name}{precision}-{content_digest(drafter, options)}"
+    return {**options, "--output": str(output), "--replace": ""}
+
+
+def content_digest(drafter: Path, options: Mapping[str, str]) -> str:
+    """DIGEST_DIGITS of what a drafter's folder holds, and of the options that name no file."""
     digest = hashlib.sha256()
+    for name, value in sorted(options.items()):
+        if name not in PATHS:
+            digest.update(f"{name} {value}\n".encode())
     for name, file in files_of_option("--drafter", drafter):
         with suppress(FileNotFoundError):
             digest.update(f"{name} {input_file(file).sha256}\n".encode())

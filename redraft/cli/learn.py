@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 
 from redraft.bundle.manifest import Manifest
+from redraft.cli.drafter_swap import with_drafter
 from redraft.cli.options import ThreadsOption, fetched_model, model_folder
 from redraft.cli.service import DEFAULT_RUN_DIR, RunDirOption
 from redraft.cli.steps import Steps, run_to_end
@@ -31,12 +32,15 @@ from redraft.console.output import fail
 from redraft.console.progress import write
 from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL, drafter_of
-from redraft.learning.generations import Generation, Measure, generation_folder, last_generation
+from redraft.learning.answers import remove_old
+from redraft.learning.generations import Generation, Measure, better_one, generation_folder, last_generation
 from redraft.model_defs.files import read_json
 from redraft.model_defs.target.model import Target
+from redraft.model_defs.weights.folder import model_digest
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
 from redraft.serving.rundir import RunDir
+from redraft.serving.settings import ServeSettings
 from redraft.training.generation import (
     CHECKPOINT,
     JUDGED,
@@ -55,7 +59,7 @@ from redraft.worker.client import WorkerClient, WorkerError
 LOG = "learn.log"
 GOES_ON = "the same command goes on"
 IDLE_S = 2.0
-"""A service is idle when it had no request for so long."""
+"""A service is idle when it had no request for this time."""
 RATE_SHARE = 0.5
 """The peak learning rate, as a share of that of a drafter which is trained from the start."""
 
@@ -66,13 +70,16 @@ class IdleService:
     def __init__(self, run_dir: RunDir):
         self._client = WorkerClient(run_dir.socket)
         self._idle_since: float | None = None
+        self._submitted = 0
 
     def __call__(self) -> bool:
         """Ask the worker. One that is away is busy: it starts, or there is none to learn for."""
         now = time.monotonic()
         try:
             status = self._client.status(IDLE_S)
-            idle = status.ready and not (status.running or status.waiting)
+            quiet = status.submitted == self._submitted  # a short request may have come and gone since it was asked
+            idle = status.ready and quiet and not (status.running or status.waiting)
+            self._submitted = status.submitted
         except WorkerError:
             idle = False
         self._idle_since = (self._idle_since or now) if idle else None
@@ -137,8 +144,18 @@ def main(
 
     try:
         with ranks.agreement():
-            may_run, served = (lambda: True, None) if always else watched(run_dir)
+            may_run, settings = (lambda: True, None) if always else watched(run_dir)
+            served = settings.bundle if settings else None
+            policy = settings.learning if settings else None
+            if ranks.first and policy and policy.folder == folder.resolve():
+                remove_old(policy.folder, policy.days, policy.gigabytes)
             model, drafter = origin(model, drafter, served)
+            unserved = better_one(folder, drafter) if swap and served and ranks.first else None
+            if ranks.from_first(unserved is not None):
+                if unserved and served:
+                    say(f"{unserved} is better than what is served, and was never swapped in")
+                    swap_in(unserved, served, run_dir, steps, may_run)
+                return
             kind = read_json(drafter / "config.json").get("drafter")
             if kind not in KINDS:
                 raise ValueError(f"{drafter} holds a drafter {kind!r}: trained are {', '.join(KINDS)}")
@@ -169,15 +186,20 @@ def main(
         measure: Measure = judge(
             Target.from_folder(model), (drafter, generation), generation / JUDGED, partial(wait_until, may_run)
         )
+        made = Generation(
+            number=number,
+            began_from=str(drafter),
+            model=model_digest(model),
+            positions=positions,
+            answers=answers,
+            measure=measure,
+        )
+        remove_answers(generation)  # first: nothing would remove those of one that is complete
+        made.write(generation)
     except (OSError, ValueError, BundleError, ServingError) as error:
         if folder.is_dir():
             steps.log(str(error))
         fail(f"redraft learn: {error}", 2)
-    made = Generation(
-        number=number, began_from=str(drafter), positions=positions, answers=answers, measure=measure
-    )  # fmt: skip
-    made.write(generation)
-    remove_answers(generation)
     better = "better beyond noise" if measure.is_better else "not better beyond noise: the drafter before stays"
     say(
         f"generation {number} gains {measure.length:.2f} tokens per step of a chain, the drafter before "
@@ -185,21 +207,27 @@ def main(
         f"{measure.gain_high:+.2f}): {better}"
     )
     if measure.is_better and swap and served:
-        steps.run("swap", "--drafter", generation, "--run-dir", run_dir)
+        swap_in(generation, served, run_dir, steps, may_run)
     elif measure.is_better:
         say(f"`redraft swap --drafter {generation}` brings it in")
 
 
-def watched(path: Path) -> tuple[Callable[[], bool], Path]:
-    """What says whether the service at a run directory is idle, and the bundle that it serves. Raises ValueError where
-    none runs."""
+def swap_in(generation: Path, served: Path, run_dir: Path, steps: Steps, may_run: Callable[[], bool]) -> None:
+    """Build the bundle that is served with a generation's drafter, while that may run, and swap it in."""
+    with_drafter(served, generation, steps.program, partial(execute_when, may_run))
+    steps.run("swap", "--drafter", generation, "--run-dir", run_dir)
+
+
+def watched(path: Path) -> tuple[Callable[[], bool], ServeSettings]:
+    """What says whether the service at a run directory is idle, and the settings that it serves by. Raises ValueError
+    where none runs."""
     run_dir = RunDir(path)
     state = run_dir.read_state() if launcher.is_running(run_dir) else None
     if state is None:
         raise ValueError(
             f"no service runs from {run_dir.path}: `redraft serve --learn` starts one, and --always trains without one"
         )
-    return IdleService(run_dir), state.settings.bundle
+    return IdleService(run_dir), state.settings
 
 
 def origin(model: Path | None, drafter: Path | None, served: Path | None) -> tuple[Path, Path]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from redraft.bundle.backends import BACKENDS, Precision
 from redraft.cli.bundles import usual_precision
+from redraft.cli.drafter_swap import named
 from redraft.cli.steps import Steps, one_process
 from redraft.console.output import fail
 from redraft.home import DEFAULT_MODEL, HOME
 from redraft.learning.generations import Generation, served_generation
-from redraft.model_defs.weights.folder import GGUF
+from redraft.model_defs.weights.folder import GGUF, model_digest
 from redraft.operator_build import build_apart
 from redraft.plugins.library import are_built
 from redraft.serving.settings import DEFAULT, ServeSettings
@@ -22,9 +24,10 @@ RECORD = "source.json"
 
 def prepared(settings: ServeSettings) -> Path:
     """The bundle of a model, by way of the commands that make it; a drafter's GGUF file is fetched too. With --learn
-    and no --drafter it drafts as the service of that folder did last. Ends the process where one fails."""
+    and no --drafter it drafts as the service of that folder did last, if that was of this model. Ends the process where
+    one fails."""
     model_file = Path(settings.source).resolve()
-    drafter = settings.drafter or (settings.learn and served_generation(settings.learn))
+    drafter = settings.drafter
     if drafter and drafter.suffix == ".gguf" and drafter.name == model_file.name and drafter.resolve() != model_file:
         fail(f"redraft serve: --drafter {drafter} has the name of the model's file: rename one of the two")
     if not are_built():
@@ -38,10 +41,22 @@ def prepared(settings: ServeSettings) -> Path:
         if drafter:
             options["--drafter"] = str(fetched(str(drafter), steps) if drafter.suffix == ".gguf" else drafter)
         options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
+        if generation := _learned(settings, model):
+            options = named(options | {"--drafter": str(generation)})
         bundle = Path(steps.built_bundle(options)["--output"])
-        if drafter and (generation := Generation.of(drafter)):
-            generation.write(bundle)
+        if made := Generation.of(Path(options["--drafter"])) if "--drafter" in options else None:
+            made.write(bundle)
         return bundle
+
+
+def _learned(settings: ServeSettings, model: Path) -> Path | None:
+    """The generation that a service with the settings' --learn was last swapped to, if it is the model's, and the
+    settings name no drafter."""
+    folder = served_generation(settings.learn) if settings.learn and not settings.drafter else None
+    made = Generation.of(folder) if folder else None
+    with suppress(OSError, ValueError):  # what is wrong with the model, the build says
+        return folder if made and made.model == model_digest(model) else None
+    return None
 
 
 def fetched(source: str, steps: Steps) -> Path:

@@ -17,6 +17,7 @@ from redraft.console.interrupt import interruptible
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
 from redraft.console.template_options import TemplateOptions
+from redraft.errors import reason
 from redraft.home import HOME
 from redraft.learning.generations import Generation, note_served
 from redraft.request import INT32_MAX, InvalidRequest, request
@@ -124,10 +125,13 @@ def swap(
     try:
         with _activities() as say:
             state = launcher.swap(bundle, run_dir, say)
-        if state.settings.learn:
-            note_served(state.settings.learn, state.settings.bundle)
-    except (ServingError, OSError) as error:
+    except ServingError as error:
         fail(f"redraft swap: {error}")
+    if state.settings.learn:
+        try:
+            note_served(state.settings.learn, state.settings.bundle)
+        except OSError as error:
+            err.print(f"redraft swap: the next start does not know of it: {reason(error)}", markup=False)
     out.print(f"serving {_described(state.settings.bundle)}", markup=False)
 
 

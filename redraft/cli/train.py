@@ -4,11 +4,12 @@ At each position the drafter is unrolled T steps along the teacher's text, and e
 its distribution over the hot vocabulary (soft labels) or the text itself (hard), and, for drafters that predict hidden
 states, the teacher's own. Only the drafter is trained. The run is cut into checkpoints; started again with the same
 output folder it goes on from the last one. Beside the drafter it leaves `bigrams.npy`, each token's most frequent
-successor in the teacher's answers.
+successor in the teacher's answers, or that of the drafter that it began from where it learned from served answers.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +32,7 @@ from redraft.model_defs.drafters.eagle3 import USUAL, Eagle3Drafter
 from redraft.model_defs.drafters.registry import DRAFTERS
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
-from redraft.model_defs.weights.folder import count_numbers
+from redraft.model_defs.weights.folder import count_numbers, model_digest
 from redraft.runtime import BIGRAMS_FILE_NAME
 from redraft.training.distillation import Labels, Trainer
 from redraft.training.plan import usual_rows
@@ -47,7 +48,6 @@ from redraft.training.run import (
     train,
     training_bytes,
 )
-from redraft.training.shards import model_digest
 from redraft.training.teacher_data import LARGEST_SHARE_HELD_OUT, USUAL_HELD_OUT, TeacherData
 
 KINDS = {name: kind for name, kind in DRAFTERS.items() if kind.is_trained}
@@ -69,13 +69,20 @@ def layers_of(kind: str) -> str | None:
     return USUAL if kind in LAYERED else None
 
 
-def save_bigrams(path: Path, data: list[Path], vocab_size: int) -> None:
+def save_bigrams(path: Path, data: list[Path], vocab_size: int, start_from: Path | None) -> None:
     """Write each token's most frequent successor in the answers of teacher data: what the n-gram branch of bundles of
-    the drafter takes. It is written before the drafter is, so no drafter is without it, and whole or not at all."""
-    answers = [tokens.numpy() for tokens in TeacherData(data, 0, prompts=False).answers()]
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        np.save(file, count_bigrams(answers, vocab_size))
+    the drafter takes. Of served answers nothing is written, as they are kept for a while only: where some are trained
+    on, the table is that of the drafter `start_from`, if it has one. It is written before the drafter is, so no drafter
+    is without it, and whole or not at all."""
+    teacher, partial = TeacherData(data, 0, prompts=False), path.with_name(f".{path.name}.partial")
+    if teacher.has_served:
+        if start_from is None or not (start_from / path.name).is_file():
+            return
+        shutil.copyfile(start_from / path.name, partial)
+    else:
+        answers = [tokens.numpy() for tokens in teacher.answers()]
+        with partial.open("wb") as file:
+            np.save(file, count_bigrams(answers, vocab_size))
     partial.replace(path)
 
 
@@ -237,7 +244,7 @@ def main(
                 if not resumed and not start_from:
                     bar.update(0, "setting the first weights")
                     module.initialize(target, teacher.sample(run.window, unroll).to(device))
-                save_bigrams(output / BIGRAMS_FILE_NAME, data, vocab_size)
+                save_bigrams(output / BIGRAMS_FILE_NAME, data, vocab_size, start_from)
             train(trainer, teacher, run, output, card, resumed is None, bar, ranks)
         except CheckpointError as error:
             raise typer.BadParameter(str(error)) from None

@@ -11,7 +11,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from redraft.engines.features import join, on_host
 from redraft.errors import BundleError
 from redraft.learning.policy import Policy
 from redraft.learning.recording import Recording
-from redraft.learning.shard_file import FINGERPRINT, SHARDS, add_shard, bfloat16_bits, prompt_hash, shard_bytes
+from redraft.learning.shard_file import FINGERPRINT, SERVED, SHARDS, add_shard, bfloat16_bits, prompt_hash, shard_bytes
 from redraft.request import GenerateRequest
 
 SHARD_S, SHARD_ANSWERS, SHARD_BYTES = 60.0, 128, 32_000_000
@@ -74,7 +74,7 @@ class AnswerStore:
         """Features are cut to their first `hidden_size` columns, the hidden states. `fingerprint` tells the target from
         others, `name` is its bundle's; `decode` gives the text of token ids."""
         self._policy, self._hidden_size, self._decode = policy, hidden_size, decode
-        self._metadata = {"source": "served", "model": name, FINGERPRINT: fingerprint}
+        self._metadata = {"source": SERVED, "model": name, FINGERPRINT: fingerprint}
         self.count: Callable[[str], None] = lambda outcome: None
         """Told what became of each answer, from both threads."""
         self._queue: queue.Queue[Answer | None] = queue.Queue(QUEUED)
@@ -170,21 +170,23 @@ class AnswerStore:
 
 
 def remove_old(folder: Path, days: float, gigabytes: float, now: float | None = None) -> None:
-    """Remove the shards of a folder, and of its generations, that are older than `days`; then the folder's oldest until
-    it holds at most so many `gigabytes`; and parts that killed workers have left. Raises OSError."""
+    """Remove the shards of a folder, and of its generations, that are older than `days`; then the oldest until they
+    take at most so many `gigabytes`; and parts that killed workers have left. Raises OSError."""
     now = time.time() if now is None else now
-    for path in folder.rglob(SHARDS):
+    shards: dict[int, tuple[float, int, list[Path]]] = {}
+    """By inode, as a generation's may be links: time of modification, size, and paths"""
+    for path in sorted(folder.rglob(SHARDS)):
         with suppress(FileNotFoundError):  # another worker of the same folder was faster
-            if path.stat().st_mtime < now - days * DAY_S:
-                path.unlink()
-    for path in folder.glob(".shard.*.partial"):
+            stat = path.stat()
+            shards.setdefault(stat.st_ino, (stat.st_mtime, stat.st_size, []))[2].append(path)
+    for path in folder.rglob(".shard*.partial"):
         with suppress(FileNotFoundError):
             if path.stat().st_mtime < now - STALE_S:
                 path.unlink()
-    sizes: Mapping[Path, int] = {path: path.stat().st_size for path in sorted(folder.glob(SHARDS))}
-    excess = sum(sizes.values()) - gigabytes * GB
-    for path, size in sizes.items():
-        if excess <= 0:
+    excess = sum(size for _, size, _ in shards.values()) - gigabytes * GB
+    for modified, size, paths in sorted(shards.values(), key=lambda shard: (shard[0], shard[2][0].name)):
+        if modified >= now - days * DAY_S and excess <= 0:
             break
-        path.unlink(missing_ok=True)
+        for path in paths:
+            path.unlink(missing_ok=True)
         excess -= size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 from pydantic import BaseModel
 
@@ -11,6 +12,8 @@ FILE = "generation.json"
 """It lies beside the drafter's weights, and in the bundles that are built with them."""
 SERVED = "served"
 """A link to the generation that is served, in the folder of the answers."""
+WAS_SERVED = "was-served"
+"""An empty file in the folder of a generation that a service was swapped to."""
 
 
 class Measure(BaseModel):
@@ -39,6 +42,8 @@ class Generation(BaseModel):
     """From 1; a drafter that has learned nothing from traffic has none."""
     began_from: str = ""
     """The folder of the drafter that it began from"""
+    model: str = ""
+    """`model_digest` of its target"""
     positions: int = 0
     """Training positions"""
     answers: int = 0
@@ -73,9 +78,24 @@ def served_generation(learned: Path) -> Path | None:
 def note_served(learned: Path, bundle: Path) -> None:
     """Note that a service of this folder was swapped to a bundle: the next start drafts as it does. Raises OSError."""
     made, link = Generation.of(bundle), learned / SERVED
-    link.unlink(missing_ok=True)
-    if made and Generation.of(generation_folder(learned, made.number)) == made:
-        link.symlink_to(generation_folder(learned, made.number).relative_to(learned))
+    folder = generation_folder(learned, made.number) if made else None
+    if folder is None or Generation.of(folder) != made:
+        link.unlink(missing_ok=True)
+        return
+    (folder / WAS_SERVED).touch()
+    partial = learned / f".{SERVED}.{uuid4().hex}.partial"
+    partial.symlink_to(folder.relative_to(learned))
+    partial.replace(link)
+
+
+def better_one(learned: Path, drafter: Path) -> Path | None:
+    """The folder's last generation where it is complete, better than the `drafter` that it began from, and was never
+    served: the swap to it has failed, or was not asked for."""
+    folder = generation_folder(learned, last_generation(learned))
+    made = Generation.of(folder)
+    if made is None or made.measure is None or (folder / WAS_SERVED).exists():
+        return None
+    return folder if made.measure.is_better and made.began_from == str(drafter) else None
 
 
 def last_generation(learned: Path) -> int:

@@ -15,6 +15,8 @@ import numpy as np
 SHARDS = "shard-*.safetensors"
 PROMPTS = "prompts"
 """The entry of a served shard that tells its documents' prompts apart: int64 [documents], see `prompt_hash`."""
+SERVED = "served"
+"""The `source` in the metadata of a served shard."""
 FINGERPRINT = "target_fingerprint"
 """The metadata of a served shard that say of which target it is."""
 _NAMES = {"int32": "I32", "int64": "I64", "uint16": "BF16"}

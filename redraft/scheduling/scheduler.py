@@ -61,11 +61,13 @@ class Overloaded(RequestError):
 
 @dataclass(frozen=True)
 class Status:
-    """Sequences that run and that wait, and the share of all slots' cache rows in use, 0 to 1."""
+    """Sequences that run and that wait, the share of all slots' cache rows in use, 0 to 1, and the sequences that were
+    ever submitted."""
 
     running: int
     waiting: int
     kv_use: float
+    submitted: int
 
 
 class Scheduler:
@@ -107,6 +109,7 @@ class Scheduler:
         if budgets:
             self.metrics[metrics.STEP_ERROR].set_function(lambda: budgets.costs.error)
         self._answers = answers
+        self._submitted = 0
         if answers:
             outcomes = self.metrics[metrics.ANSWERS_TO_LEARN]
             answers.count = lambda outcome: outcomes.labels(outcome).inc()
@@ -164,6 +167,7 @@ class Scheduler:
         """Queue a sequence. Raises Overloaded as `require_room` does."""
         self.require_room()
         self.metrics[metrics.REQUESTS].inc()
+        self._submitted += 1
         self._due = min(self._due, sequence.deadline)
         sequence.method = sequence.request.method or self._default
         source = self._source(sequence)
@@ -216,7 +220,7 @@ class Scheduler:
         """How loaded it is."""
         used = sum(sequence.cache_length for sequence in self._running)
         kv_use = used / (self.limits.slots * self.limits.max_len)
-        return Status(len(self._running), len(self._waiting), kv_use)
+        return Status(len(self._running), len(self._waiting), kv_use, self._submitted)
 
     def step(self) -> list[Output]:
         """Admit what fits, execute one step of all running sequences, and return their outputs."""

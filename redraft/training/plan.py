@@ -23,6 +23,7 @@ from redraft.model_defs.drafters.registry import DRAFTERS, RECURRENT
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.model import Target, give_layers
+from redraft.model_defs.weights.folder import model_digest
 from redraft.prompts import Prompt
 from redraft.text import TextCodec
 from redraft.training.conversations import Generator
@@ -31,7 +32,7 @@ from redraft.training.forward import EngineForward
 from redraft.training.parts import HELD_OUT_SHARE, LEAST_HELD_OUT, held_out_tokens
 from redraft.training.prompts import prompts_digest
 from redraft.training.ranks import ALONE, Ranks
-from redraft.training.shards import Document, model_digest, write_shard
+from redraft.training.shards import Document, write_shard
 from redraft.training.teacher_data import TeacherData
 
 PASSES = (1.0, 4.0)

@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,14 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from redraft.model_defs.files import save_tensors
-from redraft.model_defs.weights.folder import files_with_weights
 from redraft.training.ranks import ALONE, Ranks
 from redraft.training.teacher_data import LAYERS, USUAL_CUTOFF, prompts_of
 
 LOOP_TOKENS = 48
 LOOP_PERIODS = 16
 LOOP_CHECK = 8
-SAMPLED = 1 << 20
 
 
 @dataclass
@@ -195,19 +192,6 @@ def _number(file: Path) -> int:
 def write_shard(path: Path, docs: Sequence[Document], meta: Mapping[str, str]) -> None:
     """Write documents as a shard, whole or not at all."""
     save_tensors(_tensors(docs), path, meta)
-
-
-def model_digest(folder: Path) -> str:
-    """16 hexadecimal digits of a model's `config.json` and, of each file of weights, its size and SAMPLED bytes at
-    either end: reading all would take minutes."""
-    digest = sha256((folder / "config.json").read_bytes())
-    for path in files_with_weights(folder):
-        with path.open("rb") as file:
-            digest.update(file.read(SAMPLED))
-            size = file.seek(0, 2)
-            file.seek(max(size - SAMPLED, 0))
-            digest.update(file.read() + str(size).encode())
-    return digest.hexdigest()[:16]
 
 
 def _tensors(docs: Sequence[Document]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from redraft.learning.shard_file import FINGERPRINT, PROMPTS, prompt_hash
+from redraft.learning.shard_file import FINGERPRINT, PROMPTS, SERVED, prompt_hash
 from redraft.model_defs.drafters.windows import NO_DOCUMENT, Windows
 
 SHARDS_AT_ONCE = 4
@@ -131,6 +131,11 @@ class TeacherData:
                     f"{file} holds features of the layers {stored or 'none'}, the drafter reads {layers}: write "
                     f"teacher data with redraft distill --target-layers {'+'.join(map(str, layers))}"
                 )
+
+    @property
+    def has_served(self) -> bool:
+        """Whether a shard holds answers that a service stored."""
+        return any(values.get("source") == SERVED for values in self._metadata.values())
 
     @property
     def training(self) -> list[Path]:

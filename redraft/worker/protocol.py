@@ -89,6 +89,7 @@ class WorkerStatus(BaseModel):
     running: int = 0
     waiting: int = 0
     kv_use: float = Field(default=0.0, description="share of all slots' cache rows in use, 0 to 1")
+    submitted: int = Field(default=0, description="requests that were ever submitted to it")
     metrics: str = Field(default="", description="the page of its metrics since its start, where asked for")
     limits: dict[str, int] = Field(default_factory=dict)
     bundle: str = ""

@@ -21,8 +21,9 @@ import typer
 from redraft.cli import learn
 from redraft.cli.learn import IdleService, next_generation, origin
 from redraft.cli.steps import run_to_end
-from redraft.learning.generations import Generation, generation_folder
+from redraft.learning.generations import Generation, generation_folder, note_served
 from redraft.learning.shard_file import add_shard, shard_bytes
+from redraft.serving.settings import ServeSettings
 from redraft.training.generation import count_answers
 from redraft.worker.client import WorkerError
 from tests.conftest import wait_until
@@ -62,26 +63,28 @@ def test_a_service_is_idle_when_it_has_had_no_request_for_a_while(monkeypatch):
     monkeypatch.setattr(learn, "WorkerClient", MagicMock())
     idle = IdleService(MagicMock())
     answers: dict[float, Any] = {
-        100: (0, 0),
-        101: (0, 0),
-        102: (0, 0),
-        103: (1, 0),
-        104: (0, 0),
+        100: (0, 0, 3),
+        101: (0, 0, 3),
+        102: (0, 0, 3),
+        103: (0, 0, 3),
+        104: (1, 0, 4),
+        105: (0, 0, 4),
         106: None,
-        108: (0, 0),
+        108: (0, 0, 4),
     }
-    answers |= {109: (0, 1), 110: (0, 0), 112: (0, 0)}
+    answers |= {109: (0, 1, 5), 110: (0, 0, 5), 112: (0, 0, 5), 113: (0, 0, 6), 114: (0, 0, 6), 116: (0, 0, 6)}
 
     def status(_: float) -> SimpleNamespace:
         if (answer := answers[now[0]]) is None:
             raise WorkerError("it is away")
-        return SimpleNamespace(ready=True, running=answer[0], waiting=answer[1])
+        return SimpleNamespace(ready=True, running=answer[0], waiting=answer[1], submitted=answer[2])
 
     idle._client.status = status
     said = []
     for now[0] in answers:
         said.append(idle())
-    assert said == [False, False, True, False, False, False, False, False, False, True]
+    idle_at = [at for at, is_idle in zip(answers, said, strict=True) if is_idle]
+    assert idle_at == [103, 112, 116], "at 113 a request has come and gone"
 
 
 def test_an_unfinished_generation_is_gone_on_with(tmp_path):
@@ -121,7 +124,9 @@ def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, capsys
     """With the training, the judge and the swap as stand-ins."""
     ran: list[list[str]] = []
     monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
-    monkeypatch.setattr(learn, "watched", lambda _: (lambda: True, tmp_path / "bundle"))
+    monkeypatch.setattr(learn, "watched", lambda _: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
+    monkeypatch.setattr(learn, "with_drafter", lambda *_: None)
+    monkeypatch.setattr(learn, "model_digest", lambda _: "m")
     monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent", "target_fingerprint": "f"}))
     monkeypatch.setattr(learn, "set_apart", lambda _, generation, *__: (generation / learn.TRAINED).mkdir(parents=True))
@@ -133,7 +138,7 @@ def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, capsys
     learn.main(tmp_path, run_dir=tmp_path / "run", positions=9)
     generation = generation_folder(tmp_path, 1)
     assert Generation.of(generation) == Generation(
-        number=1, began_from=str(tmp_path), positions=9, answers=0, measure=measure
+        number=1, began_from=str(tmp_path), model="m", positions=9, answers=0, measure=measure
     )
     assert not (generation / learn.TRAINED).exists()
     assert [words[0] for words in ran] == ["train", "swap"][: 1 + (gain[0] > 0)]
@@ -187,3 +192,35 @@ def test_too_few_answers_are_said_and_do_not_block_the_next_call(tmp_path, train
     with pytest.raises(typer.Exit):
         learn.main(tmp_path, always=True)
     assert len(trainings) == 1
+
+
+def test_a_better_generation_whose_swap_failed_is_swapped_in_by_the_next_call(tmp_path, monkeypatch):
+    """It is once: one that was served is not swapped in again after `swap --back`."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
+    monkeypatch.setattr(learn, "watched", lambda _: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
+    monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
+    monkeypatch.setattr(learn, "with_drafter", lambda *_: None)
+    monkeypatch.setattr("redraft.cli.steps.execute_apart", lambda words: ran.append(words) or 0)
+    (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent", "target_fingerprint": "f"}))
+    generation = generation_folder(tmp_path, 1)
+    generation.mkdir(parents=True)
+    measure = learn.Measure(answers=3, length_before=1.5, length=1.75, gain_low=0.1, gain_high=0.2)
+    Generation(number=1, began_from=str(tmp_path), measure=measure).write(generation)
+    learn.main(tmp_path, run_dir=tmp_path / "run")
+    assert ran == [["swap", "--drafter", str(generation), "--run-dir", str(tmp_path / "run")]]
+    note_served(tmp_path, generation)
+    with pytest.raises(typer.Exit):  # there is nothing to learn from
+        learn.main(tmp_path, run_dir=tmp_path / "run")
+    assert len(ran) == 1
+
+
+def test_what_is_too_old_is_removed_before_anything_is_set_apart(tmp_path, monkeypatch, trainings):
+    served(tmp_path, 50)
+    served(tmp_path, 30)
+    os.utime(tmp_path / "shard-00000000.safetensors", (time.time() - 3 * 86400,) * 2)
+    settings = ServeSettings(bundle=tmp_path / "bundle", learn=tmp_path, learn_days=2)
+    monkeypatch.setattr(learn, "watched", lambda _: (lambda: True, settings))
+    with pytest.raises(typer.Exit):
+        learn.main(tmp_path, run_dir=tmp_path / "run")
+    assert {file.name for file in tmp_path.rglob("shard-*")} == {"shard-00000001.safetensors"}

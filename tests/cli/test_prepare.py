@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import runpy
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import typer
 
 from redraft import home
 from redraft.cli import prepare, steps
+from redraft.cli.drafter_swap import named, options_with
 from redraft.cli.prepare import prepared
 from redraft.home import SHIPPED
 from redraft.learning.generations import Generation, generation_folder
-from redraft.model_defs.weights.folder import GGUF
+from redraft.model_defs.weights.folder import GGUF, model_digest
 from redraft.serving.settings import ServeSettings
 
 
@@ -39,8 +41,8 @@ class Commands:
 def commands(tmp_path, monkeypatch) -> Commands:
     """An empty home, where nothing is built or tuned yet."""
     runs = Commands()
-    for module in ("redraft.home", "redraft.cli.prepare", "redraft.cli.bundles", "redraft.cli.options"):
-        monkeypatch.setattr(f"{module}.HOME", tmp_path)
+    for module in ("home", "cli.prepare", "cli.bundles", "cli.options", "cli.drafter_swap"):
+        monkeypatch.setattr(f"redraft.{module}.HOME", tmp_path)
     monkeypatch.setattr(prepare, "one_process", lambda: nullcontext(runs))
     return runs
 
@@ -189,21 +191,57 @@ def test_the_home_is_the_clones_artifacts_or_as_the_variable_says(tmp_path, monk
     assert installed["SHIPPED"] == copy.parent
 
 
-def test_with_learn_it_drafts_as_the_service_of_the_folder_did_last(tmp_path, commands):
-    """And the bundle says which generation that is; a drafter that is named goes first."""
-    fetched(tmp_path, "SmolLM2-135M-Instruct")
-    learned, other = tmp_path / "learned", tmp_path / "other"
-    folder = generation_folder(learned, 3)
-    for drafter in (folder, other):
-        drafter.mkdir(parents=True)
-        (drafter / "config.json").write_text("{}")
-    Generation(number=3).write(folder)
-    (learned / "served").symlink_to(folder)
-    bundle = tmp_path / "engines" / "SmolLM2-135M-Instruct-3-bf16"
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A fetched model."""
+    folder = fetched(tmp_path, "SmolLM2-135M-Instruct")
+    for name in ("config.json", GGUF):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def learned(folder: Path, model: Path) -> tuple[Path, Path]:
+    """A folder of answers whose third generation is served, a drafter for a model, and the bundle's folder."""
+    generation = generation_folder(folder, 3)
+    generation.mkdir(parents=True)
+    (generation / "config.json").write_text(str(folder))
+    Generation(number=3, model=model_digest(model)).write(generation)
+    (folder / "served").symlink_to(generation)
+    bundle = Path(named({"--model": str(model), "--drafter": str(generation), **BUILD})["--output"])
     bundle.mkdir(parents=True)
-    settings = ServeSettings(learn=learned, precision="bf16")
+    return generation, bundle
+
+
+BUILD = {"--backend": "openvino", "--precision": "bf16"}
+
+
+def test_with_learn_it_drafts_as_the_service_of_the_folder_did_last(tmp_path, commands, model):
+    """And the bundle says which generation that is; a drafter that is named goes first."""
+    generation, bundle = learned(tmp_path / "learned", model)
+    settings = ServeSettings(learn=tmp_path / "learned", precision="bf16")
     assert prepared(settings) == bundle
-    assert options(commands.ran[-1])["--drafter"] == str(folder)
-    assert Generation.of(bundle) == Generation(number=3)
-    prepared(settings.model_copy(update={"drafter": other}))
-    assert options(commands.ran[-1])["--drafter"] == str(other)
+    assert options(commands.ran[-1])["--drafter"] == str(generation)
+    assert Generation.of(bundle) == Generation.of(generation)
+    prepared(settings.model_copy(update={"drafter": tmp_path / "other"}))
+    assert options(commands.ran[-1])["--drafter"] == str(tmp_path / "other")
+
+
+def test_what_was_learned_of_another_model_is_left_alone(tmp_path, commands, model):
+    other = fetched(tmp_path, "Other-1B")
+    (other / "config.json").write_text("{1}")
+    (other / GGUF).touch()
+    learned(tmp_path / "learned", other)
+    prepared(ServeSettings(learn=tmp_path / "learned", precision="bf16"))
+    assert options(commands.ran[-1])["--drafter"] == str(SHIPPED / "drafters" / "SmolLM2-135M-Instruct")
+
+
+def test_generations_of_two_folders_have_bundles_of_their_own_which_a_swap_finds(tmp_path, commands, model):
+    bundles = []
+    for name in ("one", "two"):
+        generation, bundle = learned(tmp_path / name, model)
+        assert prepared(ServeSettings(learn=tmp_path / name, precision="bf16")) == bundle
+        bundles.append(bundle)
+        command = f"redraft {shlex.join(commands.ran[-1])}"
+        assert options_with(command, generation)["--output"] == str(bundle)
+        assert options_with(f"{command} --tp 2", generation)["--output"] != str(bundle)
+    assert bundles[0] != bundles[1]

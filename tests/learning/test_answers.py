@@ -242,12 +242,15 @@ def test_shards_that_are_old_or_too_many_are_removed(folder):
     generation.mkdir(parents=True)
     paths = [add_shard(folder, bytes(1000)) for _ in range(4)]
     copied = add_shard(generation, bytes(1000))
+    linked = [generation / path.name for path in paths[1:3]]
+    for path in linked:
+        path.hardlink_to(folder / path.name)
     left = folder / ".shard.7.partial"
     left.touch()
-    for path, age in ((paths[0], 3 * 86400), (copied, 3 * 86400), (left, 7200)):
+    for path, age in ((paths[0], 3 * 86400), (copied, 3 * 86400), (paths[1], 9), (left, 7200)):
         os.utime(path, (time.time() - age,) * 2)
     remove_old(folder, days=2, gigabytes=2e-6)
-    assert sorted(path for path in folder.rglob("*") if path.is_file()) == paths[2:]
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == [linked[1], *paths[2:]]
 
 
 def test_two_workers_never_take_the_same_number_or_mix_their_files(folder):

@@ -15,6 +15,7 @@ import typer
 from safetensors import safe_open
 
 from redraft.cli import train as command
+from redraft.learning.shard_file import add_shard, shard_bytes
 from redraft.model_defs.drafters.eagle import EagleDrafter
 from redraft.model_defs.drafters.hidden_state import HiddenStateDrafter
 from redraft.model_defs.drafters.registry import load_drafter
@@ -175,3 +176,16 @@ def test_no_drafter_is_without_its_bigrams(taught: Path, tmp_path: Path, monkeyp
     assert not {"bigrams.npy", "drafter.safetensors"} & {file.name for file in tmp_path.iterdir()}
     train(taught, tmp_path, "recurrent", 100)
     assert np.load(tmp_path / "bigrams.npy").shape == (VOCAB,)
+
+
+def test_what_was_served_is_in_no_table_of_bigrams(tmp_path: Path):
+    """The table of the drafter that it began from stays."""
+    tokens, states = [np.array([5, 7, 5, 7])], [np.ones((3, 4), np.uint16)]
+    add_shard(tmp_path, shard_bytes(tokens, states, [1], {"source": "served"}))
+    table = tmp_path / "bigrams.npy"
+    command.save_bigrams(table, [tmp_path], VOCAB, tmp_path / "first")
+    assert not table.exists()
+    (tmp_path / "first").mkdir()
+    np.save(tmp_path / "first" / "bigrams.npy", np.full(VOCAB, 9, np.int32))
+    command.save_bigrams(table, [tmp_path], VOCAB, tmp_path / "first")
+    assert (np.load(table) == 9).all()

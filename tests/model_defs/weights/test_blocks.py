@@ -12,8 +12,7 @@ from redraft.model_defs.target.families.base import Weight
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
 from redraft.model_defs.weights.blocks import StoredBlocks, row_orders
-from redraft.model_defs.weights.folder import GGUF
-from redraft.training.shards import model_digest
+from redraft.model_defs.weights.folder import GGUF, model_digest
 from tests.engines.tiny import tiny_lm, write_model
 from tests.model_defs.weights.folders import EXPERT_TYPES, EXPERTS, MIXED, write_folder
 
