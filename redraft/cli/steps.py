@@ -29,6 +29,7 @@ Execute = Callable[[list[str]], int]
 interrupted."""
 
 ASK_S = 0.5
+"""How often it is asked whether a command may run."""
 
 
 class Steps:

@@ -20,7 +20,6 @@ import numpy as np
 
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.manifest import Manifest
-from redraft.engines.features import join, on_host
 from redraft.errors import BundleError
 from redraft.learning.policy import Policy
 from redraft.learning.recording import Recording
@@ -28,8 +27,8 @@ from redraft.learning.shard_file import FINGERPRINT, SERVED, SHARDS, add_shard, 
 from redraft.request import GenerateRequest
 
 SHARD_S, SHARD_ANSWERS, SHARD_BYTES = 60.0, 128, 32_000_000
-QUEUED = 256
-"""Answers that may wait for the writer; one more is dropped, and counted."""
+QUEUED_BYTES = 256_000_000
+"""Features of answers that may wait for the writer; an answer beyond them is dropped, and counted."""
 FEWEST_TOKENS = 8
 """Shorter answers teach too little."""
 STALE_S = 3600.0
@@ -58,6 +57,8 @@ class Answer:
     recording: Recording
     prompt: np.ndarray
     """Token ids int32 [n]"""
+    tokens: np.ndarray
+    """Token ids int32 [n] of the whole answer, whose recording may have only the first"""
 
 
 class AnswerStore:
@@ -77,7 +78,8 @@ class AnswerStore:
         self._metadata = {"source": SERVED, "model": name, FINGERPRINT: fingerprint}
         self.count: Callable[[str], None] = lambda outcome: None
         """Told what became of each answer, from both threads."""
-        self._queue: queue.Queue[Answer | None] = queue.Queue(QUEUED)
+        self._queue: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._queued_bytes, self._lock = 0, threading.Lock()
         self._failed = False
         self._thread = threading.Thread(target=self._write, name="redraft-learn", daemon=True)
         self._thread.start()
@@ -99,9 +101,13 @@ class AnswerStore:
 
     def put(self, answer: Answer) -> None:
         """Hand over an answer, without waiting."""
-        try:
-            self._queue.put_nowait(answer)
-        except queue.Full:
+        size = answer.recording.nbytes
+        with self._lock:
+            fits = self._queued_bytes + size <= QUEUED_BYTES
+            self._queued_bytes += size if fits else 0
+        if fits:
+            self._queue.put(answer)
+        else:
             self.count("dropped")
 
     def close(self) -> None:
@@ -121,11 +127,14 @@ class AnswerStore:
                     self._close_shard(pending)
                     return
             if item is not None:
+                size = item.recording.nbytes
                 try:
                     pending += self._kept(item)
                 except Exception:
                     log.exception("an answer could not be stored")
                     self.count("failed")
+                with self._lock:
+                    self._queued_bytes -= size
             size = sum(features.nbytes for _, features, _ in pending)
             if len(pending) >= SHARD_ANSWERS or size >= SHARD_BYTES or time.monotonic() >= closes:
                 self._close_shard(pending)
@@ -137,25 +146,25 @@ class AnswerStore:
         if len(tokens) < FEWEST_TOKENS:
             self.count("short")
             return []
-        texts = (answer.prompt.tolist(), tokens) if self._policy.redacted else ()
+        texts = (answer.prompt.tolist(), answer.tokens.tolist()) if self._policy.redacted else ()
         if any(pattern.search(self._decode(ids)) for ids in texts for pattern in self._policy.redacted):
             self.count("redacted")
             return []
-        features = on_host(join(answer.recording.features))[:, : self._hidden_size]
+        features = answer.recording.on_host()[:, : self._hidden_size]
         return [(np.array(tokens, np.int32), bfloat16_bits(features), prompt_hash(answer.prompt.tolist()))]
 
     def _close_shard(self, answers: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> None:
         """Write a shard. Where that fails, its answers are lost: it is logged, once until it succeeds again."""
         if answers:
             try:
-                self._policy.folder.mkdir(parents=True, exist_ok=True)
-                self._policy.folder.chmod(0o700)
+                self._policy.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 tokens, features, prompts = zip(*answers, strict=True)
                 add_shard(self._policy.folder, shard_bytes(tokens, features, prompts, self._metadata))
                 outcome, self._failed = "stored", False
-            except OSError as error:
+            except Exception as error:  # whatever it is, the thread goes on, for which `close` waits
                 if not self._failed:
-                    log.error("cannot store answers in %s: %s; serving goes on", self._policy.folder, error.strerror)
+                    why = error.strerror if isinstance(error, OSError) else repr(error)
+                    log.error("cannot store answers in %s: %s; serving goes on", self._policy.folder, why)
                 outcome, self._failed = "failed", True
             for _ in answers:
                 self.count(outcome)

@@ -23,7 +23,7 @@ NO_GATEWAY = "there is one model, and no gateway before it"
 NO_IDS = "token ids are not returned"
 NO_TEXT = "no text is generated here"
 NO_TRANSFER = "no caches are sent to other servers"
-STATELESS = "nothing is stored: send what was said before as input"
+STATELESS = "no answer can be read again: send what was said before as input"
 
 MAX_FIELDS = 256
 """Fields of a JSON body or of a message."""

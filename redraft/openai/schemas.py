@@ -374,7 +374,7 @@ def _text_or_items(value: Any) -> str | list[dict[str, Any]]:
 
 
 class ResponsesBody(GenerationBody, Conversation):
-    """`POST /v1/responses`: text in, text out. What was said before comes with the request: nothing is stored."""
+    """`POST /v1/responses`: text in, text out. What was said before comes with the request."""
 
     UNSERVED: ClassVar[Unserved] = RESPONSES
     LONG: ClassVar[frozenset[str]] = frozenset({"input"})

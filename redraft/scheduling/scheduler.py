@@ -301,7 +301,8 @@ class Scheduler:
                 if self._texts:
                     self._texts.take(sequence)
             if self._answers and sequence.recording is not None and sequence.finish_reason in WHOLE:
-                self._answers.put(Answer(sequence.recording, sequence.prompt))
+                answer = sequence.text_tokens[len(sequence.prompt) :]
+                self._answers.put(Answer(sequence.recording, sequence.prompt, answer))
         self._cancelled = [sequence for sequence in self._cancelled if not sequence.finish_reason]
         self._running = [sequence for sequence in self._running if not sequence.finish_reason]
         if not self._running:  # nothing may be kept of requests that are gone

@@ -18,7 +18,7 @@ import psutil
 from redraft.bundle.folder import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
-from redraft.errors import BundleError, why_no_folder
+from redraft.errors import BundleError, reason, why_no_folder
 from redraft.operator_build import build_operators
 from redraft.plugins.library import BuildError, are_built, check_build
 from redraft.serving.processes import (
@@ -365,6 +365,22 @@ def _check_bundle(settings: ServeSettings) -> None:
             raise ServingError(str(error)) from None
 
 
+def _make_private(folder: Path) -> None:
+    """Make the folder of --learn, for this user only. Raises ServingError where it cannot be made or written to, or is
+    there and open to others."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = folder.stat().st_mode
+    except OSError as error:
+        raise ServingError(f"--learn {folder}: {reason(error)}") from None
+    if mode & 0o077:
+        raise ServingError(
+            f"--learn {folder} is open to other users, and answers are private: `chmod 700` it, or name a folder in it"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ServingError(f"--learn {folder}: this user cannot write to it")
+
+
 def _check_folders(settings: ServeSettings) -> None:
     """Raises ServingError where what is learned, texts or answers cannot be kept where they are told, which the worker
     would only log."""
@@ -379,6 +395,8 @@ def _check_folders(settings: ServeSettings) -> None:
         check_text(folder, what)
         if fault := why_no_folder(folder):
             raise ServingError(f"{flag(name)} {folder}: {fault}")
+    if settings.learn:
+        _make_private(settings.learn)
 
 
 def _compile_operators(on_progress: Callable[[str], None]) -> None:

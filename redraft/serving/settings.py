@@ -270,7 +270,7 @@ class ServeSettings(BaseModel):
     )
     learn: Path | None = Field(
         default=None,
-        description="Store answers with the target's states in this folder, for `redraft learn`; default: none is.",
+        description="Store answers with the target's states in this folder, for `redraft learn`; default: none.",
         json_schema_extra={"metavar": "FOLDER"},
     )
     learn_share: float = Field(

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -445,11 +446,10 @@ def serve(
     try:
         worker.run(alive=lambda: parent is None or os.getppid() == parent)
     finally:
-        try:
+        with ExitStack() as ends:  # the last first, and all of them whichever fails
+            ends.callback(runtime.engine.close)
+            ends.callback(runtime.end_storing)
             runtime.keep_learned()
-            runtime.end_storing()
-        finally:
-            runtime.engine.close()
 
 
 if __name__ == "__main__":

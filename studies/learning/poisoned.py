@@ -14,7 +14,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -113,13 +112,11 @@ def main(
     load = Load(run_dir, prompts, max_tokens)
     load.round()
     with tempfile.TemporaryDirectory() as folder:
-        swapping = threading.Thread(
-            target=swap, args=("--drafter", randomized(drafter, Path(folder)), "--run-dir", run_dir)
-        )
-        swapping.start()
-        while swapping.is_alive():
-            load.round()
-        swapping.join()
+        with ThreadPoolExecutor(1) as pool:
+            swapping = pool.submit(swap, "--drafter", randomized(drafter, Path(folder)), "--run-dir", run_dir)
+            while not swapping.done():
+                load.round()
+        swapping.result()
         for _ in range(3):  # budgets learn that it does not pay
             load.round()
         rates = [(load.round(AUTO_REGRESSIVE), load.round()) for _ in range(repeats)]

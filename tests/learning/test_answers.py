@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 from redraft.bundle.method import MethodConfig
 from redraft.learning import answers as module
+from redraft.learning import recording
 from redraft.learning.answers import Answer, AnswerStore, remove_old
 from redraft.learning.policy import Policy
 from redraft.learning.recording import Recording
@@ -31,6 +32,7 @@ from redraft.scheduling.scheduler import Limits, Scheduler
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError
 from redraft.serving.settings import ServeSettings
+from tests.conftest import wait_until
 from tests.toy_engine import ToyEngine, only, toy_codec
 
 CODEC = toy_codec()
@@ -63,7 +65,7 @@ def stores(folder) -> Stores:
 
 def answer(tokens: list[int], prompt: list[int] | None = None, width: int = HIDDEN) -> Answer:
     features = np.arange(width * (len(tokens) - 1), dtype=np.float32).reshape(-1, width)
-    return Answer(Recording(tokens, [features]), np.array(prompt or [1, 2, 3], np.int32))
+    return Answer(Recording(tokens, [features]), np.array(prompt or [1, 2, 3], np.int32), np.array(tokens, np.int32))
 
 
 def sequence(key: str, prompt: list[int], max_tokens: int = 20, **fields) -> RequestState:
@@ -181,8 +183,43 @@ def test_a_bundle_without_hidden_states_is_refused(monkeypatch, tmp_path, kinds,
             launcher._check_bundle(ServeSettings(bundle=tmp_path, learn=Path("answers")))
 
 
+def test_a_long_answer_is_searched_beyond_what_is_recorded(stores, monkeypatch):
+    monkeypatch.setattr(recording, "MOST_TOKENS", 10)
+    tokens, _ = serve(None, sequence("long", [3, 1, 4], 60))
+    pattern = re.compile(re.escape(CODEC.decode(tokens["long"][-5:])))
+    assert not pattern.search(CODEC.decode(tokens["long"][:30]))
+    _, metrics = serve(stores.open(redacted=(pattern,)), sequence("long", [3, 1, 4], 60))
+    assert counted(metrics, "redacted") == 1
+    assert not list(stores.folder.glob(SHARDS))
+
+
+def test_a_recording_keeps_no_step_alive_and_nothing_for_long_on_a_device(monkeypatch):
+    monkeypatch.setattr(recording, "STEPS_ON_DEVICE", 3)
+    steps = [torch.randn(50, 4) for _ in range(7)]
+    for device in (True, False):
+        kept = Recording()
+        for step in steps:
+            own = step if device else step.numpy()
+            kept.add(own[3:5], [1, 2])
+            assert kept._last == [] or not np.shares_memory(np.asarray(kept._last[-1]), step.numpy())
+        assert [type(part) for part in kept.features] == [np.ndarray] * 2
+        assert kept.nbytes == 7 * 2 * 4 * 4
+        assert (kept.on_host() == torch.cat([step[3:5] for step in steps]).numpy()).all()
+
+
+def test_whatever_goes_wrong_with_a_shard_the_writer_goes_on_and_ends(stores, monkeypatch):
+    monkeypatch.setattr(module, "SHARD_ANSWERS", 1)
+    store = stores.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "shard_bytes", lambda *_: 1 // 0)
+        store.put(answer(list(range(20))))
+        wait_until(lambda: stores.counts["failed"] == 1)
+    store.put(answer(list(range(20))))
+    store.close()
+    assert stores.counts == {"failed": 1, "stored": 1}
+
+
 def test_only_this_user_reads_what_is_stored(stores):
-    stores.folder.mkdir(mode=0o755)
     before = os.umask(0o022)
     try:
         store = stores.open()
@@ -205,7 +242,7 @@ def test_features_are_cut_to_the_hidden_states_and_short_answers_left_out(stores
 
 
 def test_answers_are_dropped_where_the_writer_is_behind(stores, monkeypatch):
-    monkeypatch.setattr(module, "QUEUED", 2)
+    monkeypatch.setattr(module, "QUEUED_BYTES", 3 * 19 * HIDDEN * 4)
     held = threading.Event()
     monkeypatch.setattr(AnswerStore, "_kept", lambda store, item: held.wait(10) and [])
     store = stores.open()
@@ -217,7 +254,8 @@ def test_answers_are_dropped_where_the_writer_is_behind(stores, monkeypatch):
         store.put(answer(list(range(20))))
     held.set()
     store.close()
-    assert stores.counts == {"dropped": 3}
+    assert stores.counts == {"dropped": 3}, "one is being written, and two more wait"
+    assert store._queued_bytes == 0
 
 
 def test_a_full_disk_is_said_once_and_serving_goes_on(stores, monkeypatch, capsys):

@@ -82,9 +82,9 @@ def test_an_answer_that_the_model_ends_is_completed(server):
     ("fields", "param", "message"),
     [
         ({"store": "yes"}, "store", "store: input should be a valid boolean"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "nothing is stored"),
-        ({"conversation": "c"}, "conversation", "nothing is stored"),
-        ({"background": True}, "background", "nothing is stored"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "no answer can be read again"),
+        ({"conversation": "c"}, "conversation", "no answer can be read again"),
+        ({"background": True}, "background", "no answer can be read again"),
         ({"tools": [{"type": "web_search"}]}, "tools", "no hosted tools are served: expected function"),
         ({"tools": [{"type": "file_search"}]}, "tools", "got 'file_search'"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "'xhigh' or 'max', got 'huge'"),
