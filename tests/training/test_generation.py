@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from redraft.cli import learn
 from redraft.learning.generations import Generation, Measure, generation_folder, last_generation
-from redraft.learning.shard_file import SHARDS, add_shard, bfloat16_bits, prompt_hash, shard_bytes
+from redraft.learning.shard_file import SERVED, SHARDS, add_shard, bfloat16_bits, prompt_hash, shard_bytes
 from redraft.model_defs.drafters.registry import DRAFTERS
 from redraft.training.generation import (
     BEGUN,
@@ -190,3 +191,21 @@ def test_generations_are_counted(tmp_path):
     made = Generation(number=10, began_from="d", positions=7, answers=5, measure=measure)
     made.write(generation_folder(tmp_path, 10))
     assert Generation.of(generation_folder(tmp_path, 10)) == made
+
+
+def test_learn_trains_judges_and_keeps_one_generation_after_another(target, taught, tmp_path, monkeypatch):
+    """With the real training, in a process of its own."""
+    monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
+    drafter, learned = tmp_path / "drafter", tmp_path / "learn"
+    train(taught, drafter, "recurrent", 16)
+    serve(learned, target, 5, metadata={"source": SERVED})
+    for number in (1, 2):
+        learn.main(learned, always=True, model=taught, drafter=drafter, positions=600, threads=1)
+        folder = generation_folder(learned, number)
+        made = Generation.of(folder)
+        assert made
+        assert made.measure
+        assert (made.answers, made.measure.answers) == (84, 16)
+        assert made.model == learn.model_digest(taught)
+        assert not {path.name for path in folder.iterdir()} & {TRAINED, JUDGED, BEGUN, CHECKPOINT}
+        assert (folder / "bigrams.npy").read_bytes() == (drafter / "bigrams.npy").read_bytes()
