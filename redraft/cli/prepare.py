@@ -41,10 +41,13 @@ def prepared(settings: ServeSettings) -> Path:
         if drafter:
             options["--drafter"] = str(fetched(str(drafter), steps) if drafter.suffix == ".gguf" else drafter)
         options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
-        if generation := _learned(settings, model):
-            options = named(options | {"--drafter": str(generation)})
+        if learned := _learned(settings, model):
+            options["--drafter"] = str(learned)
+        made = Generation.of(Path(options["--drafter"])) if "--drafter" in options else None
+        if made:  # generations of any folder have the same names
+            options = named(options)
         bundle = Path(steps.built_bundle(options)["--output"])
-        if made := Generation.of(Path(options["--drafter"])) if "--drafter" in options else None:
+        if made:
             made.write(bundle)
         return bundle
 

@@ -16,7 +16,7 @@ from redraft.cli import prepare, steps
 from redraft.cli.drafter_swap import named, options_with
 from redraft.cli.prepare import prepared
 from redraft.home import SHIPPED
-from redraft.learning.generations import Generation, generation_folder
+from redraft.learning.generations import FILE, Generation, generation_folder
 from redraft.model_defs.weights.folder import GGUF, model_digest
 from redraft.serving.settings import ServeSettings
 
@@ -239,7 +239,9 @@ def test_generations_of_two_folders_have_bundles_of_their_own_which_a_swap_finds
     bundles = []
     for name in ("one", "two"):
         generation, bundle = learned(tmp_path / name, model)
-        assert prepared(ServeSettings(learn=tmp_path / name, precision="bf16")) == bundle
+        for settings in ({"learn": tmp_path / name}, {"drafter": generation}):
+            assert prepared(ServeSettings(precision="bf16", **settings)) == bundle
+            (bundle / FILE).unlink()  # no bundle is built there
         bundles.append(bundle)
         command = f"redraft {shlex.join(commands.ran[-1])}"
         assert options_with(command, generation)["--output"] == str(bundle)
