@@ -13,7 +13,7 @@ and streams its text; all prompts are prefilled when measuring begins. A figure 
 of the processor time outside the engine: some steps count metrics for many. Other programs that run meanwhile take none
 of it. Texts are due by the clock: `--target-ms` lets a step's time pass, so that as many are due as on a server. With
 `--overlap` what the host does while the target executes is not counted, as on a GPU that takes longer. With
-`--served-tokens` so many tokens of other answers of the null target join the n-grams.
+`--served-tokens` other answers of the null target, of that many tokens in all, join the n-grams.
 
 The null target continues a text by a rule that the null drafter knows seven times in ten, over so few different tokens
 that n-grams recur: trees have depth, and about three tokens are accepted per step.

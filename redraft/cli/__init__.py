@@ -61,7 +61,7 @@ COMMANDS = {
     "distill": Command("distill:main", DRAFTERS, "build"),
     "train": Command("train:main", DRAFTERS, "train"),
     "drafter": Command("drafter:main", DRAFTERS, "build"),
-    "learn": Command("learn:main", DRAFTERS, "train"),
+    "learn": Command("learn:main", DRAFTERS, "learn"),
     "calibrate": Command("calibrate:main", DRAFTERS, "build"),
     "serve": Command("service:serve", SERVICE),
     "swap": Command("service:swap", SERVICE),
