@@ -51,7 +51,7 @@ def test_the_scheduler_speculates_to_the_same_text(kind, target, tmp_path, overw
     engine, fetched = load_engine(bundle), list[tuple[int, int]]()
     execute = engine.execute
 
-    def counted(batch, samplers):
+    def counted(batch, samplers, meanwhile):
         rows, hidden = execute(batch, samplers)
         owners = np.searchsorted(batch.row_offsets, batch.logit_rows, side="right") - 1
         logits = sum(rows[row : row + 1].ndim == 2 for row in range(len(owners)))
@@ -59,7 +59,7 @@ def test_the_scheduler_speculates_to_the_same_text(kind, target, tmp_path, overw
         assert isinstance(hidden, torch.Tensor)
         return rows, hidden
 
-    engine.execute = lambda batch, samplers: execute(batch)
+    engine.execute = lambda batch, samplers, meanwhile: execute(batch)
     expected = generate(engine, None)[0]
     engine.execute = counted
     assert generate(engine, None)[0] == expected
