@@ -173,7 +173,7 @@ REQUEST_TIME = Metric(
 ANSWERS_TO_LEARN = Metric(
     Counter,
     "answers_to_learn",
-    "Answers for drafters to learn from: stored, short, redacted, opted_out, dropped since the writer was behind, or "
+    "Answers for drafters to learn from: stored, short, redacted, opted_out, dropped since too many waited, or "
     "failed; not in vLLM",
     ("outcome",),
 )

@@ -19,7 +19,7 @@ STARTS = 3, 8
 TRIES = 4
 """Places that a look-up compares, the newest ones."""
 MOST_SEEN = 1024
-"""After so many guesses of one kind their counts are halved."""
+"""Guesses of one kind after which their counts are halved."""
 WEIGHT = 16.0
 """Guesses that a first chance counts as."""
 WORD = 2**64 - 1

@@ -32,7 +32,7 @@ from redraft.request_state import RequestState
 AT_ONCE = 1024
 """Tokens that a step stores: they take it about 0.2 ms."""
 AT_LEAST = 16
-"""A step stores one in so many of the tokens that wait, so that these never grow without end."""
+"""A step stores at least this part of the tokens that wait, one in 16, so that these never grow without end."""
 SALT_BYTES = 16
 VERSION = 1
 STALE_S = 600.0
