@@ -180,7 +180,7 @@ class AnswerStore:
 
 def remove_old(folder: Path, days: float, gigabytes: float, now: float | None = None) -> None:
     """Remove the shards of a folder, and of its generations, that are older than `days`; then the oldest until they
-    take at most so many `gigabytes`; and parts that killed workers have left. Raises OSError."""
+    take `gigabytes` at most; and parts that killed workers have left. Raises OSError."""
     now = time.time() if now is None else now
     shards: dict[int, tuple[float, int, list[Path]]] = {}
     """By inode, as a generation's may be links: time of modification, size, and paths"""

@@ -194,7 +194,7 @@ class TeacherData:
             yield _windows([self._plan(file, length, unroll, slice(EVALUATION_DOCUMENTS))], length)
 
     def held_out_answers(self, length: int, unroll: int, most: int) -> Iterator[Windows]:
-        """The windows of each of at most so many held-out documents, as by `held_out`, one document at a time."""
+        """The windows of up to `most` held-out documents, as by `held_out`, one document at a time."""
         for file in self.evaluation:
             for index in range(min(len(_documents(file)[0]), most)):
                 plan = self._plan(file, length, unroll, slice(index, index + 1))
