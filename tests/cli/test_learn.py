@@ -39,11 +39,12 @@ def test_a_program_is_stopped_while_it_may_not_run(tmp_path):
     """It goes on afterwards, and an interrupt ends it while it is stopped."""
     allowed, pid, results = threading.Event(), tmp_path / "pid", list[int]()
 
+    allowed.set()  # one that is stopped as it starts has not written its number yet
+
     def act() -> None:
-        wait_until(lambda: status_of(pid) == "stopped")
-        allowed.set()
-        wait_until(lambda: status_of(pid) == "sleeping")
-        allowed.clear()
+        for stopped in (False, True, False):
+            wait_until(lambda: status_of(pid) == ("stopped" if stopped else "sleeping"))
+            (allowed.set if stopped else allowed.clear)()
         wait_until(lambda: status_of(pid) == "stopped")
         os.kill(os.getpid(), signal.SIGTERM)
 
