@@ -7,8 +7,9 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.folder import CONFIG, MANIFEST, is_bundle
@@ -121,6 +122,22 @@ def finish_bundle(
         built_from=built_from,
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+
+
+def share_files(bundle: Path, other: Path) -> None:
+    """Let a bundle's files be another bundle's where both manifests have the same digest: the disk holds a target once,
+    whatever drafters it is served with. They may be, as files of bundles are replaced and never written into."""
+    files = Manifest.read(other).files
+    for name, entry in Manifest.read(bundle).files.items():
+        if files.get(name) != entry:
+            continue
+        partial = (bundle / name).with_name(f".{Path(name).name}.{uuid4().hex}.partial")
+        try:
+            with suppress(OSError):  # another file system, or one without such links: each keeps its own
+                partial.hardlink_to(other / name)
+                partial.replace(bundle / name)
+        finally:
+            partial.unlink(missing_ok=True)  # it stays where both were one file already
 
 
 def copy_tokenizer(model: Path, folder: Path) -> None:

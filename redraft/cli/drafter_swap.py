@@ -10,6 +10,7 @@ from pathlib import Path
 
 from redraft.bundle.manifest import Manifest
 from redraft.bundle.method import MethodFields
+from redraft.bundle.writer import share_files
 from redraft.cli.options import model_folder
 from redraft.cli.steps import Execute, Steps
 from redraft.compiler.built_from import PATHS, files_of_option, input_file, options_of
@@ -35,6 +36,7 @@ def with_drafter(served: Path, drafter: Path, program: str, execute: Execute | N
                 f"{options['--model']} is no longer the model that {served} was built of: serve it anew with "
                 f"redraft serve {options['--model']} --drafter {drafter}"
             )
+        share_files(bundle, served)
         if generation := Generation.of(drafter):
             generation.write(bundle)
     except (BundleError, OSError) as error:

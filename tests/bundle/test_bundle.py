@@ -12,7 +12,7 @@ import redraft.bundle.manifest as bundle_module
 from redraft.bundle.config import BundleConfig, LimitsInfo, TargetInfo
 from redraft.bundle.folder import bundle_ranks
 from redraft.bundle.manifest import Bundle
-from redraft.bundle.writer import finish_bundle, new_bundle
+from redraft.bundle.writer import finish_bundle, new_bundle, share_files
 from redraft.errors import BundleError, how_to_rebuild, program
 
 CONFIG = BundleConfig(
@@ -50,6 +50,28 @@ def test_a_bundle_is_loaded(path):
     assert bundle.manifest.target_fingerprint == "0123"
     (path / "scores.json").write_text("{}")
     Bundle.load(path)
+
+
+def test_files_with_the_same_bytes_are_on_the_disk_once(path, tmp_path, monkeypatch):
+    with new_bundle(tmp_path / "other", 100) as folder:
+        (folder / "target.onnx").write_bytes(b"network" * 100)
+        (folder / "drafter.onnx").write_bytes(b"drafter")
+        finish_bundle(folder, CONFIG, {"openvino": "1"}, "0123", "redraft build --output other")
+    for _ in range(2):
+        share_files(tmp_path / "other", path)
+    assert (path / "target.onnx").samefile(tmp_path / "other" / "target.onnx")
+    assert not (path / "manifest.json").samefile(tmp_path / "other" / "manifest.json")
+    assert not list(tmp_path.rglob("*.partial"))
+    Bundle.load(tmp_path / "other")
+    with new_bundle(path, 100) as folder:  # built anew with other bytes: the other one has its own still
+        (folder / "target.onnx").write_bytes(b"changed")
+        finish_bundle(folder, CONFIG, {"openvino": "1"}, "0123", "redraft build --output b")
+    share_files(tmp_path / "other", path)
+    Bundle.load(tmp_path / "other")
+    monkeypatch.setattr(Path, "hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "another disk")))
+    (path / "target.onnx").write_bytes(b"network" * 100)
+    share_files(tmp_path / "other", path)
+    Bundle.load(tmp_path / "other")
 
 
 def corrupt(file: Path) -> None:

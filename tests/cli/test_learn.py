@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,21 +32,20 @@ from tests.conftest import wait_until
 SLEEPER = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(float(sys.argv[2]))"
 
 
-def status_of(path: Path) -> str:
-    return psutil.Process(int(path.read_text())).status() if path.exists() and path.read_text() else ""
-
-
 def test_a_program_is_stopped_while_it_may_not_run(tmp_path):
     """It goes on afterwards, and an interrupt ends it while it is stopped."""
     allowed, pid, results = threading.Event(), tmp_path / "pid", list[int]()
 
     allowed.set()  # one that is stopped as it starts has not written its number yet
 
+    def is_so(state: str) -> bool:
+        return bool(pid.exists() and (number := pid.read_text())) and psutil.Process(int(number)).status() == state
+
     def act() -> None:
-        for stopped in (False, True, False):
-            wait_until(lambda: status_of(pid) == ("stopped" if stopped else "sleeping"))
-            (allowed.set if stopped else allowed.clear)()
-        wait_until(lambda: status_of(pid) == "stopped")
+        for state, change in (("sleeping", allowed.clear), ("stopped", allowed.set), ("sleeping", allowed.clear)):
+            wait_until(partial(is_so, state))
+            change()
+        wait_until(partial(is_so, "stopped"))
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=act)
