@@ -35,6 +35,7 @@ from redraft.bundle.folder import MANIFEST
 from redraft.chat import template_digest
 from redraft.cli.options import ColumnOption, ModelOption, PromptsOption, ThreadsOption, check_folder
 from redraft.cli.steps import Steps
+from redraft.compiler.built_from import require_model
 from redraft.compiler.checkpoints.source import load_tokenizer
 from redraft.console.interrupt import interruptible
 from redraft.console.progress import duration, progress
@@ -196,6 +197,8 @@ def main(
                 raise ValueError("--engine builds a bundle that generates: give no --bundle, and --source generate")
             if held_out == output:
                 raise ValueError(f"--held-out {held_out}: expected another folder than --output")
+            if bundle:
+                require_model(bundle, model)
             if prompts:
                 texts = load_prompts(prompts, column) if ranks.first else read_prompts(prompts, column).prompts
             elif source is Source.prefill:

@@ -41,11 +41,12 @@ class Steps:
         self._log, self._execute = log, execute or execute_apart
 
     def log(self, text: str) -> None:
-        """Write a line to the log, with the time."""
-        if self._log:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("a", encoding="utf-8") as file:
-                file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
+        """Write a line to the log, with the time. On a full disk there is none: the step that fails says so."""
+        with suppress(OSError):
+            if self._log:
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+                with self._log.open("a", encoding="utf-8") as file:
+                    file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
     def run(self, command: str, *arguments: object) -> None:
         """Run a command of `redraft`. Ends the process where it fails, and raises KeyboardInterrupt where it was

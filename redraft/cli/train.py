@@ -75,15 +75,18 @@ def save_bigrams(path: Path, data: list[Path], vocab_size: int, start_from: Path
     on, the table is that of the drafter `start_from`, if it has one. It is written before the drafter is, so no drafter
     is without it, and whole or not at all."""
     teacher, partial = TeacherData(data, 0, prompts=False), path.with_name(f".{path.name}.partial")
-    if teacher.has_served:
-        if start_from is None or not (start_from / path.name).is_file():
-            return
-        shutil.copyfile(start_from / path.name, partial)
-    else:
-        answers = [tokens.numpy() for tokens in teacher.answers()]
-        with partial.open("wb") as file:
-            np.save(file, count_bigrams(answers, vocab_size))
-    partial.replace(path)
+    try:
+        if teacher.has_served:
+            if start_from is None or not (start_from / path.name).is_file():
+                return
+            shutil.copyfile(start_from / path.name, partial)
+        else:
+            answers = [tokens.numpy() for tokens in teacher.answers()]
+            with partial.open("wb") as file:
+                np.save(file, count_bigrams(answers, vocab_size))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @interruptible("redraft train", GOES_ON)
@@ -249,4 +252,4 @@ def main(
         except CheckpointError as error:
             raise typer.BadParameter(str(error)) from None
         except (OSError, SafetensorError) as error:
-            raise typer.BadParameter(ranks.named(str(error))) from None
+            raise typer.BadParameter(ranks.named(f"{output}: {error}; {GOES_ON}")) from None

@@ -15,6 +15,7 @@ from redraft.bundle.backends import BACKENDS
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.manifest import BuiltFrom, InputFile, Manifest, cpu_features, file_sha256
 from redraft.bundle.writer import TOKENIZER_FILES
+from redraft.errors import BundleError
 from redraft.home import PROMPTS
 from redraft.plugins.library import HOST_ONLY
 
@@ -152,6 +153,25 @@ def differences(there: BuiltFrom | None, asked: BuiltFrom) -> list[str]:
     if there.sources != asked.sources:
         result.append(CODE)
     return result
+
+
+def require_model(bundle: Path, model: Path) -> None:
+    """Check that a bundle was built from the `config.json` and the weights of a model's folder, if it says from what.
+    Raises ValueError where they are others, or where there is no bundle that can be read."""
+    try:
+        built = Manifest.read(bundle).built_from
+    except BundleError as error:
+        raise ValueError(str(error)) from None
+    if built is None:
+        return
+    tokenizer = {f"--model {name}" for name in ("generation_config.json", *TOKENIZER_FILES)}
+    was = {name: file for name, file in built.files.items() if name.startswith("--model ") and name not in tokenizer}
+    now = {name: file for name, file in files_of_option("--model", model) if name not in tokenizer}
+    if was.keys() != now.keys() or any(input_file(now[name], was[name]).sha256 != was[name].sha256 for name in was):
+        raise ValueError(
+            f"{bundle} was built from another model than {model}: leave it out, or build one with redraft build "
+            f"--model {model} --no-drafter --features"
+        )
 
 
 def why_unusable(bundle: Path, manifest: Manifest) -> list[str]:

@@ -84,8 +84,11 @@ class Plan(BaseModel):
         """Store the plan, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     def lines(self) -> list[str]:
         """The plan in words."""

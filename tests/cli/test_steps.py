@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
+import typer
 
-from redraft.cli.steps import one_process
+from redraft.cli.steps import Steps, one_process
 from tests.conftest import ROOT, wait_until
 
 STEP = """
@@ -97,3 +99,11 @@ def test_an_interrupt_while_a_command_is_imported_is_one_line():
     code = "import signal; from redraft import cli; cli.application = lambda _: signal.raise_signal(signal.SIGTERM); "
     done = subprocess.run([sys.executable, "-c", code + 'cli.main("train")'], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "\nredraft train: interrupted, before it began\n")
+
+
+def test_a_log_on_a_full_disk_hides_no_error(capfd):
+    """The command that fails there says so, and not its log."""
+    steps = Steps("redraft drafter", Path("/dev/full"), execute=lambda words: 2)
+    with pytest.raises(typer.Exit):
+        steps.run("train")
+    assert capfd.readouterr().err.splitlines()[-1].startswith("redraft drafter: `redraft train` ended with status 2")

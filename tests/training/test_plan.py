@@ -46,6 +46,18 @@ def test_too_little_time_is_refused_with_what_would_do(rates):
     assert 2000 <= make_plan("model", least, *rates, 10).tokens < 4000
 
 
+def test_no_half_of_a_plan_is_left_on_a_full_disk(tmp_path, monkeypatch):
+    def full(file: Path, text: str, **_) -> None:
+        with file.open("w") as half:
+            half.write(text[:20])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        make_plan("model", 1, 100, 1000, 10).write(tmp_path / "plan.json")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_gain_of_a_doubling_is_read_off_the_curves():
     curves = [[(100, 1.2), (200, 1.5), (400, 1.6)], [(50, 1.0), (100, 1.1), (200, 1.0), (400, 1.4)]]
     assert gain_of_twice(curves, 100) == pytest.approx((0.0, 0.3))

@@ -20,11 +20,13 @@ import pytest
 import torch
 import typer
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from redraft.bundle.backends import Precision
+from redraft.bundle.manifest import Manifest
 from redraft.cli import distill, drafter, steps
 from redraft.cli import train as train_command
+from redraft.compiler.built_from import built_from, require_model
 from redraft.errors import BundleError
 from redraft.model_defs import files
 from redraft.training import conversations, distillation, parts, plan, prompts, ranks, shards, writing
@@ -259,6 +261,25 @@ def test_a_rank_of_another_model_or_version_is_named(teacher):
         assert contents(teacher / "of twin") == before
 
 
+def test_a_rank_whose_bundle_is_of_another_model_is_named(teacher):
+    """One of the same sizes, whose features none could tell from its model's."""
+    twin, bundle = teacher / "twin", teacher / "bundle"
+    shutil.copytree(teacher, twin, ignore=shutil.ignore_patterns("mine.jsonl", "twin"))
+    weights = load_file(twin / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, twin / "model.safetensors")
+    bundle.mkdir()
+    built = built_from({"--model": str(twin)})
+    manifest = Manifest(files={}, versions={}, cpu_features=[], target_fingerprint="", command="", built_from=built)
+    (bundle / "manifest.json").write_text(manifest.model_dump_json())
+    require_model(bundle, twin)
+    write = partial(write_teacher, teacher, teacher / "mine.jsonl")
+    (status, said), (of_second, nothing) = on_ranks(teacher / "logs", write, partial(write, bundle=bundle))
+    assert (status, of_second, nothing) == (2, 2, "")
+    assert said.splitlines()[-1].startswith(f"rank 1: {bundle} was built from another model than {teacher}: leave it")
+    assert not (teacher / "data").exists()
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -395,10 +416,22 @@ def test_a_full_disk_at_a_checkpoint_names_the_rank(taught: Path, tmp_path: Path
 
     monkeypatch.setattr(files, "save_file", full)
     run = partial(run_training, taught, tmp_path / "run", "recurrent", 100)
+    line = f"rank 0: {tmp_path / 'run'}: [Errno 28] No space left on device; {train_command.GOES_ON}"
     (status, said), _ = on_ranks(tmp_path / "logs", run, run)
     assert status == 2
-    assert said.splitlines()[-1] == "rank 0: [Errno 28] No space left on device"
+    assert said.splitlines()[-1] == line
     assert [file.name for file in (tmp_path / "run").iterdir()] == [train_command.BIGRAMS_FILE_NAME]
+
+    def full_for_bigrams(file, _) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "run" / train_command.BIGRAMS_FILE_NAME).unlink()
+    monkeypatch.setattr(train_command.np, "save", full_for_bigrams)
+    (status, said), _ = on_ranks(tmp_path / "logs", run, run)
+    assert status == 2
+    assert said.splitlines()[-1] == line
+    assert not list((tmp_path / "run").iterdir())
 
 
 def test_ranks_that_train_on_other_data_are_named(taught: Path, tmp_path: Path):
