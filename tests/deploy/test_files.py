@@ -208,3 +208,10 @@ def test_service_ranks_and_training_share_a_namespace():
     assert len(names) == len(set(names))
     apps = [set(re.findall(r"'app': '([\w-]+)'", str(documents))) for documents in installations]
     assert apps == [{"redraft"}, {"redraft-ranks"}, {"redraft-training"}]
+
+
+def test_the_status_page_says_how_each_file_was_checked():
+    """By its own name or that of its folder."""
+    named = set(re.findall("`([^`]+)`", (ROOT / "docs/status.md").read_text()))
+    tracked = subprocess.check_output(["git", "ls-files", "deploy"], cwd=ROOT, text=True).splitlines()
+    assert not [name for name in tracked if not named & {name, str(Path(name).parent)}]
