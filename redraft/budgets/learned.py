@@ -9,13 +9,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from redraft.budgets.controller import Estimates
 from redraft.bundle.machine import machine_name
 from redraft.bundle.scores import ScoresFile
+from redraft.whole_file import whole_file
 
 log = logging.getLogger("redraft.budgets")
 
@@ -84,15 +84,12 @@ class LearnedFile:
             same = (kept.machine, kept.build) == (self.machine, self.build)
             if same and kept.estimates.costs.steps > estimates.costs.steps:
                 return
-        partial = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
         content = Learned(machine=self.machine, build=self.build, estimates=estimates)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial.write_text(content.model_dump_json() + "\n", encoding="utf-8")
-            partial.replace(self.path)
+            with whole_file(self.path) as file:
+                file.write_text(content.model_dump_json() + "\n", encoding="utf-8")
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
             log.warning(
                 "cannot keep what was learned in %s: %s; --learned-dir names another folder", self.path, error.strerror
             )

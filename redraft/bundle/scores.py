@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -14,6 +13,7 @@ from redraft.bundle.manifest import file_sha256
 from redraft.bundle.method import MethodConfig
 from redraft.decoding.scores import NgramScores, Scores
 from redraft.errors import BundleError
+from redraft.whole_file import whole_file
 
 FILE_NAME = "scores.json"
 
@@ -73,13 +73,10 @@ class ScoresFile(BaseModel):
     def save(self, bundle: Path) -> None:
         """Write the scores into the bundle, whole or not at all. Raises BundleError where they cannot be written."""
         signed = self.model_copy(update={"sha256": self.digest(bundle)})
-        partial = bundle / f".{FILE_NAME}.partial"
         try:
-            partial.write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
-            partial.replace(bundle / FILE_NAME)
+            with whole_file(bundle / FILE_NAME) as file:
+                file.write_text(signed.model_dump_json(indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
             raise BundleError(f"cannot write {bundle / FILE_NAME}: {error.strerror}") from None
 
     def digest(self, bundle: Path) -> str:

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from uuid import uuid4
 
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.folder import CONFIG, MANIFEST, is_bundle
@@ -17,6 +16,7 @@ from redraft.bundle.generation import GENERATION_CONFIG, GenerationConfig
 from redraft.bundle.manifest import BuiltFrom, FileEntry, Manifest, file_sha256
 from redraft.chat import TEMPLATE_FILE, TEMPLATE_FOLDER
 from redraft.errors import BundleError, why_no_folder
+from redraft.whole_file import whole_file
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE_FILE)
 
@@ -125,19 +125,21 @@ def finish_bundle(
 
 
 def share_files(bundle: Path, other: Path) -> None:
-    """Let a bundle's files be another bundle's where both manifests have the same digest: the disk holds a target once,
-    whatever drafters it is served with. They may be, as files of bundles are replaced and never written into."""
+    """Let a bundle's files be another bundle's where both hold the same bytes: the disk holds a target once, whatever
+    drafters it is served with. This is safe: files of bundles are replaced, never written into."""
     files = Manifest.read(other).files
     for name, entry in Manifest.read(bundle).files.items():
-        if files.get(name) != entry:
-            continue
-        partial = (bundle / name).with_name(f".{Path(name).name}.{uuid4().hex}.partial")
-        try:
-            with suppress(OSError):  # another file system, or one without such links: each keeps its own
-                partial.hardlink_to(other / name)
-                partial.replace(bundle / name)
-        finally:
-            partial.unlink(missing_ok=True)  # it stays where both were one file already
+        if files.get(name) == entry:
+            with suppress(OSError):  # another file system, one without such links, or one that is only read
+                _share_file(bundle / name, other / name, entry.sha256)
+
+
+def _share_file(file: Path, other: Path, sha256: str) -> None:
+    if not file.samefile(other):
+        with whole_file(file) as partial:
+            partial.hardlink_to(other)
+            if file_sha256(partial) != sha256:  # it is damaged, or was built anew meanwhile
+                raise OSError(errno.ESTALE, "other bytes")
 
 
 def copy_tokenizer(model: Path, folder: Path) -> None:

@@ -263,7 +263,7 @@ def main(
     if of_others:
         say(f"{names} hold conversations of other prompts, which are kept: remove or rename them to begin anew")
     if engine:  # of the ranks that share a disk the first one builds it
-        steps = Steps("redraft distill")
+        steps = Steps(ranks.program("redraft distill"))
         bundle = ranks.in_turn(lambda: teacher_engine(model, output, target_layers, steps, max_tokens=max_tokens))
     for part in parts:
         part.take_share()

@@ -96,9 +96,8 @@ def main(
             ranks.require_common(folder)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
-    program = "redraft drafter" if ranks.first else f"redraft drafter: rank {ranks.index}"
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not ranks.first)
-    steps = Steps(program, output / LOG if ranks.first else None, console=console)
+    steps = Steps(ranks.program("redraft drafter"), output / LOG if ranks.first else None, console=console)
 
     def say(text: str) -> None:
         write(console, f"redraft drafter: {text}")
@@ -133,7 +132,7 @@ def main(
         gains = measure_gains(output, *bundles, fitting_prompts(model, bundles, unseen))
     except (OSError, ValueError, BundleError) as error:
         steps.log(str(error))
-        fail(f"{program}: {error}", 2)
+        fail(f"{steps.program}: {error}", 2)
     for line in summary(gains, shipped_curves()):
         print(line)
         steps.log(line)

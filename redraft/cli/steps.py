@@ -41,7 +41,8 @@ class Steps:
         self._log, self._execute = log, execute or execute_apart
 
     def log(self, text: str) -> None:
-        """Write a line to the log, with the time. On a full disk there is none: the step that fails says so."""
+        """Write a line to the log, with the time. Where it cannot be written there is none: a step that fails says why
+        itself."""
         with suppress(OSError):
             if self._log:
                 self._log.parent.mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,7 @@ from redraft.training.run import (
     training_bytes,
 )
 from redraft.training.teacher_data import LARGEST_SHARE_HELD_OUT, USUAL_HELD_OUT, TeacherData
+from redraft.whole_file import whole_file
 
 KINDS = {name: kind for name, kind in DRAFTERS.items() if kind.is_trained}
 LAYERED = [name for name, kind in KINDS.items() if issubclass(kind, Eagle3Drafter)]
@@ -74,19 +75,15 @@ def save_bigrams(path: Path, data: list[Path], vocab_size: int, start_from: Path
     the drafter takes. Of served answers nothing is written, as they are kept for a while only: where some are trained
     on, the table is that of the drafter `start_from`, if it has one. It is written before the drafter is, so no drafter
     is without it, and whole or not at all."""
-    teacher, partial = TeacherData(data, 0, prompts=False), path.with_name(f".{path.name}.partial")
-    try:
-        if teacher.has_served:
-            if start_from is None or not (start_from / path.name).is_file():
-                return
-            shutil.copyfile(start_from / path.name, partial)
-        else:
-            answers = [tokens.numpy() for tokens in teacher.answers()]
-            with partial.open("wb") as file:
-                np.save(file, count_bigrams(answers, vocab_size))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    teacher = TeacherData(data, 0, prompts=False)
+    if teacher.has_served:
+        if start_from is not None and (start_from / path.name).is_file():
+            with whole_file(path) as partial:
+                shutil.copyfile(start_from / path.name, partial)
+        return
+    table = count_bigrams([tokens.numpy() for tokens in teacher.answers()], vocab_size)
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.save(file, table)
 
 
 @interruptible("redraft train", GOES_ON)
@@ -252,4 +249,5 @@ def main(
         except CheckpointError as error:
             raise typer.BadParameter(str(error)) from None
         except (OSError, SafetensorError) as error:
-            raise typer.BadParameter(ranks.named(f"{output}: {error}; {GOES_ON}")) from None
+            place = "" if getattr(error, "filename", None) else f"{output}: "  # what a full disk raises names no file
+            raise typer.BadParameter(ranks.named(f"{place}{error}; {GOES_ON}")) from None

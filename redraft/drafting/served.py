@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
-from uuid import uuid4
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from redraft.decoding.retrieval import EVERYBODY
 from redraft.decoding.text_store import LONGEST
 from redraft.request import GenerateRequest
 from redraft.request_state import RequestState
+from redraft.whole_file import whole_file
 
 AT_ONCE = 1024
 """Tokens that a step stores: they take it about 0.2 ms."""
@@ -151,16 +151,14 @@ class TextFile:
 
     def save(self, kept: Kept) -> None:
         """Write the file, whole or not at all. A folder that cannot be written to is logged."""
-        partial = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
         arrays = kept._asdict() | {"salt": np.frombuffer(kept.salt, np.uint8)}
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                np.savez(file, version=VERSION, tokenizer=self.tokenizer, **arrays)
-            partial.replace(self.path)
+            with whole_file(self.path) as partial:
+                descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with open(descriptor, "wb") as file:
+                    np.savez(file, version=VERSION, tokenizer=self.tokenizer, **arrays)
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
             log.warning("cannot keep texts in %s: %s", self.path, error.strerror)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
 
 from pydantic import BaseModel
+
+from redraft.whole_file import whole_file
 
 FILE = "generation.json"
 """It lies beside the drafter's weights, and in the bundles that are built with them."""
@@ -59,9 +60,8 @@ class Generation(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Store it in a drafter's or a bundle's folder, whole or not at all. Raises OSError."""
-        partial = folder / f".{FILE}.partial"
-        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(folder / FILE)
+        with whole_file(folder / FILE) as file:
+            file.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 def generation_folder(learned: Path, number: int) -> Path:
@@ -83,9 +83,8 @@ def note_served(learned: Path, bundle: Path) -> None:
         link.unlink(missing_ok=True)
         return
     (folder / WAS_SERVED).touch()
-    partial = learned / f".{SERVED}.{uuid4().hex}.partial"
-    partial.symlink_to(folder.relative_to(learned))
-    partial.replace(link)
+    with whole_file(link) as new:
+        new.symlink_to(folder.relative_to(learned))
 
 
 def better_one(learned: Path, drafter: Path) -> Path | None:

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from redraft.loadtest.metrics import Timeline
+from redraft.whole_file import whole_file
 
 console = Console(highlight=False)
 FULL: dict[str, Any] = {"num_prompts": 200, "seconds": 60.0, "runs": 3}
@@ -109,9 +110,8 @@ def as_json(content: Any, indent: int = 0) -> str:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON through a temporary file, so that an interruption leaves no half-written file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(as_json(content) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with whole_file(path) as file:
+        file.write_text(as_json(content) + "\n", encoding="utf-8")
 
 
 def origin(machine: object) -> dict[str, object]:

@@ -20,6 +20,7 @@ from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.runtime import Runtime
 from redraft.text import TextCodec
 from redraft.training.prompts import divide
+from redraft.whole_file import whole_file
 
 STREAMS = (1, 2, 4, 8, 16)
 TOKENS = 64
@@ -106,7 +107,8 @@ def measure_gains(drafter: Path, ngrams: Path, bundle: Path, prompts: Sequence[l
                 row = asdict(drafted) | {"auto_regressive_tokens_per_s": plain.tokens_per_s}
                 result["speed"].setdefault(name, []).append(row)
         runtime.engine.close()
-    (drafter / FILE).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    with whole_file(drafter / FILE) as file:
+        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from redraft.console.progress import size
 from redraft.console.resources import free_disk
 from redraft.prompts import Prompt
 from redraft.training.prompts import by_share, cutoff_of, divide, draw_prompts, rank_of
@@ -131,7 +132,7 @@ def require_space(parts: Sequence[Part], token_bytes: int, engine: int = 0) -> N
     if (tokens - there) * token_bytes > free:
         others = tokens - parts[0].wanted
         raise ValueError(
-            f"--tokens {parts[0].wanted} take {tokens * token_bytes / 1e9:.1f} GB, with those held out, of which "
-            f"{there * token_bytes / 1e9:.1f} GB are there, and {output} has {free / 1e9:.1f} GB free: at most "
+            f"--tokens {parts[0].wanted} take {size(tokens * token_bytes)}, with those held out, of which "
+            f"{size(there * token_bytes)} are there, and {output} has {size(free)} free: at most "
             f"--tokens {max(there + free // token_bytes - others, 0)} fit"
         )

@@ -34,6 +34,7 @@ from redraft.training.prompts import prompts_digest
 from redraft.training.ranks import ALONE, Ranks
 from redraft.training.shards import Document, write_shard
 from redraft.training.teacher_data import TeacherData
+from redraft.whole_file import whole_file
 
 PASSES = (1.0, 4.0)
 """Training positions for each token of teacher data, at least and at most: new text teaches more than a text again, up
@@ -81,14 +82,10 @@ class Plan(BaseModel):
             raise ValueError(f"{path} is damaged: remove it, and the same command plans anew") from None
 
     def write(self, path: Path) -> None:
-        """Store the plan, whole or not at all."""
+        """Store the plan, whole or not at all. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            file.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
     def lines(self) -> list[str]:
         """The plan in words."""

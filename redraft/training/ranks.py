@@ -90,6 +90,10 @@ class Ranks:
         """What this rank says, with its number where there are others."""
         return message if self.count == 1 else f"rank {self.index}: {message}"
 
+    def program(self, name: str) -> str:
+        """What this rank's own lines begin with: a command's name, with the rank's number after the first one."""
+        return name if self.first else f"{name}: rank {self.index}"
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all ranks, in its place. Every rank must call it."""
         if self.count > 1:

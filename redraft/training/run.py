@@ -37,6 +37,7 @@ from redraft.training.distillation import (
 from redraft.training.plan import usual_rows
 from redraft.training.ranks import Ranks, this_rank
 from redraft.training.teacher_data import SHARDS_AT_ONCE, TeacherData, most_frequent
+from redraft.whole_file import whole_file
 
 warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")  # bfloat16 under autocast, float32 norms
 
@@ -240,9 +241,10 @@ def train(
         save_checkpoint(checkpoint, drafter, optimizer, done, recipe)
         saved = time.monotonic()
         if record:
-            with (output / "log.jsonl").open("a") as file:
-                print(json.dumps(record), file=file)
-            print(json.dumps(record), flush=True)
+            log, line = output / "log.jsonl", json.dumps(record)
+            with whole_file(log) as file:
+                file.write_text((log.read_text() if log.exists() else "") + line + "\n")
+            print(line, flush=True)
 
 
 def totals(trainer: Trainer, parts: Sequence[tuple[Windows, int]], ranks: Ranks) -> tuple[int, list[int] | None]:

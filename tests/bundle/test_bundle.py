@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,10 +69,21 @@ def test_files_with_the_same_bytes_are_on_the_disk_once(path, tmp_path, monkeypa
         finish_bundle(folder, CONFIG, {"openvino": "1"}, "0123", "redraft build --output b")
     share_files(tmp_path / "other", path)
     Bundle.load(tmp_path / "other")
-    monkeypatch.setattr(Path, "hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "another disk")))
-    (path / "target.onnx").write_bytes(b"network" * 100)
-    share_files(tmp_path / "other", path)
-    Bundle.load(tmp_path / "other")
+    assert (tmp_path / "other" / "target.onnx").read_bytes() == b"network" * 100
+
+
+@pytest.mark.parametrize("reason", ["another disk", "damaged"])
+def test_files_that_cannot_be_shared_stay(path, tmp_path, monkeypatch, reason):
+    other = tmp_path / "other"
+    shutil.copytree(path, other)
+    if reason == "damaged":
+        corrupt(path / "target.onnx")
+    else:
+        monkeypatch.setattr(Path, "hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, reason)))
+    share_files(other, path)
+    assert not (path / "target.onnx").samefile(other / "target.onnx")
+    assert not list(tmp_path.rglob("*.partial"))
+    Bundle.load(other)
 
 
 def corrupt(file: Path) -> None:

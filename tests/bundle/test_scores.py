@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from redraft import whole_file
 from redraft.bundle.method import MethodConfig
 from redraft.bundle.scores import MethodScores, ScoresFile
 from redraft.bundle.writer import finish_bundle, new_bundle
@@ -82,9 +84,10 @@ def test_scores_of_another_build_are_refused(bundle, tmp_path):
         ScoresFile.load(other)
 
 
-def test_a_full_disk_leaves_the_old_scores_and_nothing_else(bundle):
+def test_a_full_disk_leaves_the_old_scores_and_nothing_else(bundle, monkeypatch):
     before = sorted(bundle.iterdir())
-    (bundle / ".scores.json.partial").symlink_to("/dev/full")
+    monkeypatch.setattr(whole_file, "uuid4", lambda: SimpleNamespace(hex="1"))
+    (bundle / ".scores.json.1.partial").symlink_to("/dev/full")
     with pytest.raises(BundleError, match=r"cannot write .*/scores.json: No space left"):
         ScoresFile(methods={}).save(bundle)
     assert ScoresFile.load(bundle).methods == {"a": SCORES}

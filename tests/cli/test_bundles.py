@@ -161,6 +161,7 @@ def test_what_cannot_be_loaded_is_built_again(place, capsys, change, said):
 RUN_TIME = {
     "compiler/built_from.py",
     *(f"{name}.py" for name in ("__init__", "batch", "bound", "errors", "operator_build", "request", "runtime")),
+    "whole_file.py",
     *(f"scheduling/{name}.py" for name in ("__init__", "counts", "packing", "prompt_rows", "scheduler", "slots")),
     *(f"{name}.py" for name in ("output", "pairs", "request_state")),
     *(f"{name}.py" for name in ("bundle/__init__", "bundle/folder", "bundle/machine", "bundle/scores")),

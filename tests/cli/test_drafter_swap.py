@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from redraft.bundle.config import FORMAT_VERSION
+from redraft.bundle.manifest import FileEntry, Manifest, file_sha256
 from redraft.cli import application, drafter_swap
-from redraft.cli.drafter_swap import options_with
+from redraft.cli.drafter_swap import options_with, with_drafter
 from redraft.errors import BundleError
 
 
@@ -72,6 +74,26 @@ def test_a_model_that_is_gone_is_said(place):
     (place / "model").rmdir()
     with pytest.raises(BundleError, match="is gone: redraft fetch fetches it again"):
         options_with(command, place / "first")
+
+
+def test_both_bundles_have_one_target(place, monkeypatch):
+    monkeypatch.setattr(drafter_swap.Steps, "built_bundle", lambda self, options: write("next") and options)
+    manifest = {"format_version": FORMAT_VERSION, "versions": {}, "cpu_features": [], "target_fingerprint": "f"}
+
+    def write(name: str) -> Path:
+        folder = place / name if name == "served" else Path(options_with(command, place / "first")["--output"])
+        folder.mkdir(parents=True)
+        (folder / "target.weights").write_bytes(b"weights")
+        entry = FileEntry(sha256=file_sha256(folder / "target.weights"), size=7)
+        text = Manifest(files={"target.weights": entry}, command=command, **manifest).model_dump_json()
+        (folder / "manifest.json").write_text(text)
+        return folder
+
+    command = build(place, "")
+    served = write("served")
+    bundle = with_drafter(served, place / "first", "redraft swap")
+    assert bundle != served
+    assert (bundle / "target.weights").samefile(served / "target.weights")
 
 
 @pytest.mark.parametrize("words", [[], ["--back", "--bundle", "b"], ["--drafter", "d", "--bundle", "b"]])

@@ -210,7 +210,7 @@ def test_service_ranks_and_training_share_a_namespace():
     assert apps == [{"redraft"}, {"redraft-ranks"}, {"redraft-training"}]
 
 
-def test_the_status_page_says_how_each_file_was_checked():
+def test_the_status_page_names_each_file():
     """By its own name or that of its folder."""
     named = set(re.findall("`([^`]+)`", (ROOT / "docs/status.md").read_text()))
     tracked = subprocess.check_output(["git", "ls-files", "deploy"], cwd=ROOT, text=True).splitlines()

@@ -170,6 +170,10 @@ def test_more_tokens_than_the_disk_holds_are_refused(tmp_path, monkeypatch):
         ValueError, match=r"--tokens 90000000 take 104\.0 GB, .* has 64\.0 GB free: at most --tokens 60363321 fit"
     ):
         parts.require_space([part], 1156)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=600_000))
+    part.wanted, part.shards.tokens = 1_000, 0
+    with pytest.raises(ValueError, match=r"--tokens 1000 take 1 MB, .* 0 kB are there, and .* has 600 kB free"):
+        parts.require_space([part], 1156)
 
 
 @torch.no_grad()

@@ -430,6 +430,8 @@ def test_a_full_disk_at_a_checkpoint_names_the_rank(taught: Path, tmp_path: Path
     monkeypatch.setattr(train_command.np, "save", full_for_bigrams)
     (status, said), _ = on_ranks(tmp_path / "logs", run, run)
     assert status == 2
+    file = tmp_path / "run" / train_command.BIGRAMS_FILE_NAME
+    line = f"rank 0: [Errno 28] No space left on device: '{file}'; {train_command.GOES_ON}"
     assert said.splitlines()[-1] == line
     assert not list((tmp_path / "run").iterdir())
 

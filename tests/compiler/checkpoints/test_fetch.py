@@ -255,7 +255,7 @@ def test_memory_disk_and_tokenizer_are_checked_before_weights_are_read(
     given = checkpoint if kind == "folder" else gguf_file
     for place, value, message in (
         ("redraft.console.resources.most_bytes", lambda: 100_000, "fetching this model takes at least"),
-        ("shutil.disk_usage", lambda path: Usage(10, 10, 0), "needs 1 MB of disk, 1 MB are free"),
+        ("shutil.disk_usage", lambda path: Usage(10, 10, 0), "kB of disk, 0 kB are free"),
         ("transformers.PreTrainedTokenizerBase.from_pretrained", failing(OSError("cut")), "no usable tokenizer"),
     ):
         with monkeypatch.context() as patch:
