@@ -215,21 +215,26 @@ def streams(proxy: Proxy, each: int) -> Iterator[dict[int, list[list[str]]]]:
 
 
 def test_a_replica_that_is_killed_costs_its_own_streams_only(proxy, replicas):
+    """A whole answer that it had not begun to send is asked for again elsewhere."""
     victim, other = replicas
     port = victim.settings.openai_port
-    with streams(proxy, 3) as events:
+    session = proxy.sessions(1)[port][0]
+    with ThreadPoolExecutor(1) as pool, streams(proxy, 3) as events:
+        asked = proxy.replicas()[port][1]
+        begun = pool.submit(proxy.ask, chat("A long answer", tokens=150), "127.0.3.1", **{SESSION: session})
+        wait_until(lambda: proxy.replicas()[port][1] > asked, 120)
         psutil.Process(victim.state.supervisor_pid).kill()  # first, or it would start the others again
         for process in owned_processes(victim.run_dir.path):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         answers = [proxy.ask(chat(f"Question {i}", tokens=4), **{SESSION: f"s {i}"}) for i in range(8)]
-    assert [answer.status_code for answer in answers] == [200] * 8
+    assert [answer.status_code for answer in (begun.result(), *answers)] == [200] * 9
     assert [stream[-1] for stream in events[port]] == ["cut"] * 3
     assert [stream[-1] for stream in events[other.settings.openai_port]] == ["[DONE]"] * 3
-    wait_until(lambda: port not in proxy.in_rotation(), 30)
+    wait_until(lambda: port not in proxy.in_rotation(), 120)
     launcher.stop(victim.run_dir.path)
     launcher.serve(victim.settings, victim.run_dir.path, lambda activity: None)
-    wait_until(lambda: port in proxy.in_rotation(), 30)
+    wait_until(lambda: port in proxy.in_rotation(), 120)
 
 
 def test_streams_of_an_engine_that_is_killed_end_with_an_error_event(proxy, replicas):
@@ -259,7 +264,7 @@ def test_no_request_fails_while_all_replicas_are_upgraded(proxy, replicas, tmp_p
                 launcher.stop(replica.run_dir.path)
                 new = replica.settings.model_copy(update={"bundle": bundle})
                 launcher.serve(new, replica.run_dir.path, lambda activity: None)
-                wait_until(lambda port=new.openai_port: port in proxy.in_rotation(), 30)
+                wait_until(lambda port=new.openai_port: port in proxy.in_rotation(), 120)
             wait_until(lambda: len(answered) >= 500 or failures, 120)
         finally:
             over.set()
