@@ -33,6 +33,7 @@ from redraft.training import conversations, distillation, parts, plan, prompts, 
 from redraft.training import run as training_run
 from redraft.training.ranks import ALONE, Ranks, ranked, this_rank
 from redraft.training.teacher_data import TeacherData
+from tests.conftest import ROOT
 from tests.engines.tiny import write_model
 from tests.training.teacher import (
     RESERVED,
@@ -348,6 +349,21 @@ def assert_same_run(one: Path, other: Path) -> None:
     weights, others = (load_file(folder / "drafter.safetensors") for folder in (one, other))
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor.float(), others[name].float(), atol=0.02, rtol=0.05)
+
+
+@pytest.mark.slow
+def test_torchrun_trains_by_two_ranks(taught: Path, tmp_path: Path):
+    """It would catch ranks that do not take their places from torchrun as it sets them. Slow, as three processes
+    import torch."""
+    program = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "-m", "redraft", "train"]
+    settings = ["--set", "exit_dim=32", "--set", "num_blocks=1", "--window", "8", "--batch", "4", "--hot-tokens", "64"]
+    files = ["--model", str(taught), "--data", str(taught / "data"), "--output", str(tmp_path / "run")]
+    run = ["--positions", "400", "--every", "5", "--threads", "1", "--held-out-shards", "1"]
+    done = subprocess.run([*program, *files, *settings, *run], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
+    assert lines[-1]["positions"] >= 400
+    assert all(len(line["rank_rates"]) == 2 for line in lines)
 
 
 @pytest.mark.parametrize("drafter", ["recurrent", "eagle"])
