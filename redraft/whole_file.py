@@ -14,7 +14,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A new name beside `path`, for the block to write to: the file takes `path`'s place when the block ends well, and
     is removed otherwise. A killed process leaves it as `.NAME.*.partial`.
 
-    Raises OSError that names `path`: what a full disk raises names no file.
+    Raises OSError that names `path`, or another file that the block could not use: what a full disk raises names none.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")  # no process id: containers give out the same ones
     try:
@@ -22,7 +22,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         partial.replace(path)
     except OSError as error:
         number = error.errno or errno.ENOSPC  # numpy reports a write that was cut short without one
-        raise OSError(number, error.strerror or str(error), str(path)) from None
+        of_this = error.filename in (None, partial, str(partial))
+        raise OSError(number, error.strerror or str(error), str(path) if of_this else error.filename) from None
     finally:
         with suppress(OSError):
             partial.unlink()

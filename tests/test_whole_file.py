@@ -31,6 +31,8 @@ def test_of_what_fails_nothing_stays_and_a_full_disk_names_the_file(tmp_path):
             partial.symlink_to("/dev/full")
             partial.write_text("new")
 
+    with pytest.raises(FileNotFoundError, match="missing"):
+        write(FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / "missing")))
     with pytest.raises(KeyError):
         write(KeyError())
     for error in (None, OSError("4 requested and 0 written")):  # the latter as numpy says it
