@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
-import psutil
 import pytest
 import typer
 
@@ -27,35 +26,41 @@ from redraft.learning.shard_file import add_shard, shard_bytes
 from redraft.serving.settings import ServeSettings
 from redraft.training.generation import count_answers
 from redraft.worker.client import WorkerError
-from tests.conftest import wait_until
 
-SLEEPER = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(float(sys.argv[2]))"
+BEATS = """import pathlib, sys, time
+for beat in range(10_000):
+    pathlib.Path(sys.argv[1]).write_text(str(beat))
+    time.sleep(0.05)
+"""
 
 
 def test_a_program_is_stopped_while_it_may_not_run(tmp_path):
     """It goes on afterwards, and an interrupt ends it while it is stopped."""
-    allowed, pid, results = threading.Event(), tmp_path / "pid", list[int]()
+    file = tmp_path / "beat"
+    heard = ["", ""]
 
-    allowed.set()  # one that is stopped as it starts has not written its number yet
+    def goes_on() -> bool:
+        heard.append(file.read_text() if file.exists() else "")
+        return heard[-1] != heard[-2]
 
-    def is_so(state: str) -> bool:
-        return bool(pid.exists() and (number := pid.read_text())) and psutil.Process(int(number)).status() == state
+    def is_still() -> bool:
+        goes_on()
+        return len(heard) > 4 and len(set(heard[-4:])) == 1
 
-    def act() -> None:
-        for state, change in (("sleeping", allowed.clear), ("stopped", allowed.set), ("sleeping", allowed.clear)):
-            wait_until(partial(is_so, state))
-            change()
-        wait_until(partial(is_so, "stopped"))
+    def asked() -> Iterator[bool]:
+        for may_run, seen in ((True, goes_on), (False, is_still), (True, goes_on), (False, is_still)):
+            deadline = time.monotonic() + 300
+            while not seen():
+                assert time.monotonic() < deadline, f"may run: {may_run}; beats {heard}"
+                yield may_run
         os.kill(os.getpid(), signal.SIGTERM)
+        yield False
 
-    thread = threading.Thread(target=act)
-    thread.start()
-    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        results.append(run_to_end([sys.executable, "-c", SLEEPER, str(pid), "600"], allowed.is_set))
-    thread.join()
-    assert time.monotonic() - started < 60
-    assert not psutil.pid_exists(int(pid.read_text()))
+        run_to_end([sys.executable, "-c", BEATS, str(file)], partial(next, asked()))
+    last = file.read_text()
+    time.sleep(0.5)
+    assert file.read_text() == last
 
 
 def test_a_service_is_idle_when_it_has_had_no_request_for_a_while(monkeypatch):
