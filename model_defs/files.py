@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import pickle
+import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -174,7 +177,8 @@ def load_pickled_object(file: Path, device: str = "cpu", mmap: bool = False) -> 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file whole or not at all, with the permissions that the umask leaves to any new file.
 
-    safetensors itself writes files that only their owner can read. Raises OSError.
+    safetensors itself writes files that only their owner can read, and its errors name none. Raises OSError that names
+    the file.
     """
     partial = file.with_name(f".{file.name}.partial")
     try:
@@ -183,6 +187,10 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[st
         save_file(dict(tensors), partial, None if metadata is None else dict(metadata))
         partial.chmod(mode)
         partial.replace(file)
+    except (OSError, SafetensorError) as error:
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else getattr(error, "errno", None) or errno.EIO
+        raise OSError(number, os.strerror(number), str(file)) from None
     finally:
         partial.unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ machine that is as the budgets have learned this one.
 Figures are speed-ups over plain decoding in the same engine, the first 20 steps left out: of all tokens, with an
 interval of 95% over turns; and in the worst window of 10 seconds, in which plain decoding takes what it took for these
 tokens. The first turn's has all its steps. The regret is what the budgets fall short of the best fixed budget, 0
-included.
+included. Plain decoding serves each turn a second time, as a control: where its figures are not 1, the machine is why.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.runtime import Runtime, first_estimates
 
 EDITS_FILE = Path(__file__).with_name("edits.jsonl")
-CHOSEN = "chosen"
+PLAIN, CHOSEN, AGAIN = "plain", "chosen", "plain again"
 RANDOM_TEMPERATURE, RANDOM_WORDS = 1.5, 40
 
 
@@ -148,6 +148,10 @@ class Decoding:
         plain, seconds = np.array(pairs).T
         return plain, seconds
 
+    def interval(self, run: Run) -> list[float]:
+        """The interval of 95% of the run's speed-up, over turns."""
+        return list(interval(ratio(*self.turns(run))))
+
 
 def serve_by(runtime: Runtime, budgets: BudgetController | None, nodes: int = 0) -> None:
     """Let the runtime draft by these budgets, or else `nodes` nodes for each sequence, whatever pays."""
@@ -175,19 +179,27 @@ class Ways:
 
     def live(self, turns: Sequence[Sequence[GenerateRequest]], budgets: BudgetController) -> dict[str, Any]:
         """Serve a mix in every way. Returns its figures."""
-        served: dict[str, Decoding] = {name: Decoding() for name in ("plain", CHOSEN, *map(str, self.fixed))}
+        served: dict[str, Decoding] = {name: Decoding() for name in (PLAIN, CHOSEN, AGAIN, *map(str, self.fixed))}
         for requests in turns:
             for name, decoding in served.items():
                 serve_by(self.runtime, budgets if name == CHOSEN else None, int(name) if name.isdigit() else 0)
-                decoding.serve(self.runtime, requests, AUTO_REGRESSIVE if name == "plain" else None)
-        plain = served.pop("plain")
+                decoding.serve(self.runtime, requests, AUTO_REGRESSIVE if name in (PLAIN, AGAIN) else None)
+        plain = served.pop(PLAIN)
         figures = {"plain_tokens_per_s": sum(plain.tokens) / sum(plain.seconds)}
         figures |= {"identical": all(decoding.texts == plain.texts for decoding in served.values())}
         first, plain_first = (sum(part.seconds[: part.turn_ends[0]]) for part in (served[CHOSEN], plain))
         figures |= {"first_turn": plain_first / first}
         runs = {name: decoding.beside(plain) for name, decoding in served.items()}
-        low, high = interval(ratio(*served[CHOSEN].turns(runs[CHOSEN])))
-        return figures | {"interval": [low, high]} | compared(runs)
+        control = runs.pop(AGAIN)
+        figures |= {
+            "interval": served[CHOSEN].interval(runs[CHOSEN]),
+            "control": {
+                "speed_up": control.speed_up,
+                "interval": served[AGAIN].interval(control),
+                "worst_window": control.worst_window,
+            },
+        }
+        return figures | compared(runs)
 
     def simulated(self, turns: Sequence[Sequence[Text]], budgets: BudgetController) -> dict[str, Any]:
         """Replay a mix in every way on a machine that is as these budgets know this one."""
@@ -213,22 +225,27 @@ def compared(runs: Mapping[str, Run]) -> dict[str, Any]:
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     """A mix a row."""
-    columns = ["mix", "plain, tokens/s", "first turn"]
+    columns = ["mix", "plain, tokens/s", "first turn", AGAIN, f"{AGAIN}, worst 10 s"]
     for kind in ("live", "simulated"):
         columns += [kind, f"{kind}, worst 10 s", f"{kind}, best fixed (nodes)", f"{kind}, regret"]
     result = Table("Budgets that choose themselves, over plain decoding", columns)
     for mix, figures in results.items():
-        low, high = figures["live"]["interval"]
         row = [mix, f"{figures['live']['plain_tokens_per_s']:.1f}", f"{figures['live']['first_turn']:.2f}x"]
+        row += _speed_up(figures["live"]["control"])
         for kind in ("live", "simulated"):
             part = figures[kind]
-            within = f" ({low:.2f} to {high:.2f})" if kind == "live" else ""
             best = part["fixed"].get(part["best"], 1.0)
-            worst = "-" if part["worst_window"] is None else f"{part['worst_window']:.2f}x"
-            row += [f"{part['speed_up']:.2f}x{within}", worst]
+            row += _speed_up(part)
             row += [f"{best:.2f}x ({part['best']})", f"{part['regret']:+.1%}"]
         result.rows.append(row)
     return result
+
+
+def _speed_up(figures: Mapping[str, Any]) -> list[str]:
+    """A speed-up with its interval, if it has one, and that of the worst window."""
+    within = " ({:.2f} to {:.2f})".format(*figures["interval"]) if "interval" in figures else ""
+    worst = figures["worst_window"]
+    return [f"{figures['speed_up']:.2f}x{within}", "-" if worst is None else f"{worst:.2f}x"]
 
 
 def main(

@@ -4,9 +4,10 @@
     python -m benchmarks.served.compare --bundle BUNDLE --prompts mt_bench.jsonl --output mt_bench.json
 
 Three workloads: edits of the same files of code in several turns, questions about the same documents, and a tool loop.
-Their conversations differ, in what is asked or in which order. Two engines of one bundle serve them, one at a time:
-each conversation is served by both before the next begins, so that a busy machine slows both alike. Both reuse prefixes
-and choose their budgets, as a server does. A workload begins with nothing stored. The texts of both must be the same.
+Their conversations differ, in what is asked or in which order. Engines of one bundle serve them, one at a time: each
+conversation is served by all before the next begins, so that a busy machine slows all alike. A third engine, without
+texts like the first, is a control: where it is not as fast, the machine is why. All reuse prefixes and choose their
+budgets, as a server does. A workload begins with nothing stored. All texts must be the same.
 
 A figure is the seconds without over the seconds with, of all conversations, and an interval of 95% over conversations.
 """
@@ -64,43 +65,49 @@ class Served:
 
 
 def compare(llms: Sequence[LLM], bundle: Path, prompts: Sequence[Prompt], max_tokens: int) -> dict[str, Any]:
-    """The figures of a workload, served by an engine without texts and one with them."""
+    """The figures of a workload, served by an engine without texts, one with them and another without."""
     for llm in llms:
         if llm.runtime.texts is not None:
             llm.runtime.texts = ServedTexts(OPTIONS)
         llm.runtime.with_methods(llm.runtime.methods)
     tokenizer = ChatTokenizer(bundle)
-    without, with_texts = both = [Served(llm) for llm in llms]
+    without, with_texts, control = served = [Served(llm) for llm in llms]
     for index, prompt in enumerate(prompts):
-        for served in both if index % 2 else reversed(both):
-            served.serve(tokenizer, prompt, max_tokens)
-    tops, bottoms = np.array(without.seconds), np.array(with_texts.seconds)
-    low, high = interval(ratio(tops, bottoms))
+        for one in served if index % 2 else reversed(served):
+            one.serve(tokenizer, prompt, max_tokens)
+    tops = np.array(without.seconds)
     return {
         "conversations": len(prompts),
         "tokens": without.tokens,
-        "identical": without.answers == with_texts.answers,
-        "speed_up": tops.sum() / bottoms.sum(),
-        "interval": [low, high],
+        "identical": without.answers == with_texts.answers == control.answers,
+        **_speed_up(tops, with_texts),
+        "control": _speed_up(tops, control),
         "tokens_per_step": with_texts.tokens / with_texts.steps,
         "without_tokens_per_step": without.tokens / without.steps,
         "without_tokens_per_s": without.tokens / tops.sum(),
     }
 
 
+def _speed_up(seconds: np.ndarray, served: Served) -> dict[str, Any]:
+    others = np.array(served.seconds)
+    return {"speed_up": seconds.sum() / others.sum(), "interval": list(interval(ratio(seconds, others)))}
+
+
 def table(results: dict[str, dict[str, Any]]) -> Table:
     """A workload a row."""
     result = Table(
         "Served texts as drafts, over the same engine without them",
-        ["workload", "conversations", "speed-up", "tokens/step", "without"],
+        ["workload", "conversations", "speed-up", "control", "tokens/step", "without"],
     )
     for name, figures in results.items():
-        low, high = figures["interval"]
         result.rows.append(
             [
                 name,
                 str(figures["conversations"]),
-                f"{figures['speed_up']:.2f}x ({low:.2f} to {high:.2f})",
+                *(
+                    "{:.2f}x ({:.2f} to {:.2f})".format(part["speed_up"], *part["interval"])
+                    for part in (figures, figures["control"])
+                ),
                 f"{figures['tokens_per_step']:.2f}",
                 f"{figures['without_tokens_per_step']:.2f}",
             ]
@@ -121,7 +128,7 @@ def main(
     threads: Threads = None,
     output: Report = Path("artifacts/reports/served_texts.json"),
 ) -> None:
-    llms = [LLM(Runtime.load(bundle, threads, texts=texts)) for texts in (None, OPTIONS)]
+    llms = [LLM(Runtime.load(bundle, threads, texts=texts)) for texts in (None, OPTIONS, None)]
     if llms[1].runtime.texts is None:
         raise typer.BadParameter(f"no method of {bundle} drafts by n-grams, with which served texts join")
     for llm in llms:

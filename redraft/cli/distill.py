@@ -308,7 +308,7 @@ def main(
                 }
                 generate(bar, generator, parts, documents, template, lengths.answer, shard_documents)
         except (OSError, SafetensorError) as error:
-            raise typer.BadParameter(ranks.named(f"{output}: {error}; the same command goes on")) from None
+            raise typer.BadParameter(ranks.named(f"{error}; the same command goes on")) from None
     count = sum(part.held for part in parts) - held
     speed = count / (time.monotonic() - begun)
     whose = f"rank {ranks} " if ranks.count > 1 else ""

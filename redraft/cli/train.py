@@ -249,5 +249,4 @@ def main(
         except CheckpointError as error:
             raise typer.BadParameter(str(error)) from None
         except (OSError, SafetensorError) as error:
-            place = "" if getattr(error, "filename", None) else f"{output}: "  # what a full disk raises names no file
-            raise typer.BadParameter(ranks.named(f"{place}{error}; {GOES_ON}")) from None
+            raise typer.BadParameter(ranks.named(f"{error}; {GOES_ON}")) from None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from redraft.model_defs import files
 from redraft.model_defs.files import load_pickled, read_tensors, save_tensors
 from tests.conftest import ROOT
 
@@ -38,6 +41,21 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         save_tensors({"a": shared, "b": shared}, tmp_path / "a.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
     assert load_file(tmp_path / "a.safetensors").keys() == {"a"}
+
+
+def test_a_failed_write_names_the_file(tmp_path, monkeypatch):
+    missing = tmp_path / "missing" / "a.safetensors"
+    with pytest.raises(FileNotFoundError, match=re.escape(str(missing))):
+        save_tensors({"a": torch.ones(3)}, missing)
+
+    def full(_, path, __):
+        path.write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*/a.safetensors'"):
+        save_tensors({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

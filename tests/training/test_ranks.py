@@ -318,21 +318,23 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
         ranks._take_gpu(Ranks(0, 1, 3))
 
 
-def test_a_full_disk_of_one_rank_is_named(teacher, monkeypatch):
-    """What the others wrote, and what it wrote before, stays."""
-    write_shard = shards.write_shard
+@pytest.mark.parametrize(("rank", "folder"), [(1, "data"), (0, "held")])
+def test_a_full_disk_of_one_rank_is_named(teacher, monkeypatch, rank, folder):
+    """And the folder's file. What the others wrote, and what it wrote before, stays."""
+    save = files.save_file
 
-    def full(path, *arguments):
-        if os.environ["RANK"] == "1":
+    def full(tensors, path, metadata):
+        if os.environ["RANK"] == str(rank) and path.parent.name == folder:
             raise OSError(28, "No space left on device")
-        write_shard(path, *arguments)
+        save(tensors, path, metadata)
 
-    monkeypatch.setattr(shards, "write_shard", full)
+    monkeypatch.setattr(files, "save_file", full)
     write = partial(write_teacher, teacher, teacher / "mine.jsonl", 300, slots=2)
-    (first, _), (status, said) = on_ranks(teacher / "logs", write, write)
-    assert (first, status) == (0, 2)
-    assert said.splitlines()[-1].startswith(f"rank 1: {teacher / 'data'}: [Errno 28] No space left on device; the same")
-    assert {rank_of(file) for file in (teacher / "data").iterdir()} == {"0/2"}
+    ended = on_ranks(teacher / "logs", write, write)
+    assert [status for status, _ in ended] == [2 * (number == rank) for number in range(2)]
+    line = rf"rank {rank}: \[Errno 28\] No space left on device: '{teacher / folder}/\w+-\d+.safetensors'; the same .*"
+    assert re.fullmatch(line, ended[rank][1].splitlines()[-1])
+    assert {rank_of(file) for file in (teacher / folder).iterdir()} <= {f"{1 - rank}/2"}
 
 
 def log_of(folder: Path) -> list[dict]:
@@ -432,7 +434,8 @@ def test_a_full_disk_at_a_checkpoint_names_the_rank(taught: Path, tmp_path: Path
 
     monkeypatch.setattr(files, "save_file", full)
     run = partial(run_training, taught, tmp_path / "run", "recurrent", 100)
-    line = f"rank 0: {tmp_path / 'run'}: [Errno 28] No space left on device; {train_command.GOES_ON}"
+    file = tmp_path / "run" / "drafter.safetensors"
+    line = f"rank 0: [Errno 28] No space left on device: '{file}'; {train_command.GOES_ON}"
     (status, said), _ = on_ranks(tmp_path / "logs", run, run)
     assert status == 2
     assert said.splitlines()[-1] == line

@@ -103,6 +103,7 @@ def test_a_report_has_both_regrets(runtime, tokenizer_folder, tmp_path, monkeypa
     for parts in figures.values():
         assert parts["live"]["identical"]
         assert {"speed_up", "worst_window", "regret"} <= parts["live"].keys() & parts["simulated"].keys()
+        assert parts["live"]["control"].keys() == {"speed_up", "interval", "worst_window"}
     assert "regret" in capsys.readouterr().out
 
 

@@ -39,11 +39,13 @@ def llm(texts):
 def test_the_same_texts_take_fewer_steps(monkeypatch, tmp_path):
     monkeypatch.setattr(compare, "ChatTokenizer", Tokenizer)
     prompts = [Prompt(str(number), "", ("hello", "and then?")) for number in range(3)]
-    figures = compare.compare([llm(None), llm(ServedTexts(compare.OPTIONS))], tmp_path, prompts, 40)
+    engines = [llm(None), llm(ServedTexts(compare.OPTIONS)), llm(None)]
+    figures = compare.compare(engines, tmp_path, prompts, 40)
     assert figures["identical"]
     assert figures["conversations"] == 3
     assert figures["tokens"] > 100
     assert figures["tokens_per_step"] > 1.3 * figures["without_tokens_per_step"]
+    assert figures["control"].keys() == {"speed_up", "interval"}
     assert len(compare.table({"edits": figures}).rows) == 1
 
 
