@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import errno
+import glob
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+STALE_S = 3600.0
+"""After so long, a new name is one that a killed process has left."""
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A new name beside `path`, for the block to write to: the file takes `path`'s place when the block ends well, and
-    is removed otherwise. A killed process leaves it as `.NAME.*.partial`.
+    is removed otherwise. A killed process leaves it as `.NAME.*.partial`, which a later call removes.
 
     Raises OSError that names `path`, or another file that the block could not use: what a full disk raises names none.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")  # no process id: containers give out the same ones
+    remove_stale(path.parent, path.name)
     try:
         yield partial
         partial.replace(path)
@@ -27,3 +33,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+def remove_stale(folder: Path, name: str) -> None:
+    """Remove what killed processes have left of a file of this name STALE_S ago or earlier."""
+    with suppress(OSError):  # a folder that cannot be written to, or another process was faster
+        for partial in folder.glob(f".{glob.escape(name)}.*.partial"):
+            if partial.stat().st_mtime < time.time() - STALE_S:
+                partial.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
@@ -41,3 +42,15 @@ def test_of_what_fails_nothing_stays_and_a_full_disk_names_the_file(tmp_path):
         assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(file))
     assert file.read_text() == "old"
     assert [*tmp_path.iterdir()] == [file]
+
+
+def test_what_killed_processes_have_left_is_removed(tmp_path):
+    """But no file that another process may write to, and no other file's."""
+    killed, at_work, of_another = (tmp_path / f".{name}.partial" for name in ("a[1].0", "a[1].1", "a.json.0"))
+    for partial in (killed, at_work, of_another):
+        partial.touch()
+    for partial in (killed, of_another):
+        os.utime(partial, (0, 0))
+    with whole_file(tmp_path / "a[1]") as new:
+        new.touch()
+    assert {*tmp_path.iterdir()} == {tmp_path / "a[1]", at_work, of_another}

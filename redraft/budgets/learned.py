@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from redraft.budgets.controller import Estimates
 from redraft.bundle.machine import machine_name
 from redraft.bundle.scores import ScoresFile
-from redraft.whole_file import whole_file
+from redraft.whole_file import remove_stale, whole_file
 
 log = logging.getLogger("redraft.budgets")
 
@@ -95,15 +94,12 @@ class LearnedFile:
             )
 
     def remove_outdated(self) -> None:
-        """Remove what no start of the folder's only bundle will read again: files of its older builds, and parts of
-        files whose writers were killed an hour ago or earlier."""
+        """Remove what no start of the folder's only bundle will read again: files of its older builds."""
         with suppress(OSError):  # where the folder cannot be written to
             for path in self.folder.glob("learned.*.json"):
                 if _build_of(path) != self.build:
                     path.unlink()
-            for path in self.folder.glob(".learned.*.partial"):
-                if path.stat().st_mtime < time.time() - 3600:
-                    path.unlink()
+                    remove_stale(self.folder, path.name)
 
 
 def _build_of(path: Path) -> str | None:

@@ -9,12 +9,8 @@ import hashlib
 import logging
 import os
 import threading
-import time
-import zipfile
-import zlib
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +23,7 @@ from redraft.decoding.retrieval import EVERYBODY
 from redraft.decoding.text_store import LONGEST
 from redraft.request import GenerateRequest
 from redraft.request_state import RequestState
-from redraft.whole_file import whole_file
+from redraft.whole_file import remove_stale, whole_file
 
 AT_ONCE = 1024
 """Tokens that a step stores: they take it about 0.2 ms."""
@@ -35,8 +31,6 @@ AT_LEAST = 16
 """A step stores at least this part of the tokens that wait, one in 16, so that these never grow without end."""
 SALT_BYTES = 16
 VERSION = 1
-STALE_S = 600.0
-"""Nobody writes a file for so long."""
 
 log = logging.getLogger("redraft.texts")
 
@@ -50,15 +44,18 @@ class Scopes:
     salt: bytes = b""
 
     def of(self, request: GenerateRequest) -> int:
-        """64 bits: a salted hash of its key's digest and its `cache_salt`, EVERYBODY where it has neither. 0 where it
-        shares no prompts, or shows what it is drafted from."""
+        """64 bits: EVERYBODY where all share, or else a salted hash of its key's digest and its `cache_salt`. 0 where
+        it shares no prompts, or shows what it is drafted from.
+
+        The texts that a file keeps of services which let all share are thus never drafted for one which does not.
+        """
         if not request.cache_prompt or request.draft_trees:
             return 0
-        owner = request.scope if self.by_key else None, request.cache_salt
-        if owner == (None, None):
+        if not (self.by_key or request.cache_salt):
             return EVERYBODY
-        digest = hashlib.blake2b(repr(owner).encode(), key=self.salt, digest_size=8).digest()
-        return int.from_bytes(digest) or EVERYBODY
+        owner = repr((request.scope, request.cache_salt)).encode()
+        digest = hashlib.blake2b(owner, key=self.salt, digest_size=8).digest()
+        return max(int.from_bytes(digest), EVERYBODY + 1)
 
 
 SHARED = Scopes()
@@ -127,17 +124,14 @@ class TextFile:
     def load(self) -> Kept | None:
         """Return what is kept; None where nothing is. A file that is damaged, or of another tokenizer, counts for
         nothing, which is logged. Parts that killed services have left are removed."""
-        for partial in self.folder.glob(f".{self.path.name}.*.partial"):
-            with suppress(OSError):
-                if partial.stat().st_mtime < time.time() - STALE_S:
-                    partial.unlink()
+        remove_stale(self.folder, self.path.name)
         try:
             with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 version, tokenizer = int(arrays["version"]), str(arrays["tokenizer"])
                 salt, tokens, ends, scopes = (arrays[name] for name in ("salt", "tokens", "ends", "scopes"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except Exception as error:  # what zipfile and numpy raise of damaged files is not told
             log.warning("cannot read the texts of %s: %s: beginning without them", self.path, error)
             return None
         if (version, tokenizer) != (VERSION, self.tokenizer):

@@ -145,7 +145,7 @@ def test_what_no_start_reads_again_is_removed(bundle):
     for file in kept:
         file.save(estimates())
     (bundle / "learned.damaged.json").write_text("{")
-    killed, at_work = (bundle / f".{kept[0].path.name}.{number}.partial" for number in range(2))
+    killed, at_work = bundle / ".learned.damaged.json.1.partial", bundle / f".{kept[0].path.name}.2.partial"
     for partial in (killed, at_work):
         partial.touch()
     os.utime(killed, (0, 0))

@@ -55,6 +55,17 @@ def test_texts_are_there_after_a_restart_for_their_scope_only(tmp_path):
     assert again.store.match(again.scopes.of(make("b").request), (10, 11, 12)) is None
 
 
+@pytest.mark.parametrize("fields", [{}, {"cache_salt": "salt"}])
+def test_what_all_shared_is_nobodys_once_keys_part_them(tmp_path, fields):
+    texts = texts_of(tmp_path, by_key=False)
+    serve(texts, prompt=[*range(60)], scope=KEY, **fields)
+    texts.close()
+    again = texts_of(tmp_path)
+    for scope in (None, KEY, "another"):
+        found = again.store.match(again.scopes.of(make("b", scope=scope, **fields).request), (10, 11, 12))
+        assert (found is not None) == (scope == KEY and bool(fields))  # a salt had parted the keys before
+
+
 def test_a_file_has_no_keys_and_no_text_that_is_not_shared(tmp_path):
     texts = texts_of(tmp_path)
     serve(texts, prompt=[*range(50, 60)], scope=KEY, cache_salt="salt-of-a-client")
@@ -86,6 +97,8 @@ def test_nothing_is_written_without_a_folder(tmp_path, monkeypatch):
 
 def damaged(path, arrays):
     content = path.read_bytes()
+    at = content.rindex(b"tokens.npy") - 36  # how the member is compressed, by the directory
+    yield "another compression", lambda: path.write_bytes(content[:at] + b"\x01" + content[at + 1 :])
     yield "cut", lambda: path.write_bytes(content[: len(content) // 2])
     yield "no archive", lambda: path.write_bytes(b"tokens")
     yield "other bytes", lambda: path.write_bytes(content.replace(np.int32(51).tobytes(), np.int32(52).tobytes(), 1))

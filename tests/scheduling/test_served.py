@@ -116,9 +116,11 @@ def test_retrieval_keeps_to_a_requests_own_text_where_nothing_is_shared():
 
 
 def test_all_keys_may_share():
-    scheduler = scheduler_of(texts_of(by_key=False))
-    first = steps(scheduler, scope="one")
-    assert steps(scheduler, scope="another") < first
+    """But not those of a salt, which are of one key."""
+    for fields in ({}, {"cache_salt": "salt"}):
+        scheduler = scheduler_of(texts_of(by_key=False))
+        first = steps(scheduler, scope="one", **fields)
+        assert (steps(scheduler, scope="another", **fields) < first) == (not fields)
 
 
 def test_a_cached_prompt_is_stored_once():
