@@ -191,6 +191,7 @@ class Runtime:
             self._answers = None
         if self.texts is not None:
             self.texts.close()
+            self.texts = None
 
     def keep_learned(self) -> None:
         """Write what was learned of the engine and the traffic beside the bundle, and texts where they were asked to be

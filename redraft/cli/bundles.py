@@ -39,6 +39,8 @@ def complete(options: dict[str, str]) -> dict[str, str]:
     backend = BACKENDS.get(options.get("--backend", ""), OPENVINO)
     precision = options.get("--precision") or usual_precision(model, backend, split=options.get("--tp", "1") != "1")
     result = {**options, "--model": str(model), "--backend": backend.name, "--precision": precision}
+    if "--drafter" in result:  # the bundle says it to commands that run elsewhere
+        result["--drafter"] = str(Path(result["--drafter"]).absolute())
     if result.get("--construction") == NGRAM_TRIE:
         result.setdefault("--no-drafter", "")
     if not result.keys() & {"--drafter", "--methods", "--no-drafter"}:

@@ -7,11 +7,12 @@ The command can be killed at any time: called again, it goes on.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -21,10 +22,10 @@ import typer
 from rich.console import Console
 
 from redraft.bundle.manifest import Manifest
-from redraft.cli.drafter_swap import with_drafter
+from redraft.cli.drafter_swap import options_with, with_drafter
 from redraft.cli.options import ThreadsOption, fetched_model, model_folder
 from redraft.cli.service import DEFAULT_RUN_DIR, RunDirOption
-from redraft.cli.steps import Steps, run_to_end
+from redraft.cli.steps import Steps, execute_apart
 from redraft.cli.train import KINDS
 from redraft.compiler.built_from import options_of
 from redraft.console.interrupt import interruptible
@@ -60,6 +61,10 @@ LOG = "learn.log"
 GOES_ON = "the same command goes on"
 IDLE_S = 2.0
 """A service is idle when it had no request for this time."""
+ANSWER_S = 0.5
+"""A service that does not say within this time whether it is idle is busy."""
+AWAY_S = 60.0
+"""After so long without an answer it is said that the service is away."""
 RATE_SHARE = 0.5
 """The peak learning rate, as a share of that of a drafter which is trained from the start."""
 
@@ -67,21 +72,28 @@ RATE_SHARE = 0.5
 class IdleService:
     """Whether a service has no request, and had none for IDLE_S."""
 
-    def __init__(self, run_dir: RunDir):
+    def __init__(self, run_dir: RunDir, say: Callable[[str], None]):
+        """`say` is told when the service is away for the first time."""
         self._client = WorkerClient(run_dir.socket)
         self._idle_since: float | None = None
         self._submitted = 0
+        self._say, self._away_since, self._said = say, 0.0, False
 
     def __call__(self) -> bool:
         """Ask the worker. One that is away is busy: it starts, or there is none to learn for."""
         now = time.monotonic()
         try:
-            status = self._client.status(IDLE_S)
+            status = self._client.status(ANSWER_S)
+            self._away_since = now
             quiet = status.submitted == self._submitted  # a short request may have come and gone since it was asked
             idle = status.ready and quiet and not (status.running or status.waiting)
             self._submitted = status.submitted
         except WorkerError:
             idle = False
+            self._away_since = self._away_since or now
+            if now - self._away_since > AWAY_S and not self._said:
+                self._said = True
+                self._say("the service does not answer: this waits for it, and Ctrl-C ends it")
         self._idle_since = (self._idle_since or now) if idle else None
         return self._idle_since is not None and now - self._idle_since >= IDLE_S
 
@@ -129,7 +141,7 @@ def main(
     threads: ThreadsOption = None,
 ) -> None:
     """Train the drafter on with what was served, at the lowest priority while the service is idle."""
-    ranks = this_rank()
+    folder, ranks = folder.resolve(), this_rank()
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     steps = Steps(
         "redraft learn",
@@ -142,83 +154,89 @@ def main(
             write(Console(stderr=True, highlight=False, soft_wrap=True), f"redraft learn: {text}")
             steps.log(text)
 
-    try:
-        with ranks.agreement():
-            may_run, settings = (lambda: True, None) if always else watched(run_dir)
-            served = settings.bundle if settings else None
-            policy = settings.learning if settings else None
-            if ranks.first and policy and policy.folder == folder.resolve():
-                remove_old(policy.folder, policy.days, policy.gigabytes)
-            model, drafter = origin(model, drafter, served)
-            unserved = better_one(folder, drafter) if swap and served and ranks.first else None
-            if ranks.from_first(unserved is not None):
-                if unserved and served:
-                    say(f"{unserved} is better than what is served, and was never swapped in")
-                    swap_in(unserved, served, run_dir, steps, may_run)
+    with ExitStack() as held:
+        try:
+            with ranks.agreement():
+                may_run, settings = (lambda: True, None) if always else watched(run_dir, say)
+                if ranks.first and folder.is_dir():
+                    held.enter_context(only_one(folder))
+                served = settings.bundle if settings else None
+                policy = settings.learning if settings else None
+                if ranks.first and policy and policy.folder == folder:
+                    remove_old(policy.folder, policy.days, policy.gigabytes)
+                model, drafter = origin(model, drafter, served)
+                if swap and served:  # a bundle that could not be built should be known before the training
+                    options_with(Manifest.read(served).command, drafter)
+                unserved = better_one(folder, drafter) if swap and served and ranks.first else None
+                if ranks.from_first(unserved is not None):
+                    if unserved and served:
+                        say(f"{unserved} is better than what is served, and was never swapped in; --no-swap trains on")
+                        swap_in(unserved, served, run_dir, steps, may_run)
+                    return
+                kind = read_json(drafter / "config.json").get("drafter")
+                if kind not in KINDS:
+                    raise ValueError(f"{drafter} holds a drafter {kind!r}: trained are {', '.join(KINDS)}")
+                number = ranks.from_first(next_generation(folder) if ranks.first else 0)
+                generation = generation_folder(folder, number)
+                recipe = KINDS[str(kind)].recipe
+                rate = RATE_SHARE * recipe.peak_rate if peak_rate is None else peak_rate
+                data = [generation / TRAINED, generation / JUDGED, *(each.resolve() for each in mix or [])]
+                training = [
+                    "--model", model, "--kind", kind, *(word for each in data for word in ("--data", each)),
+                    "--start-from", drafter, "--output", generation, "--positions", positions, "--peak-rate", rate,
+                    "--unroll", UNROLL, "--window", recipe.window, "--batch", recipe.batch,
+                ]  # fmt: skip
+                order = Order(KINDS[str(kind)], tuple(map(str, training)), fingerprint_of(drafter, served), data[2:])
+                if ranks.first and not goes_on(generation, order):
+                    if (generation / CHECKPOINT).exists():
+                        say(f"generation {number} begins anew: it was begun with other settings, or answers are gone")
+                    set_apart(folder, generation, order, say)
+            answers = sum(map(count_answers, (generation / TRAINED).iterdir()))
+            say(f"generation {number}: {answers:,} answers to train on, from {drafter}")
+            run = partial(execute_apart, may_run=may_run)
+            Steps("redraft learn", folder / LOG if ranks.first else None, run).run(
+                "train", *training, *(["--threads", threads] if threads else [])
+            )
+            if not ranks.first:
                 return
-            kind = read_json(drafter / "config.json").get("drafter")
-            if kind not in KINDS:
-                raise ValueError(f"{drafter} holds a drafter {kind!r}: trained are {', '.join(KINDS)}")
-            number = ranks.from_first(next_generation(folder) if ranks.first else 0)
-            generation = generation_folder(folder, number)
-            recipe = KINDS[str(kind)].recipe
-            rate = RATE_SHARE * recipe.peak_rate if peak_rate is None else peak_rate
-            data = [generation / TRAINED, generation / JUDGED, *(each.resolve() for each in mix or [])]
-            training = [
-                "--model", model, "--kind", kind, *(word for each in data for word in ("--data", each)),
-                "--start-from", drafter, "--output", generation, "--positions", positions, "--peak-rate", rate,
-                "--unroll", UNROLL, "--window", recipe.window, "--batch", recipe.batch,
-            ]  # fmt: skip
-            order = Order(KINDS[str(kind)], tuple(map(str, training)), fingerprint_of(drafter, served), data[2:])
-            if ranks.first and not goes_on(generation, order):
-                if (generation / CHECKPOINT).exists():
-                    say(f"generation {number} begins anew: it was begun with other settings, or answers are gone")
-                set_apart(folder, generation, order, say)
-        answers = sum(map(count_answers, (generation / TRAINED).iterdir()))
-        say(f"generation {number}: {answers:,} answers to train on, from {drafter}")
-        Steps("redraft learn", folder / LOG if ranks.first else None, partial(execute_when, may_run)).run(
-            "train", *training, *(["--threads", threads] if threads else [])
+            if threads:
+                torch.set_num_threads(threads)
+            measure: Measure = judge(
+                Target.from_folder(model), (drafter, generation), generation / JUDGED, partial(wait_until, may_run)
+            )
+            made = Generation(
+                number=number,
+                began_from=str(drafter),
+                model=model_digest(model),
+                positions=positions,
+                answers=answers,
+                measure=measure,
+            )
+            made.write(generation)
+            remove_answers(generation)
+        except (OSError, ValueError, BundleError, ServingError) as error:
+            if folder.is_dir():
+                steps.log(str(error))
+            fail(f"redraft learn: {error}", 2)
+        better = "better beyond noise" if measure.is_better else "not better beyond noise: the drafter before stays"
+        say(
+            f"generation {number} gains {measure.length:.2f} tokens per step of a chain, the drafter before "
+            f"{measure.length_before:.2f}, on {measure.answers} new answers ({measure.gain_low:+.2f} to "
+            f"{measure.gain_high:+.2f}): {better}"
         )
-        if not ranks.first:
-            return
-        if threads:
-            torch.set_num_threads(threads)
-        measure: Measure = judge(
-            Target.from_folder(model), (drafter, generation), generation / JUDGED, partial(wait_until, may_run)
-        )
-        made = Generation(
-            number=number,
-            began_from=str(drafter),
-            model=model_digest(model),
-            positions=positions,
-            answers=answers,
-            measure=measure,
-        )
-        remove_answers(generation)  # first: nothing would remove those of one that is complete
-        made.write(generation)
-    except (OSError, ValueError, BundleError, ServingError) as error:
-        if folder.is_dir():
-            steps.log(str(error))
-        fail(f"redraft learn: {error}", 2)
-    better = "better beyond noise" if measure.is_better else "not better beyond noise: the drafter before stays"
-    say(
-        f"generation {number} gains {measure.length:.2f} tokens per step of a chain, the drafter before "
-        f"{measure.length_before:.2f}, on {measure.answers} new answers ({measure.gain_low:+.2f} to "
-        f"{measure.gain_high:+.2f}): {better}"
-    )
-    if measure.is_better and swap and served:
-        swap_in(generation, served, run_dir, steps, may_run)
-    elif measure.is_better:
-        say(f"`redraft swap --drafter {generation}` brings it in")
+        if measure.is_better and swap and served:
+            swap_in(generation, served, run_dir, steps, may_run)
+        elif measure.is_better:
+            say(f"`redraft swap --drafter {generation}` brings it in")
 
 
 def swap_in(generation: Path, served: Path, run_dir: Path, steps: Steps, may_run: Callable[[], bool]) -> None:
     """Build the bundle that is served with a generation's drafter, while that may run, and swap it in."""
-    with_drafter(served, generation, steps.program, partial(execute_when, may_run))
+    with_drafter(served, generation, steps.program, partial(execute_apart, may_run=may_run))
     steps.run("swap", "--drafter", generation, "--run-dir", run_dir)
 
 
-def watched(path: Path) -> tuple[Callable[[], bool], ServeSettings]:
+def watched(path: Path, say: Callable[[str], None]) -> tuple[Callable[[], bool], ServeSettings]:
     """What says whether the service at a run directory is idle, and the settings that it serves by. Raises ValueError
     where none runs."""
     run_dir = RunDir(path)
@@ -227,7 +245,7 @@ def watched(path: Path) -> tuple[Callable[[], bool], ServeSettings]:
         raise ValueError(
             f"no service runs from {run_dir.path}: `redraft serve --learn` starts one, and --always trains without one"
         )
-    return IdleService(run_dir), state.settings
+    return IdleService(run_dir, say), state.settings
 
 
 def origin(model: Path | None, drafter: Path | None, served: Path | None) -> tuple[Path, Path]:
@@ -250,14 +268,28 @@ def fingerprint_of(drafter: Path, served: Path | None) -> str | None:
 
 
 def next_generation(folder: Path) -> int:
-    """The number of the generation that is to be made: the last one where it is not complete, or else the next."""
+    """The number of the generation that is to be made: the last one where it is not complete, or else the next. Of one
+    that is complete nothing stays that only its making needed, also where that was killed at its end."""
     last = last_generation(folder)
-    return last if last and Generation.of(generation_folder(folder, last)) is None else last + 1
+    if last and Generation.of(generation_folder(folder, last)) is None:
+        return last
+    if last:
+        remove_answers(generation_folder(folder, last))
+    return last + 1
 
 
-def execute_when(may_run: Callable[[], bool], words: list[str]) -> int:
-    """Run a command of `redraft`, stopped while it may not run."""
-    return run_to_end([sys.executable, "-m", "redraft", *words], may_run)
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Learn from a folder in no other process meanwhile. Raises ValueError where one does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another `redraft learn` is at work in {folder}") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def wait_until(may_run: Callable[[], bool]) -> None:

@@ -17,9 +17,8 @@ from redraft.console.interrupt import interruptible
 from redraft.console.output import err, fail, out
 from redraft.console.progress import heartbeat, write
 from redraft.console.template_options import TemplateOptions
-from redraft.errors import reason
 from redraft.home import HOME
-from redraft.learning.generations import Generation, note_served
+from redraft.learning.generations import Generation
 from redraft.request import INT32_MAX, InvalidRequest, request
 from redraft.serving import launcher
 from redraft.serving.processes import ServingError, owned_processes
@@ -127,11 +126,6 @@ def swap(
             state = launcher.swap(bundle, run_dir, say)
     except ServingError as error:
         fail(f"redraft swap: {error}")
-    if state.settings.learn:
-        try:
-            note_served(state.settings.learn, state.settings.bundle)
-        except OSError as error:
-            err.print(f"redraft swap: the next start does not know of it: {reason(error)}", markup=False)
     out.print(f"serving {_described(state.settings.bundle)}", markup=False)
 
 

@@ -82,12 +82,17 @@ class Steps:
         return options
 
 
-def execute_apart(words: list[str]) -> int:
-    """Run a command of `redraft` as a process of its own."""
-    return run_to_end([sys.executable, "-m", "redraft", *words])
+def always() -> bool:
+    """What says that a program may run."""
+    return True
 
 
-def run_to_end(command: list[str], may_run: Callable[[], bool] = lambda: True) -> int:
+def execute_apart(words: list[str], may_run: Callable[[], bool] = always) -> int:
+    """Run a command of `redraft` as a process of its own, stopped while it may not run."""
+    return run_to_end([sys.executable, "-m", "redraft", *words], may_run)
+
+
+def run_to_end(command: list[str], may_run: Callable[[], bool] = always) -> int:
     """Run a program until it has ended, and return its exit status; it does not outlive this process. It is stopped
     while it may not run, which is asked every ASK_S.
 

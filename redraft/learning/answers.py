@@ -7,11 +7,12 @@ is closed after SHARD_S, or when it holds SHARD_ANSWERS or SHARD_BYTES. A killed
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +24,29 @@ from redraft.bundle.manifest import Manifest
 from redraft.errors import BundleError
 from redraft.learning.policy import Policy
 from redraft.learning.recording import Recording
-from redraft.learning.shard_file import FINGERPRINT, SERVED, SHARDS, add_shard, bfloat16_bits, prompt_hash, shard_bytes
+from redraft.learning.shard_file import (
+    FINGERPRINT,
+    PARTIAL,
+    SERVED,
+    SHARDS,
+    SOURCE,
+    add_shard,
+    bfloat16_bits,
+    is_served,
+    prompt_hash,
+    shard_bytes,
+)
 from redraft.request import GenerateRequest
+from redraft.whole_file import remove_stale
 
 SHARD_S, SHARD_ANSWERS, SHARD_BYTES = 60.0, 128, 32_000_000
 QUEUED_BYTES = 256_000_000
 """Features of answers that may wait for the writer; an answer beyond them is dropped, and counted."""
 FEWEST_TOKENS = 8
 """Shorter answers teach too little."""
-STALE_S = 3600.0
-"""After so long, a part of a shard is one that a killed worker has left."""
 DAY_S, GB = 86_400.0, 1_000_000_000
+UNFINISHED_DAYS = 7.0
+"""How much longer than others the answers stay which a generation was begun with: its training may take some nights."""
 READ_HIDDEN = frozenset({"recurrent", "hidden_state", "eagle", "medusa"})
 """Kinds of drafters that read the target's hidden states. What enters layers a bundle gives as its drafter fuses it,
 which no other drafter can be trained on."""
@@ -48,6 +61,12 @@ def why_nothing_to_learn(bundle: Path) -> str | None:
     if kinds & READ_HIDDEN or (manifest.built_from and "--features" in manifest.built_from.options):
         return None
     return f"{bundle} does not give the target's hidden states, which drafters learn from: build it with --features"
+
+
+def why_not_stored(folder: Path) -> str | None:
+    """Why answers cannot be stored in a folder; None where they can. Raises OSError."""
+    others = (path for path, _ in _found(folder.glob(SHARDS)) if not is_served(path))
+    return next((f"{path.name} in it is not a shard of served answers: name another folder" for path in others), None)
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,7 @@ class AnswerStore:
         """Features are cut to their first `hidden_size` columns, the hidden states. `fingerprint` tells the target from
         others, `name` is its bundle's; `decode` gives the text of token ids."""
         self._policy, self._hidden_size, self._decode = policy, hidden_size, decode
-        self._metadata = {"source": SERVED, "model": name, FINGERPRINT: fingerprint}
+        self._metadata = {SOURCE: SERVED, "model": name, FINGERPRINT: fingerprint}
         self.count: Callable[[str], None] = lambda outcome: None
         """Told what became of each answer, from both threads."""
         self._queue: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
@@ -179,23 +198,34 @@ class AnswerStore:
 
 
 def remove_old(folder: Path, days: float, gigabytes: float, now: float | None = None) -> None:
-    """Remove the shards of a folder, and of its generations, that are older than `days`; then the oldest until they
-    take `gigabytes` at most; and parts that killed workers have left. Raises OSError."""
-    now = time.time() if now is None else now
-    shards: dict[int, tuple[float, int, list[Path]]] = {}
-    """By inode, as a generation's may be links: time of modification, size, and paths"""
-    for path in sorted(folder.rglob(SHARDS)):
-        with suppress(FileNotFoundError):  # another worker of the same folder was faster
-            stat = path.stat()
-            shards.setdefault(stat.st_ino, (stat.st_mtime, stat.st_size, []))[2].append(path)
-    for path in folder.rglob(".shard*.partial"):
-        with suppress(FileNotFoundError):
-            if path.stat().st_mtime < now - STALE_S:
-                path.unlink()
-    excess = sum(size for _, size, _ in shards.values()) - gigabytes * GB
-    for modified, size, paths in sorted(shards.values(), key=lambda shard: (shard[0], shard[2][0].name)):
-        if modified >= now - days * DAY_S and excess <= 0:
+    """Remove the shards of a folder that are older than `days`, then the oldest until they take `gigabytes` at most. An
+    unfinished generation keeps its own, which may be the same files, for UNFINISHED_DAYS longer. Files that no service
+    stored stay. Raises OSError."""
+    oldest = (time.time() if now is None else now) - days * DAY_S
+    shards = sorted((stat.st_mtime, path, stat.st_size) for path, stat in _found(folder.glob(SHARDS)))
+    excess = sum(size for *_, size in shards) - gigabytes * GB
+    for modified, path, size in shards:
+        if modified >= oldest and excess <= 0:
             break
-        for path in paths:
-            path.unlink(missing_ok=True)
-        excess -= size
+        if _remove_served(path):
+            excess -= size
+    for path, stat in _found(folder.glob(f"generations/*/*/{SHARDS}")):
+        if stat.st_mtime < oldest - UNFINISHED_DAYS * DAY_S:
+            _remove_served(path)
+    remove_stale(folder, PARTIAL)
+
+
+def _found(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Files, and what the system says of each, but those that another worker of the same folder has removed."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            yield path, path.stat()
+
+
+def _remove_served(path: Path) -> bool:
+    """Remove a shard, unless it is not a served one. Returns whether it is gone."""
+    with suppress(FileNotFoundError):
+        if not is_served(path):
+            return False
+        path.unlink()
+    return True

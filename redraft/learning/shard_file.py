@@ -12,13 +12,16 @@ from uuid import uuid4
 
 import numpy as np
 
-SHARDS = "shard-*.safetensors"
+SHARDS, PARTIAL = "shard-*.safetensors", "shard"
+"""The names of shards, and what `remove_stale` takes for that of one that is being written."""
 PROMPTS = "prompts"
 """The entry of a served shard that tells its documents' prompts apart: int64 [documents], see `prompt_hash`."""
-SERVED = "served"
-"""The `source` in the metadata of a served shard."""
+SOURCE, SERVED = "source", "served"
+"""The metadata that say where a shard is from, and of a served shard: it."""
 FINGERPRINT = "target_fingerprint"
 """The metadata of a served shard that say of which target it is."""
+MOST_HEADER = 1 << 16
+"""Bytes of a shard's header: it describes five tensors."""
 _NAMES = {"int32": "I32", "int64": "I64", "uint16": "BF16"}
 
 
@@ -72,11 +75,12 @@ def prompt_hash(tokens: Sequence[int]) -> int:
 def add_shard(folder: Path, content: bytes) -> Path:
     """Write a shard after the last one of a folder, whole or not at all, for this user only (0600). Several processes
     may add to a folder. Raises OSError."""
-    partial = folder / f".shard.{uuid4().hex}.partial"  # no process id: containers give out the same ones
+    partial = folder / f".{PARTIAL}.{uuid4().hex}.partial"  # no process id: containers give out the same ones
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
-        number = 1 + max((shard_number(path) for path in folder.glob(SHARDS)), default=-1)
+        names = (path.stem.rpartition("-")[2] for path in folder.glob(SHARDS))
+        number = 1 + max((int(name) for name in names if name.isdecimal()), default=-1)
         while True:
             path = folder / f"shard-{number:08d}.safetensors"
             try:
@@ -88,6 +92,11 @@ def add_shard(folder: Path, content: bytes) -> Path:
         partial.unlink(missing_ok=True)
 
 
-def shard_number(path: Path) -> int:
-    """The number in a shard's name."""
-    return int(path.stem.rpartition("-")[2])
+def is_served(path: Path) -> bool:
+    """Whether a file is a shard of answers that a service stored. Raises OSError."""
+    with path.open("rb") as file:
+        try:
+            (size,) = struct.unpack("<Q", file.read(8))
+            return bool(json.loads(file.read(min(size, MOST_HEADER)))["__metadata__"][SOURCE] == SERVED)
+        except (struct.error, ValueError, LookupError, TypeError):
+            return False

@@ -356,10 +356,11 @@ def _check_bundle(settings: ServeSettings) -> None:
         raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json; `redraft build` builds one")
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
     if settings.learn:
-        from redraft.learning.answers import why_nothing_to_learn  # a start without it does not wait for the import
+        from redraft.learning import answers  # a start without it does not wait for the import
 
         try:
-            if why := why_nothing_to_learn(settings.bundle):
+            why = answers.why_not_stored(settings.learn) or answers.why_nothing_to_learn(settings.bundle)
+            if why:
                 raise ServingError(f"--learn {settings.learn}: {why}")
         except BundleError as error:
             raise ServingError(str(error)) from None

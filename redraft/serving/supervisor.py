@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from redraft import logs
+from redraft.errors import reason
+from redraft.learning.generations import note_served
 from redraft.serving import tritonserver
 from redraft.serving.child import Part
 from redraft.serving.engine_worker import END_S, EngineWorker, Swap
@@ -168,12 +170,21 @@ class Supervisor:
                 before = self._state.before
                 self._update(before=before[:-1] if swap.state.order.back else [*before, self._settings.bundle])
                 self._settings = swap.settings
+                self._note_served()
                 self._health_pulse.reset()
                 self._say_swap(swap)
         elif swap.over or swap.failure:
             swap.end()
             self._swap = None
             self._say_swap(swap)
+
+    def _note_served(self) -> None:
+        """Have the next start draft as the bundle that is served now."""
+        if self._settings.learn:
+            try:
+                note_served(self._settings.learn, self._settings.bundle)
+            except OSError as error:
+                log.error("the next start does not know of this swap: %s", reason(error))
 
     def _say_swap(self, swap: Swap) -> None:
         log.info("swap to %s: %s %s", swap.state.order.bundle, swap.state.phase, swap.state.error)

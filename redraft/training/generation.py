@@ -83,6 +83,8 @@ def set_apart(learned: Path, generation: Path, order: Order, say: Callable[[str]
 
     Raises ValueError where there are too few answers, OSError.
     """
+    if not learned.is_dir():
+        raise ValueError(f"{learned} is not a folder: `redraft serve --learn` makes one, and stores answers in it")
     counts = _usable(learned, order.fingerprint, say)
     total = sum(counts.values())
     held_out = max(FEWEST_JUDGED, min(int(HELD_OUT_SHARE * total), MOST_JUDGED))

@@ -448,8 +448,8 @@ def serve(
     finally:
         with ExitStack() as ends:  # the last first, and all of them whichever fails
             ends.callback(runtime.engine.close)
-            ends.callback(runtime.end_storing)
-            runtime.keep_learned()
+            ends.callback(runtime.keep_learned)
+            runtime.end_storing()  # first: what it writes need not be written twice
 
 
 if __name__ == "__main__":

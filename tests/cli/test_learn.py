@@ -19,7 +19,7 @@ import pytest
 import typer
 
 from redraft.cli import learn
-from redraft.cli.learn import IdleService, next_generation, origin
+from redraft.cli.learn import IdleService, next_generation, only_one, origin
 from redraft.cli.steps import run_to_end
 from redraft.learning.generations import Generation, generation_folder, note_served
 from redraft.learning.shard_file import add_shard, shard_bytes
@@ -67,7 +67,8 @@ def test_a_service_is_idle_when_it_has_had_no_request_for_a_while(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(learn.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(learn, "WorkerClient", MagicMock())
-    idle = IdleService(MagicMock())
+    said_of_it: list[str] = []
+    idle = IdleService(MagicMock(), said_of_it.append)
     answers: dict[float, Any] = {
         100: (0, 0, 3),
         101: (0, 0, 3),
@@ -89,6 +90,7 @@ def test_a_service_is_idle_when_it_has_had_no_request_for_a_while(monkeypatch):
     said = []
     for now[0] in answers:
         said.append(idle())
+    assert not said_of_it
     idle_at = [at for at, is_idle in zip(answers, said, strict=True) if is_idle]
     assert idle_at == [103, 112, 116], "at 113 a request has come and gone"
 
@@ -130,14 +132,15 @@ def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, capsys
     """With the training, the judge and the swap as stand-ins."""
     ran: list[list[str]] = []
     monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
-    monkeypatch.setattr(learn, "watched", lambda _: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
+    monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
     monkeypatch.setattr(learn, "with_drafter", lambda *_: None)
+    monkeypatch.setattr(learn, "Manifest", MagicMock())
+    monkeypatch.setattr(learn, "options_with", lambda *_: None)
     monkeypatch.setattr(learn, "model_digest", lambda _: "m")
     monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent", "target_fingerprint": "f"}))
     monkeypatch.setattr(learn, "set_apart", lambda _, generation, *__: (generation / learn.TRAINED).mkdir(parents=True))
-    monkeypatch.setattr(learn, "run_to_end", lambda command, may_run: ran.append(command[3:]) or 0)
-    monkeypatch.setattr("redraft.cli.steps.execute_apart", lambda words: ran.append(words) or 0)
+    monkeypatch.setattr("redraft.cli.steps.run_to_end", lambda command, may_run: ran.append(command[3:]) or 0)
     monkeypatch.setattr(learn.Target, "from_folder", lambda _: None)
     measure = learn.Measure(answers=3, length_before=1.5, length=1.75, gain_low=gain[0], gain_high=gain[1])
     monkeypatch.setattr(learn, "judge", lambda *_: measure)
@@ -159,13 +162,13 @@ def trainings(tmp_path, monkeypatch) -> list[list[str]]:
     monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
     monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent", "target_fingerprint": "f"}))
-    monkeypatch.setattr(learn, "run_to_end", lambda command, may_run: ran.append(command[3:]) or 1)
+    monkeypatch.setattr("redraft.cli.steps.run_to_end", lambda command, may_run: ran.append(command[3:]) or 1)
     return ran
 
 
 def served(folder: Path, answers: int) -> None:
     tokens, states = [np.arange(40, dtype=np.int32)] * answers, [np.ones((39, 3), np.uint16)] * answers
-    add_shard(folder, shard_bytes(tokens, states, range(answers), {"target_fingerprint": "f"}))
+    add_shard(folder, shard_bytes(tokens, states, range(answers), {"target_fingerprint": "f", "source": "served"}))
 
 
 def test_a_training_that_failed_is_begun_with_what_was_served_since_and_goes_on_from_its_checkpoint(
@@ -204,10 +207,12 @@ def test_a_better_generation_whose_swap_failed_is_swapped_in_by_the_next_call(tm
     """It is once: one that was served is not swapped in again after `swap --back`."""
     ran: list[list[str]] = []
     monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
-    monkeypatch.setattr(learn, "watched", lambda _: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
+    monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
     monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
     monkeypatch.setattr(learn, "with_drafter", lambda *_: None)
-    monkeypatch.setattr("redraft.cli.steps.execute_apart", lambda words: ran.append(words) or 0)
+    monkeypatch.setattr(learn, "Manifest", MagicMock())
+    monkeypatch.setattr(learn, "options_with", lambda *_: None)
+    monkeypatch.setattr("redraft.cli.steps.run_to_end", lambda command, may_run: ran.append(command[3:]) or 0)
     (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent", "target_fingerprint": "f"}))
     generation = generation_folder(tmp_path, 1)
     generation.mkdir(parents=True)
@@ -221,12 +226,57 @@ def test_a_better_generation_whose_swap_failed_is_swapped_in_by_the_next_call(tm
     assert len(ran) == 1
 
 
+def test_one_learns_from_a_folder_at_a_time(tmp_path, trainings, capsys):
+    served(tmp_path, 50)
+    with only_one(tmp_path), pytest.raises(typer.Exit):
+        learn.main(tmp_path, always=True)
+    assert f"another `redraft learn` is at work in {tmp_path}" in capsys.readouterr().err
+    assert not (tmp_path / "generations").exists()
+    with pytest.raises(typer.Exit):
+        learn.main(tmp_path, always=True)
+    assert len(trainings) == 1
+
+
+def test_a_bundle_that_no_drafter_can_be_swapped_into_is_said_before_the_training(
+    tmp_path, monkeypatch, trainings, capsys
+):
+    served(tmp_path, 50)
+    monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
+    command = "redraft build --model m --methods methods.toml"
+    monkeypatch.setattr(learn.Manifest, "read", lambda _: SimpleNamespace(command=command))
+    with pytest.raises(typer.Exit):
+        learn.main(tmp_path, run_dir=tmp_path / "run")
+    assert "has several methods" in capsys.readouterr().err
+    assert not trainings
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path, trainings, capsys):
+    with pytest.raises(typer.Exit):
+        learn.main(tmp_path / "typo", always=True)
+    assert "typo is not a folder: `redraft serve --learn` makes one" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_service_that_is_away_is_said_once(monkeypatch):
+    now, said = [100.0], list[str]()
+    monkeypatch.setattr(learn.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(learn, "WorkerClient", MagicMock())
+    idle = IdleService(MagicMock(), said.append)
+    idle._client.status = MagicMock(side_effect=WorkerError("it is away"))
+    for now[0] in (100, 130, 161, 300):
+        assert not idle()
+        assert bool(said) == (now[0] > 160)
+    assert len(said) == 1
+
+
 def test_what_is_too_old_is_removed_before_anything_is_set_apart(tmp_path, monkeypatch, trainings):
     served(tmp_path, 50)
     served(tmp_path, 30)
     os.utime(tmp_path / "shard-00000000.safetensors", (time.time() - 3 * 86400,) * 2)
     settings = ServeSettings(bundle=tmp_path / "bundle", learn=tmp_path, learn_days=2)
-    monkeypatch.setattr(learn, "watched", lambda _: (lambda: True, settings))
+    monkeypatch.setattr(learn, "Manifest", MagicMock())
+    monkeypatch.setattr(learn, "options_with", lambda *_: None)
+    monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, settings))
     with pytest.raises(typer.Exit):
         learn.main(tmp_path, run_dir=tmp_path / "run")
     assert {file.name for file in tmp_path.rglob("shard-*")} == {"shard-00000001.safetensors"}

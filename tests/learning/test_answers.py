@@ -179,6 +179,7 @@ def test_a_bundle_without_hidden_states_is_refused(monkeypatch, tmp_path, kinds,
     if not is_learned:
         (tmp_path / "config.json").touch()
         monkeypatch.setattr(launcher, "bundle_ranks", lambda _: 1)
+        monkeypatch.chdir(tmp_path)
         with pytest.raises(ServingError, match=r"^--learn answers: .* build it with --features$"):
             launcher._check_bundle(ServeSettings(bundle=tmp_path, learn=Path("answers")))
 
@@ -276,19 +277,44 @@ def test_a_full_disk_is_said_once_and_serving_goes_on(stores, monkeypatch, capsy
 
 
 def test_shards_that_are_old_or_too_many_are_removed(folder):
-    generation = folder / "generations" / "1"
-    generation.mkdir(parents=True)
-    paths = [add_shard(folder, bytes(1000)) for _ in range(4)]
-    copied = add_shard(generation, bytes(1000))
-    linked = [generation / path.name for path in paths[1:3]]
+    """An unfinished generation keeps its own for some time, and what no service stored stays."""
+    generation, elsewhere = folder / "generations" / "1" / "trained", folder / "teacher"
+    for made in (generation, elsewhere):
+        made.mkdir(parents=True)
+    content = shard_bytes([np.arange(9)], [np.zeros((8, 40), np.uint16)], [7], {"source": "served"})
+    paths = [add_shard(folder, content) for _ in range(4)]
+    copied = [add_shard(generation, content) for _ in range(2)]
+    linked = [generation / path.name for path in paths[2:]]
     for path in linked:
         path.hardlink_to(folder / path.name)
     left = folder / ".shard.7.partial"
     left.touch()
-    for path, age in ((paths[0], 3 * 86400), (copied, 3 * 86400), (paths[1], 9), (left, 7200)):
-        os.utime(path, (time.time() - age,) * 2)
-    remove_old(folder, days=2, gigabytes=2e-6)
-    assert sorted(path for path in folder.rglob("*") if path.is_file()) == [linked[1], *paths[2:]]
+    others = [elsewhere / paths[0].name, folder / "shard-old.safetensors", folder / "shard-00000009.safetensors"]
+    for path in others:
+        path.write_bytes(content.replace(b"served", b"wrote!") if path == others[0] else b"no shard")
+    ages = {paths[0]: 3, copied[0]: 10, copied[1]: 8, paths[2]: 1, **dict.fromkeys((*others, left), 99)}
+    for path, days in ages.items():
+        os.utime(path, (time.time() - days * 86400,) * 2)
+    remove_old(folder, days=2, gigabytes=1.5e-9 * len(content))
+    assert {path for path in folder.rglob("*") if path.is_file()} == {copied[1], *linked, paths[3], *others}
+
+
+def test_a_folder_with_other_shards_is_refused(stores):
+    store = stores.open()
+    store.put(answer(list(range(20))))
+    store.close()
+    assert module.why_not_stored(stores.folder) is None
+    (stores.folder / "shard-00001.safetensors").write_bytes(
+        shard_bytes([np.arange(3)], [np.zeros((2, 4), np.uint16)], [7], {})
+    )
+    assert "shard-00001.safetensors in it is not a shard of served answers" in module.why_not_stored(stores.folder)
+
+
+def test_a_share_of_the_answers_is_stored(stores):
+    store = stores.open(share=0.25)
+    request = sequence("a", [1, 2, 3]).request
+    assert 100 < sum(store.takes(request) for _ in range(800)) < 300
+    store.close()
 
 
 def test_two_workers_never_take_the_same_number_or_mix_their_files(folder):
