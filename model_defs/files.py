@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from redraft.whole_file import whole_file
+
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model*.bin", "pytorch_model.bin.index.json"
 """Weights in torch's format, in one file or in shards."""
@@ -180,19 +182,16 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[st
     safetensors itself writes files that only their owner can read, and its errors name none. Raises OSError that names
     the file.
     """
-    partial = file.with_name(f".{file.name}.partial")
-    try:
+    with whole_file(file) as partial:
         partial.touch()
         mode = partial.stat().st_mode
-        save_file(dict(tensors), partial, None if metadata is None else dict(metadata))
+        try:
+            save_file(dict(tensors), partial, None if metadata is None else dict(metadata))
+        except SafetensorError as error:
+            found = re.search(r"os error (\d+)", str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, os.strerror(number)) from None
         partial.chmod(mode)
-        partial.replace(file)
-    except (OSError, SafetensorError) as error:
-        found = re.search(r"os error (\d+)", str(error))
-        number = int(found[1]) if found else getattr(error, "errno", None) or errno.EIO
-        raise OSError(number, os.strerror(number), str(file)) from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -16,8 +16,6 @@ import numpy as np
 from redraft.plugins.trees.native import pointer
 
 MASK_BITS = 32
-UNLIMITED = 2**31 - 1
-"""A depth that no tree has."""
 
 Node = tuple[int, int, float]
 """Token, parent and score: see the arrays of `TokenTree`."""

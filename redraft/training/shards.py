@@ -16,6 +16,7 @@ from uuid import uuid4
 import torch
 from safetensors import SafetensorError, safe_open
 
+from redraft.learning.shard_file import SHARDS
 from redraft.model_defs.files import save_tensors
 from redraft.training.ranks import ALONE, Ranks
 from redraft.training.teacher_data import LAYERS, USUAL_CUTOFF, prompts_of
@@ -69,7 +70,7 @@ class Shards:
         """Whether its last shard is of other prompts than `meta` tells"""
         self.answered: Counter[int] = Counter()
         """How many documents it holds of each prompt, by the hash of its token ids"""
-        files = sorted(folder.glob("shard-*.safetensors"))
+        files = sorted(folder.glob(SHARDS))
         running = sorted(folder.glob("running-*.safetensors"))
         self._left, self._stale = _left_under_way(files, running)
         self._held = {_number(file): (file, self._read(file)) for file in (*files, *self._left)}
@@ -130,7 +131,7 @@ class Shards:
     def prompts(self, before: int, after: int) -> Iterator[tuple[int, ...]]:
         """The prompts of its documents, as token ids: each begins after `before` tokens, and ends `after` tokens before
         the answer."""
-        for file in sorted(self.folder.glob("shard-*.safetensors")):
+        for file in sorted(self.folder.glob(SHARDS)):
             yield from prompts_of(file, before, after)
 
     def begin(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from redraft.learning.shard_file import FINGERPRINT, PROMPTS, SERVED, prompt_hash
+from redraft.learning.shard_file import FINGERPRINT, PROMPTS, SERVED, SHARDS, prompt_hash
 from redraft.model_defs.drafters.windows import NO_DOCUMENT, Windows
 
 SHARDS_AT_ONCE = 4
@@ -81,10 +81,10 @@ class TeacherData:
         """
         if len({folder.resolve() for folder in folders}) < len(folders):
             raise ValueError(f"a folder is given twice, in {', '.join(map(str, folders))}: give each once")
-        files = [sorted(folder.glob("shard-*.safetensors")) for folder in folders]
+        files = [sorted(folder.glob(SHARDS)) for folder in folders]
         missing = [str(folder) for folder, in_folder in zip(folders, files, strict=True) if not in_folder]
         if missing:
-            raise ValueError(f"no shard-*.safetensors in {missing}; write some with redraft distill")
+            raise ValueError(f"no {SHARDS} in {missing}; write some with redraft distill")
         self.prompts = prompts
         metadata = {file: _metadata(file) for in_folder in files for file in in_folder}
         reserved = [file for file, values in metadata.items() if "held_out" in values]
@@ -277,9 +277,9 @@ class TeacherData:
 
 def cutoff_of_shards(folder: Path) -> int:
     """The hash below which a folder of teacher data holds out prompts. Raises ValueError where it has no shard."""
-    file = next(iter(sorted(folder.glob("shard-*.safetensors"))), None)
+    file = next(iter(sorted(folder.glob(SHARDS))), None)
     if file is None:
-        raise ValueError(f"no shard-*.safetensors in {folder}; write some with redraft distill")
+        raise ValueError(f"no {SHARDS} in {folder}; write some with redraft distill")
     return int(_metadata(file).get("held_out_below", USUAL_CUTOFF))
 
 

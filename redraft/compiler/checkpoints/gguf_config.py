@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redraft.compiler.checkpoints import gguf_tokenizer
 from redraft.compiler.checkpoints.gguf_tokenizer import TEXTS
 from redraft.compiler.checkpoints.source import FetchError
 from redraft.model_defs.target.bounds import shown
@@ -47,10 +46,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 def token_field(kind: str) -> str:
     """The field that holds the id of the token of a kind, such as eos."""
     return f"tokenizer.ggml.{kind}_token_id"
-
-
-TOKENIZER_FIELDS = {*gguf_tokenizer.FIELDS, *map(token_field, (*TOKENS.values(), *ENDS, "unknown"))}
-"""The fields of the tokenizer that are read here."""
 
 
 def family_of_file(architecture: str | None, fields: Mapping[str, Any]) -> Family:

@@ -17,7 +17,6 @@ from redraft.model_defs.target.bounds import shown
 MODEL, CUT = "tokenizer.ggml.model", "tokenizer.ggml.pre"
 TEXTS, KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 ADD_FIRST, ADD_SPACE = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix"
-FIELDS = (MODEL, CUT, TEXTS, KINDS, ADD_FIRST, ADD_SPACE)
 NAMED_TEMPLATE = "tokenizer.chat_template."
 """Before the names of chat templates besides the usual one."""
 BYTE_LEVEL, SENTENCES = "gpt2", "llama"
