@@ -7,7 +7,9 @@ from pathlib import Path
 
 HOME_VARIABLE = "REDRAFT_HOME"
 PACKAGE = Path(__file__).resolve().parent
-CLONE = PACKAGE.parent if (PACKAGE.parent / "Makefile").is_file() else None
+SITE = PACKAGE.parent
+"""The folder from which `redraft` is imported: a clone, or the site-packages that a wheel is installed in."""
+CLONE = SITE if (SITE / "Makefile").is_file() else None
 """The clone of the repository that this package runs from; None for an installed one."""
 SHIPPED = CLONE or PACKAGE
 """The folder whose `drafters` and `benchmarks` came with the package."""

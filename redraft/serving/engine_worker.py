@@ -9,11 +9,11 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import psutil
 
 from redraft.bundle.folder import bundle_ranks
+from redraft.home import SITE
 from redraft.request import GenerateRequest
 from redraft.serving import ranks
 from redraft.serving.child import Child, Part
@@ -34,7 +34,6 @@ RESTARTED_REQUEST_S = 10.0
 LAUNCHER_END_S = 5.0
 """The launcher of ranks that have ended may take so long to say how."""
 FIRST_TOKENS = 4
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 log = logging.getLogger("redraft.supervisor")
 
@@ -51,7 +50,7 @@ def worker_process(run_dir: RunDir, settings: ServeSettings, number: int = 0) ->
         ranks.launch_command(command, bundle_ranks(settings.bundle), settings.hostfile),
         run_dir.worker_log,
         environment_of(settings),
-        REPOSITORY,
+        SITE,
         MAX_DELAY_S,
     )
 

@@ -19,6 +19,7 @@ from redraft.bundle.folder import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
 from redraft.errors import BundleError, reason, why_no_folder
+from redraft.home import SITE
 from redraft.operator_build import build_operators
 from redraft.plugins.library import BuildError, are_built, check_build
 from redraft.serving.processes import (
@@ -496,7 +497,7 @@ def _start_supervisor(run_dir: RunDir) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=output,
             env=os.environ | {OWNER_VARIABLE: str(run_dir.path)},
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=SITE,
             start_new_session=True,
         )
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Container
 from pathlib import Path
 
+from redraft.home import SITE
 from redraft.serving.child import Child, Part
 from redraft.serving.rundir import RunDir
 from redraft.serving.settings import ServeSettings, environment_of
@@ -18,7 +19,6 @@ GUARD_DELAY_S, FRONT_END_DELAY_S = 1.0, 5.0
 FRONT_END_DRAIN_S = 2
 """How long requests to /v1 may go on after SIGTERM."""
 MAX_LOG_BYTES = 32 * 2**20
-REPOSITORY = Path(__file__).resolve().parents[2]
 _LOOPBACK = "127.0.0.1"
 
 
@@ -29,17 +29,7 @@ def guard(run_dir: RunDir, settings: ServeSettings) -> Part:
         *("--http-socket", str(run_dir.open_http), "--grpc-socket", str(run_dir.open_grpc)),
         *("--worker-socket", str(run_dir.socket)),
     ]
-    child = Child(
-        run_dir,
-        "guard",
-        "the guard of Triton's ports",
-        command,
-        run_dir.guard_log,
-        environment_of(settings),
-        REPOSITORY,
-        GUARD_DELAY_S,
-        MAX_LOG_BYTES,
-    )
+    child = _child(run_dir, settings, "guard", "the guard of Triton's ports", command, run_dir.guard_log, GUARD_DELAY_S)
     return Part(child, lambda: answers(settings.http_port, "/", (404,)), PROBE_S)
 
 
@@ -49,18 +39,14 @@ def front_end(run_dir: RunDir, settings: ServeSettings) -> Part:
         *(sys.executable, "-m", "redraft.openai.server", "--bundle", str(run_dir.bundle)),
         *("--socket", str(run_dir.socket), "--log", str(run_dir.openai_log)),
     ]
-    child = Child(
-        run_dir,
-        "openai",
-        "the /v1 front end",
-        command,
-        run_dir.openai_log,
-        environment_of(settings),
-        REPOSITORY,
-        FRONT_END_DELAY_S,
-        MAX_LOG_BYTES,
-    )
+    child = _child(run_dir, settings, "openai", "the /v1 front end", command, run_dir.openai_log, FRONT_END_DELAY_S)
     return Part(child, lambda: answers(settings.openai_port, "/health", (200, 503)), PROBE_S)
+
+
+def _child(
+    run_dir: RunDir, settings: ServeSettings, part: str, name: str, command: list[str], log: Path, delay: float
+) -> Child:
+    return Child(run_dir, part, name, command, log, environment_of(settings), SITE, delay, MAX_LOG_BYTES)
 
 
 def answers(port: int, path: str, statuses: Container[int]) -> bool:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from redraft.home import SITE
 from redraft.serving.child import Child, Part
 from redraft.serving.private_memory import private
 from redraft.serving.processes import (
@@ -36,8 +37,6 @@ from redraft.serving.settings import ServeSettings
 from redraft.serving.triton.messages import split_code
 from redraft.worker.protocol import PROBE
 
-SITE = Path(__file__).resolve().parents[2]
-"""The folder from which `redraft` is imported: a clone, or the site-packages that a wheel is installed in."""
 REPOSITORY, REQUIREMENTS = (
     beside if (beside := Path(__file__).with_name(name)).exists() else SITE / name
     for name in ("triton_repo", "requirements-triton.txt")

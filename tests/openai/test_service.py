@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -27,7 +26,7 @@ from tests.cli.commands import run_command
 from tests.conftest import ROOT, wait_until
 from tests.openai.serving import MODEL
 from tests.serving.client_side import HTTP, free_ports, start
-from tests.serving.lifecycle.starting import assert_nothing_is_left, redraft, serve, settings
+from tests.serving.lifecycle.starting import assert_nothing_is_left, redraft
 
 TOY_WORKER = [sys.executable, "-m", "tests.serving.requests.toy_engine_worker"]
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -46,19 +45,6 @@ def health(port: int) -> int:
         return HTTP.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code
     except httpx.HTTPError:
         return 0
-
-
-def test_its_port_is_checked_like_the_others(tmp_path, bundle):
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        with pytest.raises(ServingError, match=rf"port {port} .*OpenAI.* is in use.*--openai-port"):
-            serve(tmp_path, settings(bundle, openai_port=port))
-    wanted = settings(bundle)
-    wanted = wanted.model_copy(update={"openai_port": wanted.grpc_port})
-    with pytest.raises(ServingError, match=rf"OpenAI {wanted.grpc_port}: expected different ones"):
-        serve(tmp_path, wanted)
 
 
 def test_the_options_reach_the_service(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from redraft.compiler.passes.graph import (
     constant_of,
     gated_product,
     input_of,
+    inputs_of,
     only_user,
     rank_of,
     shape_of,
@@ -28,12 +29,12 @@ def lower_experts(editor: Editor, node: ir.Node) -> None:
     product = _made_by(input_of(node, 0), "Mul")
     if not product:
         return
-    down = next((made for value in _inputs(product) if (made := _stack(value))), None)
+    down = next((made for value in inputs_of(product) if (made := _stack(value))), None)
     gated = _gated(down) if down else None
     if not down or not gated:
         return
     gate_up, activation = gated
-    weights = next(value for value in _inputs(product) if value is not down.outputs[0])
+    weights = next(value for value in inputs_of(product) if value is not down.outputs[0])
     above = list(_until(weights, "TopK"))
     topk = next((each for each in above if each.op_type == "TopK"), None)
     softmax = _made_by(input_of(topk, 0), "Softmax") if topk else None
@@ -47,7 +48,7 @@ def lower_experts(editor: Editor, node: ir.Node) -> None:
     last = node
     if (add := only_user(node.outputs[0], "Add")) and rank_of(add.outputs[0]) == 2:
         last = add
-        operands += [value for value in _inputs(add) if value is not node.outputs[0]]
+        operands += [value for value in inputs_of(add) if value is not node.outputs[0]]
     attributes = {
         "count": count,
         "chosen": int(constant_of(input_of(topk, 1)).item()),  # type: ignore[union-attr]
@@ -71,7 +72,7 @@ def _stack(value: ir.Value) -> ir.Node | None:
 def _gated(down: ir.Node) -> tuple[ir.Node, str] | None:
     """The product with the experts' gates and up projections before `down`, and the activation between them."""
     last = _made_by(input_of(down, 0), "Mul")
-    split = next((made for value in _inputs(last) if (made := _made_by(value, "Split"))), None) if last else None
+    split = next((made for value in inputs_of(last) if (made := _made_by(value, "Split"))), None) if last else None
     first = _stack(input_of(split, 0)) if split else None
     product = gated_product(first) if first else None
     return (first, product[1]) if first and product and product[0] is last else None
@@ -105,14 +106,10 @@ def _until(value: ir.Value, op_type: str) -> Iterator[ir.Node]:
     if node := value.producer():
         yield node
         if node.op_type != op_type:
-            for above in _inputs(node):
+            for above in inputs_of(node):
                 yield from _until(above, op_type)
 
 
 def _made_by(value: ir.Value, op_type: str) -> ir.Node | None:
     node = value.producer()
     return node if node and node.op_type == op_type else None
-
-
-def _inputs(node: ir.Node) -> list[ir.Value]:
-    return [value for value in node.inputs if value is not None]

@@ -9,6 +9,7 @@ from typing import BinaryIO
 import numpy as np
 import onnx_ir as ir
 
+from redraft.compiler.passes.graph import inputs_of
 from redraft.plugins.headers import operators
 from redraft.plugins.operators.program import ALIGNMENT, CONSTANTS
 
@@ -59,7 +60,7 @@ def fuse(model: ir.Model, constants: Constants | None = None) -> ir.Model:
             runs.append([])
     runs = [run for run in runs if run]
     if runs:
-        sources = dict.fromkeys(value for run in runs for node in run for value in _arguments(node))
+        sources = dict.fromkeys(value for run in runs for node in run for value in inputs_of(node))
         declarations = {
             value: constants.declare(tensor.numpy())
             for value in sources
@@ -90,14 +91,14 @@ def detach_constants(model: ir.Model) -> None:
 
 def _join(graph: ir.Graph, run: list[ir.Node], stored: ir.Value, declarations: dict[ir.Value, str]) -> None:
     made = {output for node in run for output in node.outputs}
-    sources = list(dict.fromkeys(value for node in run for value in _arguments(node) if value not in made))
+    sources = list(dict.fromkeys(value for node in run for value in inputs_of(node) if value not in made))
     constants = [value for value in sources if value in declarations]
     inputs = [*(value for value in sources if value not in declarations), stored]
     results = [output for node in run for output in node.outputs if _used_outside(output, run)]
     lines = [declarations[value] for value in constants]
     number = {value: i for i, value in enumerate([*inputs, *constants])}
     for node in run:
-        arguments = " ".join(str(number[value]) for value in _arguments(node))
+        arguments = " ".join(str(number[value]) for value in inputs_of(node))
         number |= {output: len(number) + i for i, output in enumerate(node.outputs)}
         outputs = " ".join(str(results.index(output) if output in results else -1) for output in node.outputs)
         attributes = [f"{name}={attribute.value}" for name, attribute in node.attributes.items()]
@@ -112,10 +113,6 @@ def _join(graph: ir.Graph, run: list[ir.Node], stored: ir.Value, declarations: d
         old.name = None
     for node in reversed(run):
         graph.remove(node, safe=True)
-
-
-def _arguments(node: ir.Node) -> list[ir.Value]:
-    return [value for value in node.inputs if value is not None]
 
 
 def _used_outside(value: ir.Value, run: list[ir.Node]) -> bool:

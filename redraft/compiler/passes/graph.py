@@ -15,6 +15,11 @@ from redraft.plugins.operators.linear.pack import PackedWeight, cut, dtype_of, p
 DOMAIN = "redraft.cpu"
 
 
+def inputs_of(node: ir.Node) -> list[ir.Value]:
+    """A node's inputs, without those that it leaves out."""
+    return [value for value in node.inputs if value is not None]
+
+
 BlocksOf = Callable[[str], Sequence[Sequence[BlockRows]] | None]
 """A constant's matrices [N, K] in blocks, from its name; a stack has several. None: they are packed in the precision
 that the others have."""

@@ -29,19 +29,22 @@ from tests.serving.client_side import Service
 from tests.serving.lifecycle.starting import assert_nothing_is_left, serve, settings
 
 
-def test_a_port_in_use_is_named_before_anything_starts(tmp_path, fake_bundle):
+@pytest.mark.parametrize(("field", "name"), [("grpc_port", "gRPC"), ("openai_port", "OpenAI")])
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path, fake_bundle, field, name):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        with pytest.raises(ServingError, match=rf"port {port} .*gRPC.* is in use.*--grpc-port"):
-            serve(tmp_path, settings(fake_bundle, grpc_port=port))
+        option = field.replace("_", "-")
+        with pytest.raises(ServingError, match=rf"port {port} .*{name}.* is in use.*--{option}"):
+            serve(tmp_path, settings(fake_bundle, **{field: port}))
     assert_nothing_is_left(tmp_path)
 
 
-def test_ports_must_differ(tmp_path, fake_bundle):
+@pytest.mark.parametrize("field", ["metrics_port", "openai_port"])
+def test_ports_must_differ(tmp_path, fake_bundle, field):
     wanted = settings(fake_bundle)
-    wanted = wanted.model_copy(update={"metrics_port": wanted.http_port})
+    wanted = wanted.model_copy(update={field: wanted.http_port})
     with pytest.raises(ServingError, match=rf"HTTP {wanted.http_port}, .*expected different ones"):
         serve(tmp_path, wanted)
 
