@@ -7,9 +7,9 @@ simulated.
 Five mixes: chats, greedy and at temperature 1; code edits; random words at a high temperature, which nothing predicts;
 and a ramp from 1 to 16 to 1 streams that changes in the middle from edits to random words. First each text is recorded
 with what the bundle drafts at each token. Then a mix is served in turns of a request, or of as many as the ramp has
-streams, and each way of decoding serves a turn before the next begins, so that a busy machine slows all alike. Budgets
-that choose themselves begin each mix as on a new server. The same turns are then replayed on a virtual clock, on a
-machine that is as the budgets have learned this one.
+streams, and each way of decoding serves a turn before the next begins, the last first in every second turn, so that a
+busy machine slows all alike. Budgets that choose themselves begin each mix as on a new server. The same turns are then
+replayed on a virtual clock, on a machine that is as the budgets have learned this one.
 
 Figures are speed-ups over plain decoding in the same engine, the first 20 steps left out: of all tokens, with an
 interval of 95% over turns; and in the worst window of 10 seconds, in which plain decoding takes what it took for these
@@ -180,8 +180,9 @@ class Ways:
     def live(self, turns: Sequence[Sequence[GenerateRequest]], budgets: BudgetController) -> dict[str, Any]:
         """Serve a mix in every way. Returns its figures."""
         served: dict[str, Decoding] = {name: Decoding() for name in (PLAIN, CHOSEN, AGAIN, *map(str, self.fixed))}
-        for requests in turns:
-            for name, decoding in served.items():
+        for index, requests in enumerate(turns):
+            ways = list(served.items())
+            for name, decoding in reversed(ways) if index % 2 else ways:
                 serve_by(self.runtime, budgets if name == CHOSEN else None, int(name) if name.isdigit() else 0)
                 decoding.serve(self.runtime, requests, AUTO_REGRESSIVE if name in (PLAIN, AGAIN) else None)
         plain = served.pop(PLAIN)
