@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from redraft.whole_file import whole_file
+from redraft.whole_file import OF_SAFETENSORS, remove_stale, whole_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model*.bin", "pytorch_model.bin.index.json"
@@ -182,6 +182,7 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[st
     safetensors itself writes files that only their owner can read, and its errors name none. Raises OSError that names
     the file.
     """
+    remove_stale(file.parent, OF_SAFETENSORS)
     with whole_file(file) as partial:
         partial.touch()
         mode = partial.stat().st_mode
@@ -190,7 +191,7 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[st
         except SafetensorError as error:
             found = re.search(r"os error (\d+)", str(error))
             number = int(found[1]) if found else errno.EIO
-            raise OSError(number, os.strerror(number)) from None
+            raise OSError(number, os.strerror(number) if found else str(error)) from None
         partial.chmod(mode)
 
 

@@ -191,13 +191,14 @@ class Runtime:
             self._answers = None
         if self.texts is not None:
             self.texts.close()
-            self.texts = None
 
     def keep_learned(self) -> None:
-        """Write what was learned of the engine and the traffic beside the bundle, and texts where they were asked to be
-        kept, for the next start."""
+        """Write what was learned of the engine and the traffic beside the bundle, for the next start."""
         if self.budgets is not None and self._learned is not None:
             self._learned.save(self.budgets.estimates)
+
+    def keep_texts(self) -> None:
+        """Write served texts where they were asked to be kept, beside what goes on."""
         if self.texts is not None:
             self.texts.keep()
 

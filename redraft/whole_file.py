@@ -12,6 +12,8 @@ from uuid import uuid4
 
 STALE_S = 3600.0
 """After so long, a new name is one that a killed process has left."""
+OF_SAFETENSORS = ".tmp??????"
+"""The new names that safetensors itself writes to."""
 
 
 @contextmanager
@@ -22,22 +24,23 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises OSError that names `path`, or another file that the block could not use: what a full disk raises names none.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")  # no process id: containers give out the same ones
-    remove_stale(path.parent, path.name)
+    remove_stale(path.parent, f".{glob.escape(path.name)}.*.partial")
     try:
         yield partial
         partial.replace(path)
     except OSError as error:
         number = error.errno or errno.ENOSPC  # numpy reports a write that was cut short without one
-        of_this = error.filename in (None, partial, str(partial))
+        # Of a copy the first name is the source's.
+        of_this = error.filename is None or {error.filename, error.filename2} & {partial, str(partial)}
         raise OSError(number, error.strerror or str(error), str(path) if of_this else error.filename) from None
     finally:
         with suppress(OSError):
             partial.unlink()
 
 
-def remove_stale(folder: Path, name: str) -> None:
-    """Remove what killed processes have left of a file of this name STALE_S ago or earlier."""
-    with suppress(OSError):  # a folder that cannot be written to, or another process was faster
-        for partial in folder.glob(f".{glob.escape(name)}.*.partial"):
-            if partial.stat().st_mtime < time.time() - STALE_S:
-                partial.unlink()
+def remove_stale(folder: Path, pattern: str) -> None:
+    """Remove the files of these names that killed processes have left STALE_S ago or earlier."""
+    for path in folder.glob(pattern):
+        with suppress(OSError):  # a folder that cannot be written to, or another process was faster
+            if path.lstat().st_mtime < time.time() - STALE_S:
+                path.unlink()

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from redraft.whole_file import whole_file
+from redraft.whole_file import remove_stale, whole_file
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path):
@@ -54,3 +54,17 @@ def test_what_killed_processes_have_left_is_removed(tmp_path):
     with whole_file(tmp_path / "a[1]") as new:
         new.touch()
     assert {*tmp_path.iterdir()} == {tmp_path / "a[1]", at_work, of_another}
+    (tmp_path / ".a[1].2.partial").symlink_to("nowhere")
+    remove_stale(tmp_path, ".a*.partial")
+    assert {path.name for path in tmp_path.iterdir()} == {"a[1]", at_work.name, ".a[1].2.partial"}
+
+
+def test_a_copy_to_a_full_disk_names_the_copy(tmp_path):
+    (tmp_path / "source").touch()
+
+    def copy() -> None:
+        with whole_file(tmp_path / "copy") as partial:
+            raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "source"), None, str(partial))
+
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device: '.*/copy'$"):
+        copy()

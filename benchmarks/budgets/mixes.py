@@ -186,7 +186,7 @@ class Ways:
                 serve_by(self.runtime, budgets if name == CHOSEN else None, int(name) if name.isdigit() else 0)
                 decoding.serve(self.runtime, requests, AUTO_REGRESSIVE if name in (PLAIN, AGAIN) else None)
         plain = served.pop(PLAIN)
-        figures = {"plain_tokens_per_s": sum(plain.tokens) / sum(plain.seconds)}
+        figures: dict[str, Any] = {"plain_tokens_per_s": sum(plain.tokens) / sum(plain.seconds)}
         figures |= {"identical": all(decoding.texts == plain.texts for decoding in served.values())}
         first, plain_first = (sum(part.seconds[: part.turn_ends[0]]) for part in (served[CHOSEN], plain))
         figures |= {"first_turn": plain_first / first}

@@ -94,12 +94,13 @@ class LearnedFile:
             )
 
     def remove_outdated(self) -> None:
-        """Remove what no start of the folder's only bundle will read again: files of its older builds."""
+        """Remove what no start of the folder's only bundle will read again: files of its older builds, and what killed
+        writers have left."""
         with suppress(OSError):  # where the folder cannot be written to
             for path in self.folder.glob("learned.*.json"):
                 if _build_of(path) != self.build:
                     path.unlink()
-                    remove_stale(self.folder, path.name)
+            remove_stale(self.folder, ".learned.*.partial")
 
 
 def _build_of(path: Path) -> str | None:

@@ -19,7 +19,7 @@ from redraft.bundle.folder import is_bundle
 from redraft.bundle.manifest import Manifest
 from redraft.bundle.writer import require_replaceable
 from redraft.cli.options import model_folder
-from redraft.compiler.built_from import CODE, built_from, differences, options_of, why_unusable
+from redraft.compiler.built_from import CODE, PATHS, built_from, differences, options_of, why_unusable
 from redraft.console.output import err
 from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.errors import BundleError
@@ -39,8 +39,8 @@ def complete(options: dict[str, str]) -> dict[str, str]:
     backend = BACKENDS.get(options.get("--backend", ""), OPENVINO)
     precision = options.get("--precision") or usual_precision(model, backend, split=options.get("--tp", "1") != "1")
     result = {**options, "--model": str(model), "--backend": backend.name, "--precision": precision}
-    if "--drafter" in result:  # the bundle says it to commands that run elsewhere
-        result["--drafter"] = str(Path(result["--drafter"]).absolute())
+    for name in (result.keys() & set(PATHS)) - {"--model"}:  # the bundle tells them to commands that run elsewhere
+        result[name] = str(Path(result[name]).absolute())
     if result.get("--construction") == NGRAM_TRIE:
         result.setdefault("--no-drafter", "")
     if not result.keys() & {"--drafter", "--methods", "--no-drafter"}:

@@ -77,21 +77,21 @@ class IdleService:
         self._client = WorkerClient(run_dir.socket)
         self._idle_since: float | None = None
         self._submitted = 0
-        self._say, self._away_since, self._said = say, 0.0, False
+        self._say, self._answered, self._said = say, 0.0, False
 
     def __call__(self) -> bool:
         """Ask the worker. One that is away is busy: it starts, or there is none to learn for."""
         now = time.monotonic()
         try:
             status = self._client.status(ANSWER_S)
-            self._away_since = now
+            self._answered = now
             quiet = status.submitted == self._submitted  # a short request may have come and gone since it was asked
             idle = status.ready and quiet and not (status.running or status.waiting)
             self._submitted = status.submitted
         except WorkerError:
             idle = False
-            self._away_since = self._away_since or now
-            if now - self._away_since > AWAY_S and not self._said:
+            self._answered = self._answered or now
+            if now - self._answered > AWAY_S and not self._said:
                 self._said = True
                 self._say("the service does not answer: this waits for it, and Ctrl-C ends it")
         self._idle_since = (self._idle_since or now) if idle else None
@@ -165,8 +165,8 @@ def main(
                 if ranks.first and policy and policy.folder == folder:
                     remove_old(policy.folder, policy.days, policy.gigabytes)
                 model, drafter = origin(model, drafter, served)
-                if swap and served:  # a bundle that could not be built should be known before the training
-                    options_with(Manifest.read(served).command, drafter)
+                if swap and served:
+                    require_swap(served, drafter)
                 unserved = better_one(folder, drafter) if swap and served and ranks.first else None
                 if ranks.from_first(unserved is not None):
                     if unserved and served:
@@ -234,6 +234,15 @@ def swap_in(generation: Path, served: Path, run_dir: Path, steps: Steps, may_run
     """Build the bundle that is served with a generation's drafter, while that may run, and swap it in."""
     with_drafter(served, generation, steps.program, partial(execute_apart, may_run=may_run))
     steps.run("swap", "--drafter", generation, "--run-dir", run_dir)
+
+
+def require_swap(served: Path, drafter: Path) -> None:
+    """Raises BundleError where the bundle that is served could not be built with another drafter: better before the
+    training than after it."""
+    try:
+        options_with(Manifest.read(served).command, drafter)
+    except BundleError as error:
+        raise BundleError(f"{error}. --no-swap trains without swapping") from None
 
 
 def watched(path: Path, say: Callable[[str], None]) -> tuple[Callable[[], bool], ServeSettings]:

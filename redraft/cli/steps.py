@@ -83,7 +83,7 @@ class Steps:
 
 
 def always() -> bool:
-    """What says that a program may run."""
+    """Return True: a program may run."""
     return True
 
 

@@ -30,7 +30,7 @@ AT_ONCE = 1024
 AT_LEAST = 16
 """A step stores at least this part of the tokens that wait, one in 16, so that these never grow without end."""
 SALT_BYTES = 16
-VERSION = 1
+VERSION = 2
 
 log = logging.getLogger("redraft.texts")
 
@@ -124,14 +124,14 @@ class TextFile:
     def load(self) -> Kept | None:
         """Return what is kept; None where nothing is. A file that is damaged, or of another tokenizer, counts for
         nothing, which is logged. Parts that killed services have left are removed."""
-        remove_stale(self.folder, self.path.name)
+        remove_stale(self.folder, f".{self.path.name}.*.partial")
         try:
             with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 version, tokenizer = int(arrays["version"]), str(arrays["tokenizer"])
                 salt, tokens, ends, scopes = (arrays[name] for name in ("salt", "tokens", "ends", "scopes"))
         except FileNotFoundError:
             return None
-        except Exception as error:  # what zipfile and numpy raise of damaged files is not told
+        except Exception as error:  # zipfile and numpy do not document what they raise
             log.warning("cannot read the texts of %s: %s: beginning without them", self.path, error)
             return None
         if (version, tokenizer) != (VERSION, self.tokenizer):

@@ -48,7 +48,7 @@ from redraft.plugins.library import BuildError
 from redraft.plugins.operators.tree_attention.cuda_kernels import FP32_KERNELS, HEAD_SIZES, KERNELS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
-"""What a bundle computes in, and stores but what is quantized"""
+"""What a bundle's caches and activations are in"""
 ROWS = ("input_ids", "positions", "tree_mask")
 SEQUENCES, BOUNDS = ("slots", "cache_lengths"), ("row_offsets", "commit_offsets")
 PAIRS, NEXT = ("features", "tokens"), "row_offsets"

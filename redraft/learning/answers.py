@@ -26,18 +26,18 @@ from redraft.learning.policy import Policy
 from redraft.learning.recording import Recording
 from redraft.learning.shard_file import (
     FINGERPRINT,
-    PARTIAL,
+    PARTIALS,
     SERVED,
     SHARDS,
     SOURCE,
     add_shard,
     bfloat16_bits,
-    is_served,
+    is_of_others,
     prompt_hash,
     shard_bytes,
 )
 from redraft.request import GenerateRequest
-from redraft.whole_file import remove_stale
+from redraft.whole_file import OF_SAFETENSORS, remove_stale
 
 SHARD_S, SHARD_ANSWERS, SHARD_BYTES = 60.0, 128, 32_000_000
 QUEUED_BYTES = 256_000_000
@@ -65,8 +65,8 @@ def why_nothing_to_learn(bundle: Path) -> str | None:
 
 def why_not_stored(folder: Path) -> str | None:
     """Why answers cannot be stored in a folder; None where they can. Raises OSError."""
-    others = (path for path, _ in _found(folder.glob(SHARDS)) if not is_served(path))
-    return next((f"{path.name} in it is not a shard of served answers: name another folder" for path in others), None)
+    others = (path for path, _ in _found(folder.glob(SHARDS)) if is_of_others(path))
+    return next((f"{path.name} in it is no shard of served answers: name another folder" for path in others), None)
 
 
 @dataclass(frozen=True)
@@ -199,20 +199,23 @@ class AnswerStore:
 
 def remove_old(folder: Path, days: float, gigabytes: float, now: float | None = None) -> None:
     """Remove the shards of a folder that are older than `days`, then the oldest until they take `gigabytes` at most. An
-    unfinished generation keeps its own, which may be the same files, for UNFINISHED_DAYS longer. Files that no service
-    stored stay. Raises OSError."""
+    unfinished generation keeps its own, which may be the same files, for UNFINISHED_DAYS longer. Shards that no service
+    stored stay, and do not count. Raises OSError."""
     oldest = (time.time() if now is None else now) - days * DAY_S
     shards = sorted((stat.st_mtime, path, stat.st_size) for path, stat in _found(folder.glob(SHARDS)))
-    excess = sum(size for *_, size in shards) - gigabytes * GB
-    for modified, path, size in shards:
-        if modified >= oldest and excess <= 0:
-            break
-        if _remove_served(path):
+    if shards and (shards[0][0] < oldest or sum(size for *_, size in shards) > gigabytes * GB):
+        shards = [shard for shard in shards if not is_of_others(shard[1])]
+        excess = sum(size for *_, size in shards) - gigabytes * GB
+        for modified, path, size in shards:
+            if modified >= oldest and excess <= 0:
+                break
+            path.unlink(missing_ok=True)
             excess -= size
     for path, stat in _found(folder.glob(f"generations/*/*/{SHARDS}")):
         if stat.st_mtime < oldest - UNFINISHED_DAYS * DAY_S:
-            _remove_served(path)
-    remove_stale(folder, PARTIAL)
+            path.unlink(missing_ok=True)
+    remove_stale(folder, PARTIALS)
+    remove_stale(folder, f"generations/*/*/{OF_SAFETENSORS}")
 
 
 def _found(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
@@ -220,12 +223,3 @@ def _found(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
     for path in paths:
         with suppress(FileNotFoundError):
             yield path, path.stat()
-
-
-def _remove_served(path: Path) -> bool:
-    """Remove a shard, unless it is not a served one. Returns whether it is gone."""
-    with suppress(FileNotFoundError):
-        if not is_served(path):
-            return False
-        path.unlink()
-    return True

@@ -12,12 +12,12 @@ from uuid import uuid4
 
 import numpy as np
 
-SHARDS, PARTIAL = "shard-*.safetensors", "shard"
-"""The names of shards, and what `remove_stale` takes for that of one that is being written."""
+SHARDS, PARTIALS = "shard-*.safetensors", ".shard.*.partial"
+"""The names of shards, and of those that are being written."""
 PROMPTS = "prompts"
 """The entry of a served shard that tells its documents' prompts apart: int64 [documents], see `prompt_hash`."""
 SOURCE, SERVED = "source", "served"
-"""The metadata that say where a shard is from, and of a served shard: it."""
+"""The metadata of a shard that say where it is from, and what they say of a served one."""
 FINGERPRINT = "target_fingerprint"
 """The metadata of a served shard that say of which target it is."""
 MOST_HEADER = 1 << 16
@@ -75,10 +75,12 @@ def prompt_hash(tokens: Sequence[int]) -> int:
 def add_shard(folder: Path, content: bytes) -> Path:
     """Write a shard after the last one of a folder, whole or not at all, for this user only (0600). Several processes
     may add to a folder. Raises OSError."""
-    partial = folder / f".{PARTIAL}.{uuid4().hex}.partial"  # no process id: containers give out the same ones
+    partial = folder / f".shard.{uuid4().hex}.partial"  # no process id: containers give out the same ones
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # or the link could outlive a loss of power, and the content not
         names = (path.stem.rpartition("-")[2] for path in folder.glob(SHARDS))
         number = 1 + max((int(name) for name in names if name.isdecimal()), default=-1)
         while True:
@@ -92,11 +94,11 @@ def add_shard(folder: Path, content: bytes) -> Path:
         partial.unlink(missing_ok=True)
 
 
-def is_served(path: Path) -> bool:
-    """Whether a file is a shard of answers that a service stored. Raises OSError."""
+def is_of_others(path: Path) -> bool:
+    """Whether a file is a whole shard that no service stored. Raises OSError."""
     with path.open("rb") as file:
         try:
             (size,) = struct.unpack("<Q", file.read(8))
-            return bool(json.loads(file.read(min(size, MOST_HEADER)))["__metadata__"][SOURCE] == SERVED)
-        except (struct.error, ValueError, LookupError, TypeError):
-            return False
+            return bool(json.loads(file.read(min(size, MOST_HEADER)))["__metadata__"].get(SOURCE) != SERVED)
+        except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return False  # damaged, and of the service that had this folder

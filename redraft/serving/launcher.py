@@ -60,6 +60,7 @@ def check(settings: ServeSettings, run_path: Path) -> None:
     run_dir = RunDir(run_path)
     launch_command([], settings.tp, settings.hostfile)
     _check_folders(settings)
+    _check_answers(settings)
     try:
         check_build()
     except BuildError as error:
@@ -84,6 +85,7 @@ def serve(settings: ServeSettings, run_path: Path, on_progress: Callable[[str], 
             "hostfile": settings.hostfile and settings.hostfile.resolve(),
         }
     )
+    _check_answers(settings)
     _check_bundle(settings)
     _check_machine(run_dir)
     if settings.hostfile is None:  # other machines read the files of their ranks
@@ -357,11 +359,10 @@ def _check_bundle(settings: ServeSettings) -> None:
         raise ServingError(f"{settings.bundle} is not a bundle: it has no config.json; `redraft build` builds one")
     launch_command([], bundle_ranks(settings.bundle), settings.hostfile)
     if settings.learn:
-        from redraft.learning import answers  # a start without it does not wait for the import
+        from redraft.learning.answers import why_nothing_to_learn  # a start without it does not wait for the import
 
         try:
-            why = answers.why_not_stored(settings.learn) or answers.why_nothing_to_learn(settings.bundle)
-            if why:
+            if why := why_nothing_to_learn(settings.bundle):
                 raise ServingError(f"--learn {settings.learn}: {why}")
         except BundleError as error:
             raise ServingError(str(error)) from None
@@ -381,6 +382,18 @@ def _make_private(folder: Path) -> None:
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ServingError(f"--learn {folder}: this user cannot write to it")
+
+
+def _check_answers(settings: ServeSettings) -> None:
+    """Raises ServingError where the folder of --learn has shards that no service stored."""
+    if settings.learn:
+        from redraft.learning.answers import why_not_stored  # a start without it does not wait for the import
+
+        try:
+            if why := why_not_stored(settings.learn):
+                raise ServingError(f"--learn {settings.learn}: {why}")
+        except OSError as error:
+            raise ServingError(f"--learn {settings.learn}: {reason(error)}") from None
 
 
 def _check_folders(settings: ServeSettings) -> None:

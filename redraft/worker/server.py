@@ -151,6 +151,7 @@ class Worker:
                 if now > next_keep:
                     next_keep = now + KEEP_S
                     self._runtime.keep_learned()
+                    self._runtime.keep_texts()
                 if now > next_check:
                     next_check = now + PARENT_CHECK_S
                     if not alive():
@@ -448,8 +449,8 @@ def serve(
     finally:
         with ExitStack() as ends:  # the last first, and all of them whichever fails
             ends.callback(runtime.engine.close)
-            ends.callback(runtime.keep_learned)
-            runtime.end_storing()  # first: what it writes need not be written twice
+            ends.callback(runtime.end_storing)
+            runtime.keep_learned()
 
 
 if __name__ == "__main__":

@@ -435,6 +435,12 @@ def test_a_folder_is_named_however_it_is_written(tmp_path, monkeypatch):
     assert Path(complete({"--model": "../Mine", "--drafter": "."})["--output"]).name == "Mine-eagle3-bf16"
 
 
+def test_what_a_bundle_is_built_of_is_found_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    named = {"--drafter": "d", "--bigrams": "b.npy", "--calibration": str(tmp_path / "c")}
+    assert complete(named).items() >= {name: str(tmp_path / Path(path)) for name, path in named.items()}.items()
+
+
 def test_it_asks_without_torch():
     asked = "import sys, redraft.cli.bundles; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", asked], check=True, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'build'}"})

@@ -103,7 +103,7 @@ def damaged(path, arrays):
     yield "no archive", lambda: path.write_bytes(b"tokens")
     yield "other bytes", lambda: path.write_bytes(content.replace(np.int32(51).tobytes(), np.int32(52).tobytes(), 1))
     for name, value in (
-        ("version", 2),
+        ("version", 1),
         ("tokenizer", "b2" * 32),
         ("salt", np.zeros(3, np.uint8)),
         ("tokens", np.full(len(arrays["tokens"]), VOCABULARY, np.int32)),
@@ -115,7 +115,7 @@ def damaged(path, arrays):
         ("scopes", np.array([None])),
     ):
         yield f"{name} {value!r:.20}", lambda name=name, value=value: np.savez(path, **arrays | {name: value})
-    yield "a field is missing", lambda: np.savez(path, version=1, tokenizer=TOKENIZER)
+    yield "a field is missing", lambda: np.savez(path, version=2, tokenizer=TOKENIZER)
 
 
 def test_a_damaged_file_and_one_of_another_tokenizer_count_for_nothing(tmp_path, warnings):

@@ -277,7 +277,7 @@ def test_a_full_disk_is_said_once_and_serving_goes_on(stores, monkeypatch, capsy
 
 
 def test_shards_that_are_old_or_too_many_are_removed(folder):
-    """An unfinished generation keeps its own for some time, and what no service stored stays."""
+    """An unfinished generation keeps its own for some time. What no service stored stays, and does not count."""
     generation, elsewhere = folder / "generations" / "1" / "trained", folder / "teacher"
     for made in (generation, elsewhere):
         made.mkdir(parents=True)
@@ -291,8 +291,11 @@ def test_shards_that_are_old_or_too_many_are_removed(folder):
     left.touch()
     others = [elsewhere / paths[0].name, folder / "shard-old.safetensors", folder / "shard-00000009.safetensors"]
     for path in others:
-        path.write_bytes(content.replace(b"served", b"wrote!") if path == others[0] else b"no shard")
-    ages = {paths[0]: 3, copied[0]: 10, copied[1]: 8, paths[2]: 1, **dict.fromkeys((*others, left), 99)}
+        path.write_bytes(content.replace(b"served", b"wrote!") + bytes(9 * len(content)))
+    torn, header = folder / "shard-00000010.safetensors", folder / "shard-00000011.safetensors"
+    torn.touch()
+    header.write_bytes(b"[" * 60_000)
+    ages = {paths[0]: 3, copied[0]: 10, copied[1]: 8, paths[2]: 1, **dict.fromkeys((*others, left, torn, header), 99)}
     for path, days in ages.items():
         os.utime(path, (time.time() - days * 86400,) * 2)
     remove_old(folder, days=2, gigabytes=1.5e-9 * len(content))
@@ -307,7 +310,13 @@ def test_a_folder_with_other_shards_is_refused(stores):
     (stores.folder / "shard-00001.safetensors").write_bytes(
         shard_bytes([np.arange(3)], [np.zeros((2, 4), np.uint16)], [7], {})
     )
-    assert "shard-00001.safetensors in it is not a shard of served answers" in module.why_not_stored(stores.folder)
+    said = f"--learn {stores.folder}: shard-00001.safetensors in it is no shard of served answers"
+    with pytest.raises(ServingError, match=said):
+        launcher._check_answers(ServeSettings(bundle=stores.folder, learn=stores.folder))
+    (stores.folder / "shard-00001.safetensors").unlink()
+    (stores.folder / "shard-00001.safetensors").mkdir()
+    with pytest.raises(ServingError, match=r"--learn .*: Is a directory"):
+        launcher._check_answers(ServeSettings(bundle=stores.folder, learn=stores.folder))
 
 
 def test_a_share_of_the_answers_is_stored(stores):

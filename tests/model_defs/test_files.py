@@ -48,14 +48,28 @@ def test_a_failed_write_names_the_file(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=re.escape(str(missing))):
         save_tensors({"a": torch.ones(3)}, missing)
 
+    error = "Error while serializing: I/O error: No space left on device (os error 28)"
+
     def full(_, path, __):
         path.write_bytes(b"half")
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(error)
 
     monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*/a.safetensors'"):
         save_tensors({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    error = "no such dtype"
+    with pytest.raises(OSError, match=r"no such dtype: '.*/a.safetensors'"):
+        save_tensors({"a": torch.ones(3)}, tmp_path / "a.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_write_has_left_is_removed(tmp_path):
+    killed, at_work = tmp_path / ".tmpZKg8Oe", tmp_path / ".tmpabcdef"
+    for path in (killed, at_work):
+        path.touch()
+    os.utime(killed, (0, 0))
+    save_tensors({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", at_work.name}
 
 
 @pytest.mark.parametrize(

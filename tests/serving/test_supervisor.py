@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from redraft.learning.generations import Generation, generation_folder, served_generation
 from redraft.serving import supervisor as module
 from redraft.serving import tritonserver
 from redraft.serving.engine_worker import Swap
@@ -147,6 +148,23 @@ def test_going_back_takes_the_last_bundle_off(supervisor, monkeypatch):
         supervisor._swap = swap
         supervisor._watch_swap()
         assert supervisor._state.before == list(map(Path, before))
+
+
+def test_a_swap_is_noted_for_the_next_start_as_it_happens(supervisor, monkeypatch, tmp_path):
+    """Also where `redraft swap` was interrupted before its end."""
+    monkeypatch.setattr(supervisor, "_say_swap", lambda _: None)
+    learned, bundle = tmp_path / "learned", tmp_path / "next"
+    bundle.mkdir()
+    folder = generation_folder(learned, 3)
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    for place in (folder, bundle):
+        Generation(number=3).write(place)
+    swap = MagicMock(ready=True, state=SwapState(order=SwapOrder(id="o", bundle=bundle)), change_places=lambda *_: True)
+    swap.settings = supervisor._settings.model_copy(update={"bundle": bundle, "learn": learned})
+    supervisor._swap = swap
+    supervisor._watch_swap()
+    assert served_generation(learned) == folder
 
 
 def test_a_state_that_could_not_be_written_is_written_later(supervisor, tmp_path):

@@ -14,7 +14,6 @@ from redraft.bundle.config import BundleConfig
 from redraft.compiler.passes import fewer_kernels, float8
 from redraft.compiler.writers.shared import Loops, cache_shape, distinct, resampling_loop, target_parts
 from redraft.console.progress import step
-from redraft.engines.torch import DTYPES
 from redraft.model_defs.export.programs import (
     export_drafter_torch,
     export_resampler_torch,
@@ -22,6 +21,9 @@ from redraft.model_defs.export.programs import (
     in_precision,
 )
 from redraft.model_defs.target.model import Target
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+"""What a precision stores that is not quantized, and computes in"""
 
 
 def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, features: bool) -> dict[str, str]:
