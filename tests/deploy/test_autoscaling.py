@@ -221,8 +221,10 @@ def load(replicas: list[Service], tmp_path: Path) -> Iterator[Any]:
         assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
         with suppress(httpx.TransportError):
             parameters = {"query": SCALERS["keda"]["spec"]["triggers"][0]["metadata"]["query"]}
-            answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params=parameters).json()
-            for sample in answer.get("data", {}).get("result", ()):
+            answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params=parameters)
+            if answer.status_code == 503:  # it listens, and is not ready
+                return None
+            for sample in answer.json().get("data", {}).get("result", ()):
                 return float(sample["value"][1])
         return None
 
