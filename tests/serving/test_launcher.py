@@ -110,7 +110,8 @@ def test_a_service_that_cannot_start_is_refused_before_its_bundle_is_made(tmp_pa
     assert "the bundle is for one rank" in refusal(hostfile="hosts")
     (tmp_path / "file").touch()
     assert f"{tmp_path / 'file'} is a file; expected a folder" in refusal(learned_dir=tmp_path / "file" / "learned")
-    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)  # whatever the umask is
     assert "open to other users, and answers are private: `chmod 700` it" in refusal(learn=tmp_path / "open")
     launcher.check(ServeSettings(**ports, learn=tmp_path / "learn"), run_dir.path)
     assert (tmp_path / "learn").stat().st_mode & 0o777 == 0o700
