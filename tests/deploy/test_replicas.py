@@ -228,7 +228,7 @@ def test_a_replica_that_is_killed_costs_its_own_streams_only(proxy, replicas):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         answers = [proxy.ask(chat(f"Question {i}", tokens=4), **{SESSION: f"s {i}"}) for i in range(8)]
-    assert [answer.status_code for answer in (begun.result(), *answers)] == [200] * 9
+    assert [answer.text for answer in (begun.result(), *answers) if answer.status_code != 200] == []
     assert [stream[-1] for stream in events[port]] == ["cut"] * 3
     assert [stream[-1] for stream in events[other.settings.openai_port]] == ["[DONE]"] * 3
     wait_until(lambda: port not in proxy.in_rotation(), 120)

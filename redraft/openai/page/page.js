@@ -404,7 +404,8 @@ async function send(text) {
   showNoSteps(answer, "The model reads the prompt.");
   answer.body = {
     messages: [...messages], stream: true, seed: crypto.getRandomValues(new Uint32Array(1))[0],
-    temperature: Number(by("temperature").value), max_tokens: Number(by("most").value) || null, drafting_method: by("method").value,
+    temperature: Number(by("temperature").value), max_tokens: Number(by("most").value) || null,
+    drafting_method: by("method").value || null, // who asks before the list came gets the server's own
   };
   const drawing = paced(() => drawAnswer(answer));
   await ask(card, async (signal) => {

@@ -149,6 +149,13 @@ def test_the_first_answer_is_compared_by_itself(page):
     assert all(re.match(r"\d", figure) for figure in page.locator("dd").all_inner_texts())
 
 
+def test_a_question_need_not_wait_for_the_list_of_methods(desktop):
+    """The server chooses."""
+    desktop.route("**/v1/models", lambda route: None)
+    desktop.reload()
+    expect(ask(desktop, QUESTION).locator(".text .ngrams").first).to_be_attached()
+
+
 def test_later_answers_have_an_invitation(desktop):
     ask(desktop, QUESTION)
     expect(desktop.locator(".verdict")).to_contain_text("the same text")
