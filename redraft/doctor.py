@@ -209,14 +209,14 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str]) -> Iterator[Finding
     for name in (method for method in llm.methods if method != AUTO_REGRESSIVE):
         found = tokens_per_step(llm, name, chat or prompts, add_special_tokens=not chat)
         plan = llm.runtime.methods[name]
-        low = plan.retrieves and found < LEAST_FROM_NGRAMS
+        low = plan.drafter is None and found < LEAST_FROM_NGRAMS
         text = f"{name}: {found:.2f} tokens/step on these prompts"
         yield (
             Finding("acceptance", f"{text}: their answers repeat too little for n-grams", TRAIN)
             if low
             else Finding("acceptance", text)
         )
-        if not chat or plan.retrieves:  # which drafts from the answers above
+        if not chat:
             continue
         raw = tokens_per_step(llm, name, prompts)
         if raw < LOW_ACCEPTANCE * found:

@@ -12,7 +12,6 @@ import numpy as np
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.origins import Proposals
-from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node
 from redraft.decoding.verification import Verdict
@@ -85,7 +84,7 @@ class RequestState:
         self.temperature = 0.0 if request.sampling.greedy else request.sampling.divisor
         self.method = ""
         self.reads_features = False
-        self.memory: NgramIndex | RetrievalText | None = None
+        self.memory: NgramIndex | None = None
         self.scope = 0
         self.slot = -1
         self.reusable = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from redraft.bundle.method import MethodConfig
 from redraft.bundle.scores import ScoresFile
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
-from redraft.drafting.served import SALT_BYTES, SHARED, Scopes, ServedTexts, TextOptions
+from redraft.drafting.served import ServedTexts, TextOptions
 from redraft.engines.api import Engine
 from redraft.errors import Code
 from redraft.grammar.compiler import Grammars
@@ -55,18 +55,12 @@ def first_estimates(engine: Engine, limits: Limits, methods: Mapping[str, Method
     return Estimates(costs=time_steps(engine, limits, most), calibrations=calibrations)
 
 
-def _served_texts(options: TextOptions | None, bundle: Bundle) -> tuple[ServedTexts | None, Scopes | None]:
-    """The texts that the bundle's n-grams guess from, None where they guess from none, and whose texts all that drafts
-    from others' may use."""
-    if options is None:
-        return None, SHARED
-    if not options.capacity:
-        return None, None
-    if not any(method.ngram and not method.retrieves for method in bundle.config.methods.values()):
-        return None, Scopes(options.by_key, secrets.token_bytes(SALT_BYTES))
+def _served_texts(options: TextOptions | None, bundle: Bundle) -> ServedTexts | None:
+    """The texts that the bundle's n-grams guess from, None where they guess from none."""
+    if options is None or not options.capacity or not any(method.ngram for method in bundle.config.methods.values()):
+        return None
     tokenizer = hashlib.sha256((bundle.path / "tokenizer.json").read_bytes()).hexdigest()
-    texts = ServedTexts(options, tokenizer, bundle.config.target.vocab_size)
-    return texts, texts.scopes
+    return ServedTexts(options, tokenizer, bundle.config.target.vocab_size)
 
 
 class Runtime:
@@ -89,10 +83,9 @@ class Runtime:
         budgets: BudgetController | None = None,
         learned: LearnedFile | None = None,
         texts: ServedTexts | None = None,
-        scopes: Scopes | None = SHARED,
     ):
-        """`prefix_reuse`, `unknown_tokens`, `budgets`, `texts` and `scopes`: see `Scheduler`. `learned` keeps the
-        budgets' estimates."""
+        """`prefix_reuse`, `unknown_tokens`, `budgets` and `texts`: see `Scheduler`. `learned` keeps the budgets'
+        estimates."""
         self.engine = engine
         self.codec = codec
         self.limits = limits
@@ -115,7 +108,6 @@ class Runtime:
         self._unknown_tokens, self._learned = unknown_tokens, learned
         self.texts = texts
         """What was served, to be drafted from; None: nothing is kept. `with_methods` begins with what is set here."""
-        self._scopes = scopes
         self._answers: AnswerStore | None = None
         self.budgets = budgets
         """What says how much to draft; None: each method's configuration."""
@@ -133,9 +125,8 @@ class Runtime:
         texts: TextOptions | None = None,
     ) -> Runtime:
         """Load a bundle. `learned_dir`: see `LearnedFile.of`. `texts`: how served texts are stored; None: not at all,
-        as measurements want it, but methods that retrieve share theirs. Raises BundleError where it does not fit this
-        machine, ValueError for damaged scores, BuildError where the compiled part of drafting is missing and cannot be
-        compiled."""
+        as measurements want it. Raises BundleError where it does not fit this machine, ValueError for damaged scores,
+        BuildError where the compiled part of drafting is missing and cannot be compiled."""
         from redraft.bundle.manifest import Bundle
         from redraft.engines import gpu_name, load_engine
 
@@ -156,7 +147,6 @@ class Runtime:
                 if learned_dir is None:  # in a folder that bundles share, whose a file is does not show
                     learned.remove_outdated()
             budgets = BudgetController(estimates)
-        stored, scopes = _served_texts(texts, bundle)
         return cls(
             engine=engine,
             codec=codec.result(),
@@ -172,8 +162,7 @@ class Runtime:
             unknown_tokens=frozenset(chain.from_iterable(range(*ids) for ids in config.target.unknown_tokens)),
             budgets=budgets,
             learned=learned,
-            texts=stored,
-            scopes=scopes,
+            texts=_served_texts(texts, bundle),
         )
 
     def store_answers(self, policy: Policy) -> None:
@@ -215,19 +204,17 @@ class Runtime:
         self,
         methods: Mapping[str, MethodConfig],
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
-        served: Collection[Iterable[int]] = (),
     ) -> None:
-        """Serve by other methods from now on, on the same engine, whose drafters go by the methods' names. `observe`
-        and `served` are as in `Scheduler`. Raises RuntimeError while a request is running."""
+        """Serve by other methods from now on, on the same engine, whose drafters go by the methods' names. `observe` is
+        as in `Scheduler`. Raises RuntimeError while a request is running."""
         if not self.scheduler.idle:
             raise RuntimeError("the methods can change only while no request is running")
-        self.scheduler = self._scheduler(methods, observe, served)
+        self.scheduler = self._scheduler(methods, observe)
 
     def _scheduler(
         self,
         methods: Mapping[str, MethodConfig],
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
-        served: Collection[Iterable[int]] = (),
     ) -> Scheduler:
         scheduler = Scheduler(
             self.engine,
@@ -235,12 +222,10 @@ class Runtime:
             methods,
             self.bigrams,
             observe,
-            served,
             self.prefix_reuse,
             self._unknown_tokens,
             self.budgets,
             self.texts,
-            self._scopes,
             self._answers,
         )
         build = self._learned.build[:BUILD_DIGITS] if self._learned else ""

@@ -82,12 +82,12 @@ class Answers:
 
     methods = ("a", "auto_regressive")
 
-    def __init__(self, chat: float, raw: float, retrieves: bool):
+    def __init__(self, chat: float, raw: float, drafter: str | None):
         self._lengths = {True: chat, False: raw}
         self.runtime = SimpleNamespace(
             codec=SimpleNamespace(encode=str.split),
             limits=SimpleNamespace(max_len=512, max_tree=16),
-            methods={"a": SimpleNamespace(retrieves=retrieves)},
+            methods={"a": SimpleNamespace(drafter=drafter)},
             fix_budget=lambda nodes: None,
         )
 
@@ -101,15 +101,16 @@ class Answers:
 
 
 @pytest.mark.parametrize(
-    ("chat", "raw", "retrieves", "subjects"),
+    ("chat", "raw", "drafter", "subjects"),
     [
-        (2.0, 2.0, False, []),
-        (2.0, 1.2, False, ["chat template"]),
-        (1.05, 1.0, True, ["acceptance"]),
-        (1.5, 1.0, True, []),
+        (2.0, 2.0, "recurrent", []),
+        (2.0, 1.2, "recurrent", ["chat template"]),
+        (1.05, 1.0, "recurrent", []),
+        (1.05, 1.0, None, ["acceptance"]),
+        (1.5, 1.4, None, []),
     ],
 )
-def test_acceptance_without_the_template_and_of_ngrams(bundle, chat, raw, retrieves, subjects):
-    found = list(doctor.acceptance(Answers(chat, raw, retrieves), bundle, ["one", "two"]))
+def test_acceptance_without_the_template_and_of_ngrams(bundle, chat, raw, drafter, subjects):
+    found = list(doctor.acceptance(Answers(chat, raw, drafter), bundle, ["one", "two"]))
     said = [one.subject for one in found if one.remedy or one.subject != "acceptance"]
     assert said == subjects

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from redraft import request_state as module
 from redraft.decoding.log_probs import LogProbs
-from redraft.decoding.retrieval import Retrieval, RetrievalText
+from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.verification import Verdict
 from redraft.output import Output
 from redraft.pairs import Pairs
@@ -123,17 +123,16 @@ def test_text_that_was_held_back_does_not_wait_for_the_interval(clock):
 
 @pytest.mark.parametrize(("word", "accepted"), [("STOP", 3), ("<end>", 3), ("none", 6)])
 def test_nothing_counts_behind_the_end_of_the_text(word, accepted):
-    """Neither as accepted nor for the n-grams that later requests are drafted from."""
-    sequence, retrieval = begun("a", stop_words=[word]), Retrieval()
-    sequence.memory = RetrievalText(retrieval, [*PROMPT, *CODEC.encode("a")])
+    """Neither as accepted nor for the n-grams."""
+    sequence = begun("a", stop_words=[word])
+    sequence.memory = NgramIndex([*PROMPT, *CODEC.encode("a")])
     word_tokens = [0] if word == "<end>" else CODEC.encode("P")
     tokens = [*CODEC.encode("STO"), *word_tokens, *CODEC.encode("xyz")]
     sequence.step(Verdict(list(range(7)), tokens), None, ROWS, False)
     assert sequence.stats.accepted == accepted
     assert sum(sequence.stats.accepted_by_depth) == accepted
     assert len(sequence.stats.offered_by_depth) == min(accepted + 1, 6)
-    sequence.memory.read()
-    assert len(retrieval) == len(PROMPT) + 1 + accepted + 1
+    assert len(sequence.memory.unread) == len(PROMPT) + 1 + accepted + 1
 
 
 def test_a_stop_word_of_token_ids_ends_the_text(clock):

@@ -5,7 +5,7 @@ Intervals are 95%, over prompts (see `redraft.loadtest.intervals`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
@@ -21,8 +21,6 @@ from redraft.request import GenerateRequest
 
 AR = "auto-regressive"
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-WARM_UP = "Hello"
-"""A prompt for files of which all are measured."""
 
 
 def kinds_of(prompts: list[Prompt]) -> list[str]:
@@ -34,12 +32,6 @@ def kinds_of(prompts: list[Prompt]) -> list[str]:
 class Decoder(Protocol):
     """A way to decode that is compared with others."""
 
-    def forget(self) -> None:
-        """Forget what was served."""
-
-    def warm_up(self, requests: list[GenerateRequest]) -> None:
-        """Answer one of these, or all where the method drafts from what was served."""
-
     def run(self, requests: list[GenerateRequest]) -> tuple[list[Answer], Clock]:
         """Answers, and what they took."""
 
@@ -50,16 +42,6 @@ class LLMDecoder:
 
     llm: LLM
     method: str | None = None
-
-    def forget(self) -> None:
-        """See `Decoder.forget`; the LLM's other methods do too."""
-        self.llm.runtime.with_methods(self.llm.runtime.methods)
-
-    def warm_up(self, requests: list[GenerateRequest]) -> None:
-        """See `Decoder.warm_up`."""
-        plans = self.llm.runtime.methods
-        plan = plans.get(self.method or next(iter(plans), ""))
-        self.run(requests if plan and plan.retrieves else requests[:1])
 
     def run(self, requests: list[GenerateRequest], concurrency: int = 1) -> tuple[list[Answer], Clock]:
         """See `Decoder.run`; `concurrency` of them in flight."""
@@ -95,25 +77,17 @@ class Contender:
         return sum(max(len(answer.token_ids) - 1, 0) for answer in self.answers) / decode_s if decode_s else None
 
 
-def prepare(decoders: Iterable[Decoder], warm_up: list[GenerateRequest]) -> None:
-    """Forget all that was served, then warm up."""
-    for decoder in decoders:
-        decoder.forget()
-    for decoder in decoders:
-        decoder.warm_up(warm_up)
-
-
 def compare(
     decoders: Mapping[str, Decoder],
     requests: list[GenerateRequest],
-    warm_up: list[GenerateRequest],
     repeats: int,
     tick: Callable[[], None],
 ) -> dict[str, Contender]:
-    """Let every decoder answer every request, taking turns in alternating order."""
+    """Let every decoder answer every request, taking turns in alternating order, after the first one to warm up."""
     contenders = {name: Contender(name) for name in decoders}
     for repeat in range(repeats):
-        prepare(decoders.values(), warm_up)
+        for decoder in decoders.values():
+            decoder.run(requests[:1])
         for contender in contenders.values():
             contender.seconds.append([])
             contender.answers = []
@@ -194,7 +168,6 @@ def _part_speed(contender: Contender, indices: list[int]) -> float:
 def compare_concurrent(
     decoders: dict[str, LLMDecoder],
     requests: list[GenerateRequest],
-    warm_up: list[GenerateRequest],
     level: int,
     repeats: int,
     tick: Callable[[], None],
@@ -205,7 +178,7 @@ def compare_concurrent(
     answers: dict[str, list[Answer]] = {}
     for repeat in range(repeats):
         for name in list(decoders) if repeat % 2 == 0 else reversed(list(decoders)):
-            prepare([decoders[name]], warm_up)
+            decoders[name].run(requests[:1])
             answers[name], took = decoders[name].run(requests, level)
             speeds[name].append(sum(len(answer.token_ids) for answer in answers[name]) / took.wall_s)
             tick()

@@ -123,15 +123,8 @@ class LlamaDecoder:
     process: LlamaCpp
     runtime: Runtime
 
-    def forget(self) -> None:
-        """Keep all: each prompt begins with an empty cache anyway."""
-
-    def warm_up(self, requests: list[GenerateRequest]) -> None:
-        """See `Decoder.warm_up`."""
-        self.run(requests[:1])
-
     def run(self, requests: list[GenerateRequest]) -> tuple[list[Answer], Clock]:
-        """See `Decoder.run`; one request after the other."""
+        """See `Decoder.run`; one request after the other, each with an empty cache."""
         answers = [self._answer(request) for request in requests]
         return answers, Clock(wall_s=sum(answer.seconds for answer in answers))
 

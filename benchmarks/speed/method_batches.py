@@ -5,10 +5,9 @@
 
 Each method answers the same prompts, --concurrency at a time, beside auto-regressive decoding in the same engine or,
 with --auto-regressive, in that of a bundle of its own, which has no features to output. Methods take turns, and each
-cell is its best round. Before every round the method answers as many other prompts of the file (--warm-up at most), so
-that engines warm up, and one that drafts from what was served all of them: it has served only those. A bundle with one
-method per beam width gives table 5; with --best-of, the table ends with how far that method falls short of the best of
-each batch size.
+cell is its best round, after as many prompts to warm up. Nothing is drafted from what was served to others. A bundle
+with one method per beam width gives table 5; with --best-of, the table ends with how far that method falls short of
+the best of each batch size.
 """
 
 from __future__ import annotations
@@ -43,48 +42,35 @@ from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 
 FewPrompts = Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts, spread evenly over the file.")]
-WarmUp = Annotated[int, typer.Option(help="Other prompts, which a method has served that drafts from those.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Turns of each method, of which the best counts.")]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests of no method yet: those that count, and others to warm up with."""
+    """Requests of no method yet."""
 
     requests: list[GenerateRequest]
-    warm_up: list[GenerateRequest]
 
     @classmethod
     def load(
-        cls, bundle: Path, llms: Sequence[LLM], prompts: Path, count: int, warm_up: int, batches: Sequence[int],
-        max_tokens: int, temperature: float,
+        cls, bundle: Path, llms: Sequence[LLM], prompts: Path, count: int, batches: Sequence[int], max_tokens: int,
+        temperature: float,
     ) -> Workload:  # fmt: skip
         """Read chats that every LLM can answer. Raises typer.BadParameter."""
         if max(batches) > (slots := min(llm.runtime.limits.slots for llm in llms)):
             raise typer.BadParameter(f"--concurrency {max(batches)}: the bundle has {slots} slots")
-        tokenizer, everything = ChatTokenizer(bundle), load_prompts(prompts)
-        chosen = spread(everything, count)
-        others = spread([prompt for prompt in everything if prompt not in chosen], warm_up)
-        if not others:
-            raise typer.BadParameter(f"--num-prompts {count}: expected fewer than the file's, some are to warm up with")
+        tokenizer, chosen = ChatTokenizer(bundle), spread(load_prompts(prompts), count)
         options = {"temperature": temperature}
-        loaded = cls(
-            [tokenizer.request(p.turns[0], max_tokens, seed=i, **options) for i, p in enumerate(chosen)],
-            [tokenizer.request(p.turns[0], max_tokens, **options) for p in others],
-        )
+        loaded = cls([tokenizer.request(p.turns[0], max_tokens, seed=i, **options) for i, p in enumerate(chosen)])
         for llm in llms:
-            require_fit(llm, [*loaded.requests, *loaded.warm_up], prompts)
+            require_fit(llm, loaded.requests, prompts)
         return loaded
 
     def answer(self, llm: LLM, method: str, batch: int) -> tuple[list[Answer], Clock]:
-        """One round: all requests, `batch` at a time, after the warm-up. What was served before is forgotten."""
+        """One round: all requests, `batch` at a time, after so many to warm up."""
         llm.runtime.with_methods(llm.runtime.methods)
-        plan = llm.runtime.methods.get(method)
-        requests, warm_up = (
-            [request.model_copy(update={"method": method}) for request in part]
-            for part in (self.requests, self.warm_up)
-        )
-        llm.run(warm_up if plan and plan.retrieves else warm_up[:batch], batch)
+        requests = [request.model_copy(update={"method": method}) for request in self.requests]
+        llm.run(requests[:batch], batch)
         return timed(llm, requests, batch)
 
 
@@ -149,7 +135,6 @@ def main(
     prompts: PromptsFile = PROMPTS_FILE,
     num_prompts: FewPrompts = 48,
     max_tokens: MaxTokens = 64,
-    warm_up: WarmUp = 32,
     rounds: Rounds = 2,
     fixed: FixedBudget = None,
     output: Report = Path("artifacts/reports/method_batches.json"),
@@ -162,7 +147,7 @@ def main(
     methods_of(llm, [best_of or AUTO_REGRESSIVE])
     if fixed:
         llm.runtime.fix_budget(methods=methods_of(llm, fixed or []))
-    load = Workload.load(bundle, [llm, plain], prompts, num_prompts, warm_up, batches, max_tokens, temperature)
+    load = Workload.load(bundle, [llm, plain], prompts, num_prompts, batches, max_tokens, temperature)
     best = best_rounds(
         rounds,
         batches,
@@ -173,7 +158,7 @@ def main(
         loaded.close()
     results = list(best.values())
     report = {"prompts": len(load.requests), "auto_regressive": (auto_regressive or bundle).name}
-    report |= {"warm_up": len(load.warm_up), "max_tokens": max_tokens, "temperature": temperature, "rounds": rounds}
+    report |= {"max_tokens": max_tokens, "temperature": temperature, "rounds": rounds}
     finish(output, report | {"cells": results}, table(results, best_of))
 
 

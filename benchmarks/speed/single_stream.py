@@ -5,9 +5,8 @@
 
 Compares bundles by their first method, or methods of one bundle, some or all. Without a bundle of its own,
 auto-regressive decoding is that of the first bundle. All are loaded side by side and take turns prompt by prompt, so
-that a busy machine slows all alike; seconds are medians over the repeats. Before each comparison a method that drafts
-from what was served answers --warm-up other prompts of the file, and any other method one of them. Intervals are
-95%, over prompts.
+that a busy machine slows all alike; seconds are medians over the repeats. Before each comparison all answer the first
+prompt to warm up. Nothing is drafted from what was served to others. Intervals are 95%, over prompts.
 
 llama.cpp takes its turn at one stream, with an interpreter that has llama-cpp-python and one or more GGUF files:
 
@@ -42,7 +41,7 @@ from benchmarks.command import (
     require_llama,
     run,
 )
-from benchmarks.load.comparison import AR, WARM_UP, Decoder, LLMDecoder, compare, compare_concurrent, report_single
+from benchmarks.load.comparison import AR, Decoder, LLMDecoder, compare, compare_concurrent, report_single
 from benchmarks.load.llama_cpp import LlamaCpp, LlamaDecoder
 from benchmarks.speed.acceptance import conditional_acceptance
 from benchmarks.speed.inprocess import load_llm, methods_of, require_fit, write_caches
@@ -64,7 +63,6 @@ class Race:
     temperatures: list[float]
     top_p: float | None
     streams: list[int]
-    warm_up: int
     repeats: int
 
     def run(
@@ -72,11 +70,8 @@ class Race:
     ) -> dict[str, Any]:
         """Measure all, peers at one stream only, or what there is time for before Ctrl-C. Raises typer.BadParameter
         where a prompt and its answer do not fit a bundle."""
-        everything = load_prompts(self.prompts)
-        chosen = spread(everything, self.num_prompts)
-        others = spread([prompt for prompt in everything if prompt not in chosen], self.warm_up)
+        chosen = spread(load_prompts(self.prompts), self.num_prompts)
         texts = [prompt.turns[0] for prompt in chosen]
-        warm_up_texts = [prompt.turns[0] for prompt in others] or [WARM_UP]
 
         def requests(texts: list[str], temperature: float, count: int) -> list[GenerateRequest]:
             filters = {"top_p": self.top_p} if self.top_p and temperature else {}
@@ -86,23 +81,21 @@ class Race:
             ]
 
         for llm in {id(decoder.llm): decoder.llm for decoder in decoders.values()}.values():
-            everyone = [*texts, *warm_up_texts]
-            require_fit(llm, requests(everyone, 0, len(everyone)), self.prompts)
+            require_fit(llm, requests(texts, 0, len(texts)), self.prompts)
         report: dict[str, Any] = {"max_tokens": self.max_tokens, "top_p": self.top_p, "repeats": self.repeats}
-        report |= {"warm_up": len(others), "single": {}, "concurrent": {}}
+        report |= {"single": {}, "concurrent": {}}
         try:
             for temperature in self.temperatures:
-                warm_up = requests(warm_up_texts, temperature, len(warm_up_texts))
                 rounds = (len(decoders) + len(peers)) * len(texts) * self.repeats
                 asked = requests(texts, temperature, len(texts))
                 with progress(f"one stream, temperature {temperature:g}", rounds, "answers", console=console) as bar:
-                    players = compare({**decoders, **peers}, asked, warm_up, self.repeats, bar.advance)
+                    players = compare({**decoders, **peers}, asked, self.repeats, bar.advance)
                 report["single"][f"{temperature:g}"] = report_single(players, chosen)
                 levels = report["concurrent"].setdefault(f"{temperature:g}", [])
                 for level in self.streams:
                     many, turns = requests(texts, temperature, max(2 * level, len(texts))), len(decoders) * self.repeats
                     with progress(f"{level} streams", turns, "rounds", console=console) as bar:
-                        levels.append(compare_concurrent(decoders, many, warm_up, level, self.repeats, bar.advance))
+                        levels.append(compare_concurrent(decoders, many, level, self.repeats, bar.advance))
         except KeyboardInterrupt:
             console.print("[yellow]interrupted: what was measured is written")
         return report
@@ -252,7 +245,6 @@ def main(
     streams: Annotated[
         list[int], typer.Option("--concurrency", help="Requests at a time, after one at a time; 0: only that.")
     ] = [2, 4, 8, 16],
-    warm_up: Annotated[int, typer.Option(help="Other prompts of the file to warm up with.")] = 32,
     repeats: Repeats = 3,
     fixed: FixedBudget = None,
     threads: Threads = None,
@@ -271,7 +263,7 @@ def main(
     for decoder in decoders.values() if fixed else ():
         decoder.llm.runtime.fix_budget(methods=methods_of(decoder.llm, fixed or []))
     levels = [level for level in streams if level]
-    race = Race(prompts, num_prompts, max_tokens, temperature, top_p, levels, warm_up, repeats)
+    race = Race(prompts, num_prompts, max_tokens, temperature, top_p, levels, repeats)
     with open_peers(llama_cpp, llama_models, llama_lookups, decoders[AR], threads) as peers:
         report = race.run(decoders, ChatTokenizer(bundles[0]), peers)
         report["peers"] = {name: f"llama-cpp-python {peer.process.version}" for name, peer in peers.items()}

@@ -39,12 +39,12 @@ const char* redraft_ngrams_read(void* const* indices, int64_t count, const int32
 }
 
 void* redraft_texts_new(int64_t capacity, int64_t seed, const int64_t* lengths, int64_t count, const double* chances,
-                        int64_t times, int64_t start, int64_t longer_start, int64_t tries, int64_t most_seen,
+                        int64_t times, const int64_t* starts, int64_t tries, int64_t most_seen,
                         double weight) {
     TextStore* texts = nullptr;
     guarded([&] {
-        TextRules rules{{lengths, lengths + count}, {chances, chances + count * times}, {start, longer_start}, tries,
-                        most_seen, weight};
+        TextRules rules{{lengths, lengths + count}, {chances, chances + count * times}, {}, tries, most_seen, weight};
+        std::copy_n(starts, kStarts, rules.starts.begin());
         texts = new TextStore(capacity, static_cast<uint64_t>(seed), std::move(rules));
     });
     return texts;  // null: no memory

@@ -13,11 +13,13 @@
 
 namespace redraft {
 
+inline constexpr size_t kStarts = 3;
+
 // See `redraft.decoding.text_store`, which has the numbers.
 struct TextRules {
     std::vector<int64_t> lengths;  // of matches that have chances of their own, ascending
     std::vector<double> chances;   // [lengths, times] of guesses before any was seen
-    std::array<int64_t, 2> starts;  // lengths that are looked up, the shorter first
+    std::array<int64_t, kStarts> starts;  // lengths that are looked up, the shortest first
     int64_t tries, most_seen;
     double weight;
 
@@ -60,7 +62,7 @@ class TextStore {
             const Match match = this->match(scope_, end);
             const int64_t times = match.token == token ? std::min(match.times + 1, rules_.times()) : 1;
             const Hashes hashes = this->hashes(scope_, end);
-            for (size_t table = 0; table < kTables && count >= rules_.starts[table]; ++table) {
+            for (size_t table = 0; table < kStarts && count >= rules_.starts[table]; ++table) {
                 int32_t& newest = newest_[table][hashes[table]];
                 places_[next_].before[table] = newest == next_ ? -1 : newest;
                 newest = static_cast<int32_t>(next_);
@@ -75,7 +77,7 @@ class TextStore {
         if (static_cast<int64_t>(tail.size()) > longest()) tail = tail.last(longest());
         const int64_t most = tail.size();
         const Hashes hashes = this->hashes(scope, tail);
-        for (size_t table = kTables; table-- > 0;) {  // the longer first
+        for (size_t table = kStarts; table-- > 0;) {  // the longest first
             const int64_t start = rules_.starts[table];
             if (most < start) continue;
             Match best;
@@ -129,14 +131,13 @@ class TextStore {
     int64_t capacity() const { return places_.size(); }
 
   private:
-    static constexpr size_t kTables = 2;
-    using Hashes = std::array<uint64_t, kTables>;
+    using Hashes = std::array<uint64_t, kStarts>;
 
     // A token, in one line of the cache with what a look-up reads of it.
     struct Place {
         uint64_t scope = 0;
         int32_t token = -1;
-        std::array<int32_t, kTables> before{-1, -1};  // the place before it that followed the same hash
+        std::array<int32_t, kStarts> before{-1, -1, -1};  // the place before it that followed the same hash
         uint8_t times = 0;
     };
 
@@ -147,10 +148,10 @@ class TextStore {
         Hashes hashes{};
         uint64_t hash = mixed(seed_ ^ scope);
         int64_t back = 0;
-        for (size_t table = 0; table < kTables && rules_.starts[table] <= static_cast<int64_t>(tail.size()); ++table) {
+        for (size_t table = 0; table < kStarts && rules_.starts[table] <= static_cast<int64_t>(tail.size()); ++table) {
             while (back < rules_.starts[table]) hash = mixed(hash ^ static_cast<uint32_t>(tail[tail.size() - ++back]));
             hashes[table] = hash & (newest_[table].size() - 1);
-            __builtin_prefetch(&newest_[table][hashes[table]]);  // both at once: they are far apart
+            __builtin_prefetch(&newest_[table][hashes[table]]);  // all at once: they are far apart
         }
         return hashes;
     }
@@ -185,7 +186,7 @@ class TextStore {
     TextRules rules_;
     uint64_t seed_;
     std::vector<Place> places_;
-    std::array<std::vector<int32_t>, kTables> newest_;  // newest place of each hash
+    std::array<std::vector<int32_t>, kStarts> newest_;  // newest place of each hash
     std::vector<int32_t> seen_, right_;  // guesses of each length and times, and how many of them were right
     uint64_t scope_ = 0;
     int64_t next_ = 0, length_ = 0, size_ = 0, guesses_ = 0, hits_ = 0;

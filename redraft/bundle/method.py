@@ -14,7 +14,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from redraft.bundle.budget_table import BudgetTable
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS, DrawShape
-from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.scores import UNFITTED, NgramScores, Scores
 from redraft.decoding.verification import VERIFIERS, check_pairing
 from redraft.errors import BundleError
@@ -39,7 +38,7 @@ class MethodFields(BaseModel):
     construction: str | None = Field(
         default="best_first",
         description=f"How draft trees are made: {', '.join(CONSTRUCTIONS)}; at random: "
-        f"{', '.join(RANDOM_CONSTRUCTIONS)}; without a drafter, from the text and all that was served: {NGRAM_TRIE}.",
+        f"{', '.join(RANDOM_CONSTRUCTIONS)}.",
     )
     """None: only the n-gram branch drafts."""
     beam_width: int = Field(default=4, ge=1, description="Nodes that the drafter expands at each depth.")
@@ -64,7 +63,7 @@ class MethodFields(BaseModel):
     many."""
     ngram: bool = Field(
         default=False,
-        description="Merge an n-gram branch; default: with a drafter or ngram_trie, where the verification allows it.",
+        description="Merge an n-gram branch; default: where the verification allows it.",
     )
     verification: str = Field(
         default="sampled_walk",
@@ -86,11 +85,6 @@ class MethodFields(BaseModel):
         ge=0,
         description="Where more steps than this are left, do so instead of a new draft; default: never.",
     )
-
-    @property
-    def retrieves(self) -> bool:
-        """Whether it drafts from what was served, without a neural drafter."""
-        return self.construction == NGRAM_TRIE
 
 
 class ContextInfo(BaseModel):
@@ -148,8 +142,8 @@ class MethodConfig(MethodFields):
 
     @property
     def joins_ngrams(self) -> bool:
-        """Whether n-grams grow one tree with the drafter's or others' texts', instead of a chain beside that tree."""
-        return self.ngram and (self.grows or self.retrieves)
+        """Whether n-grams grow one tree with the drafter's, instead of a chain beside that tree."""
+        return self.ngram and self.grows
 
     @property
     def merges(self) -> bool:

@@ -44,7 +44,6 @@ from redraft.compiler.methods import (
 from redraft.console.interrupt import interruptible
 from redraft.console.output import err
 from redraft.console.progress import step
-from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.engines.memory import (
     is_out_of_memory,
     what_builds,
@@ -309,7 +308,7 @@ def method_of_flags(given: dict[str, Any], no_drafter: bool, name: str | None) -
         if name:
             raise BundleError(f"--method-name {name}: expected {SOURCES} too")
         return {}
-    usual = drafter_kind(settings.drafter) if settings.drafter else NGRAM_TRIE if settings.retrieves else NGRAM
+    usual = drafter_kind(settings.drafter) if settings.drafter else NGRAM
     return {name or usual: settings}
 
 

@@ -21,33 +21,32 @@ from redraft.bundle.writer import require_replaceable
 from redraft.cli.options import model_folder
 from redraft.compiler.built_from import CODE, PATHS, built_from, differences, options_of, why_unusable
 from redraft.console.output import err
-from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL, HOME, calibration_of, drafter_of
 from redraft.model_defs.weights.folder import stored_precision
 
 OF_DRAFTS = ("--construction", "--ngram", "--no-ngram")
-"""Options that say how to draft: they are not for n-grams from what was served."""
+"""Options that say how to draft."""
+NGRAMS = {"--no-drafter": "", "--ngram": ""}
+"""The options of a model without a drafter."""
 NAMED_DIFFERENCES = 4
 """Differences that a message names."""
 
 
 def complete(options: dict[str, str]) -> dict[str, str]:
-    """Options of `redraft build` with those that follow from the others: the default model, its drafter or else n-grams
-    from what was served, a calibration that fp8 needs, and a folder under REDRAFT_HOME named after them."""
+    """Options of `redraft build` with those that follow from the others: the default model, its drafter or else
+    n-grams, a calibration that fp8 needs, and a folder under REDRAFT_HOME named after them."""
     model = model_folder(options.get("--model", DEFAULT_MODEL))
     backend = BACKENDS.get(options.get("--backend", ""), OPENVINO)
     precision = options.get("--precision") or usual_precision(model, backend, split=options.get("--tp", "1") != "1")
     result = {**options, "--model": str(model), "--backend": backend.name, "--precision": precision}
     for name in (result.keys() & set(PATHS)) - {"--model"}:  # the bundle tells them to commands that run elsewhere
         result[name] = str(Path(result[name]).absolute())
-    if result.get("--construction") == NGRAM_TRIE:
-        result.setdefault("--no-drafter", "")
     if not result.keys() & {"--drafter", "--methods", "--no-drafter"}:
         if drafter := drafter_of(model.name):
             result["--drafter"] = str(drafter)
         elif not result.keys() & OF_DRAFTS:  # else `redraft build` asks what the drafts shall come from
-            result |= {"--no-drafter": "", "--construction": NGRAM_TRIE}
+            result |= NGRAMS
     if needs_calibration(result) and (calibration := calibration_of(model.name)).is_file():
         result["--calibration"] = str(calibration)
     split = "" if backend == OPENVINO else f"-{backend}"
@@ -83,7 +82,7 @@ def _drafting(options: dict[str, str], model: str) -> str:
     if drafter := options.get("--drafter"):
         name = Path(os.path.abspath(drafter)).name
         return "redrafter" if name == model else name.removeprefix(f"{model}-")
-    return "ngrams" if options.keys() & {"--construction", "--ngram"} else "ar"
+    return "ngrams" if "--ngram" in options else "ar"
 
 
 def as_arguments(options: dict[str, str]) -> list[str]:

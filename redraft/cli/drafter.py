@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from redraft.bundle.backends import OPENVINO, TORCH, Backend, Precision, check_precision
-from redraft.cli.bundles import usual_precision
+from redraft.cli.bundles import NGRAMS, usual_precision
 from redraft.cli.distill import teacher_engine
 from redraft.cli.options import BACKEND_NAMES, ColumnOption, ModelOption, PromptsOption, backend_named, check_folder
 from redraft.cli.steps import Steps
@@ -20,7 +20,6 @@ from redraft.cli.train import KINDS, KindOption, layers_of
 from redraft.console.interrupt import interruptible
 from redraft.console.output import fail
 from redraft.console.progress import write
-from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL, PROMPTS, data_of, own_drafter
 from redraft.model_defs.drafters.registry import RECURRENT
@@ -125,7 +124,7 @@ def main(
             return
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         usual = {"--model": str(model), "--backend": backend.name, "--precision": precision.value}
-        ngrams = steps.built_bundle(usual | {"--construction": NGRAM_TRIE})["--output"]
+        ngrams = steps.built_bundle(usual | NGRAMS)["--output"]
         bundle = steps.built_bundle(usual | {"--drafter": str(output)})["--output"]
         unseen = unseen_prompts(texts if prompts else [], cutoff_of_shards(data), load_prompts(PROMPTS))
         bundles = Path(ngrams), Path(bundle)

@@ -37,7 +37,7 @@ SOURCES = (
     "model_defs/**/*.py",
     *(f"plugins/**/*.{suffix}" for suffix in ("py", "h", "cpp", "cu", "cuh")),
     *(f"bundle/{name}.py" for name in ("backends", "config", "generation", "manifest", "method", "writer")),
-    *(f"decoding/{name}.py" for name in ("construction", "random_trees", "retrieval", "verification")),
+    *(f"decoding/{name}.py" for name in ("construction", "random_trees", "verification")),
     "engines/memory.py",
     *(f"engines/tensorrt/{name}.py" for name in ("engine", "library", "profiles")),
 )

@@ -17,7 +17,6 @@ from redraft.bundle.method import ContextInfo, MethodConfig, MethodFields
 from redraft.compiler.draft_model import is_model, load_draft_model
 from redraft.decoding.construction import Draws
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
-from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS, draws_of
 from redraft.errors import BundleError, read_text
 from redraft.model_defs.drafters.base import Drafter
@@ -48,7 +47,6 @@ class Way(StrEnum):
 
     search = "beam search"
     draws = "random draws"
-    retrieval = "n-gram retrieval"
     ngrams = "the n-gram branch only"
 
 
@@ -57,7 +55,6 @@ DRAFTER = ANY | {"drafter", "read_as", "hot_vocabulary", "construction", "token_
 READS = {
     Way.search: DRAFTER | {"beam_width", "beam_length", "candidates", "support", *RESAMPLING},
     Way.draws: DRAFTER | {"levels", "support"},
-    Way.retrieval: ANY | {"construction"},
     Way.ngrams: ANY,
 }
 """The settings that matter to each; any other that is given is refused."""
@@ -67,10 +64,9 @@ NO_DRAFTER = "which has no drafter: no candidates to build other trees of, and n
 WHY_OTHERS_DO_NOT = {
     Way.search: "which draws no token",
     Way.draws: "whose trees --levels shape, and which leave no chain to draft again from",
-    Way.retrieval: NO_DRAFTER,
     Way.ngrams: NO_DRAFTER,
 }
-SOURCES = f"a drafter, ngram = true or construction = {NGRAM_TRIE!r}"
+SOURCES = "a drafter or ngram = true"
 
 
 Source = tuple[Path, Path | None, str | None]
@@ -102,8 +98,6 @@ class MethodSettings(MethodFields):
     @property
     def way(self) -> Way | None:
         """What its drafts come from; None where there is nothing."""
-        if self.retrieves:
-            return Way.retrieval
         if self.drafter is None:
             return Way.ngrams if self.ngram else None
         return Way.draws if self.construction in RANDOM_CONSTRUCTIONS else Way.search
@@ -169,7 +163,7 @@ class MethodSettings(MethodFields):
         }
         if random:
             usual["tree_budget"] = sum(random.shape(levels).widths)
-        if not (self.drafter or self.retrieves):
+        if not self.drafter:
             usual["construction"] = None
         fields = {name: getattr(self, name) for name in MethodFields.model_fields}
         trained = read_json(self.drafter / "config.json") if self.drafter and not is_model(self.drafter) else None

@@ -26,6 +26,8 @@ TEXT_CHANCES = MappingProxyType(
         6: (0.66, 0.64, 0.65, 0.85),
         4: (0.55, 0.53, 0.58, 0.66),
         3: (0.35, 0.38, 0.42, 0.57),
+        2: (0.22, 0.27, 0.27, 0.52),
+        1: (0.08, 0.12, 0.20, 0.21),
     }
 )
 """The same of guesses from texts of other requests, until the store has seen how often its own are right. Source:
@@ -33,10 +35,6 @@ counted in the model's greedy answers to MT-bench and to benchmarks/served/edits
 seen."""
 SUCCESSOR_CHANCE = 0.25
 """How often a token's usual successor in teacher data comes next where no n-gram matches. Source: by hand."""
-RETRIEVAL_ESCAPES = MappingProxyType({6: 1.0, 4: 4.0, 3: 4.0, 2: 3.0, 1: 3.0})
-"""Match lengths of n-gram retrieval, longest first, and how many occurrences the next shorter match counts as beside a
-match's own. Source: tried on the model's answers. Acceptance hardly depends on them: 1.80 to 1.83 tokens per step of 16
-nodes over a factor of four."""
 JOINT_ODDS = MappingProxyType({True: (1 / 3, 1.0), False: (1 / 2, 4.0)})
 """The two factors of `growth.joint_odds`, by whether the drafter reads the context. Source: fitted to how
 often guesses came true in the model's answers, by their n-gram chance and the drafter's probability."""

@@ -36,7 +36,8 @@ class NativeTextStore(TextStore):
         lengths = np.array(sorted(chances), np.int64)
         table = np.array([chances[length] for length in lengths.tolist()])
         numbers = pointer(lengths, np.int64), len(lengths), pointer(table, np.float64), table.shape[1]
-        rules = *text_store.STARTS, text_store.TRIES, text_store.MOST_SEEN, text_store.WEIGHT
+        starts = np.array(text_store.STARTS, np.int64)
+        rules = pointer(starts, np.int64), text_store.TRIES, text_store.MOST_SEEN, text_store.WEIGHT
         self.handle: int = function("texts_new")(capacity, signed(seed), *numbers, *rules)
         if not self.handle:
             raise MemoryError(f"no memory for {capacity} tokens of texts")

@@ -1,8 +1,8 @@
 """Drafting without a model from all that a service has served: what followed the same tokens in other requests' texts.
 
-Texts lie in a ring, one after the other, so that the oldest are forgotten first, token by token. Two tables say where
-the newest token stands that followed the same three, or eight, tokens; from there a look-up goes back over a few older
-places, and compares. So a token takes about 40 bytes, a look-up a few reads, and matches may be long.
+Texts lie in a ring, one after the other, so that the oldest are forgotten first, token by token. Three tables say where
+the newest token stands that followed the same one, three or eight tokens; from there a look-up goes back over a few
+older places, and compares. So a token takes about 50 bytes, a look-up a few reads, and matches may be long.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from redraft.decoding.defaults import TEXT_CHANCES
 
 LONGEST = max(TEXT_CHANCES)
 """The most tokens that are compared."""
-STARTS = 3, 8
-"""Lengths of matches that are looked up, the longer first."""
-TRIES = 4
+STARTS = 1, 3, 8
+"""Lengths of matches that are looked up, the longest first."""
+TRIES = 8
 """Places that a look-up compares, the newest ones."""
 MOST_SEEN = 1024
 """Guesses of one kind after which their counts are halved."""

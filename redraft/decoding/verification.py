@@ -12,7 +12,6 @@ from redraft.decoding.construction import CONSTRUCTIONS, Draws
 from redraft.decoding.log_probs import LogProbs
 from redraft.decoding.native import Walkers
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
-from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import Node, TokenTree
 
@@ -57,7 +56,7 @@ def register_verifier(verifier: Verifier) -> Verifier:
 def draws_of(construction: str) -> Draws:
     """How a construction, of whatever kind, chooses its tokens. Raises PairingError for one that is not known."""
     kinds = {name: rule.draws for name, rule in CONSTRUCTIONS.items()}
-    kinds |= {name: rule.draws for name, rule in RANDOM_CONSTRUCTIONS.items()} | {NGRAM_TRIE: Draws.TOP}
+    kinds |= {name: rule.draws for name, rule in RANDOM_CONSTRUCTIONS.items()}
     if construction not in kinds:
         raise PairingError(f"unknown construction {construction!r}: expected one of {', '.join(kinds)}")
     return kinds[construction]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
 from itertools import compress
 
 import numpy as np
@@ -14,7 +13,6 @@ from redraft.bundle.budget_table import Budget
 from redraft.bundle.method import MethodConfig
 from redraft.decoding.native import NativeNgrams, NativeTextStore
 from redraft.decoding.ngram import NgramIndex
-from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.sampling import Sampler
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree, without_tokens
 from redraft.decoding.verification import VERIFIERS, walk
@@ -43,7 +41,7 @@ class AutoRegressive:
     def __init__(self) -> None:
         self.verify = VERIFIERS["greedy"].verify
 
-    def remember(self, sequence: RequestState) -> NgramIndex | RetrievalText | None:
+    def remember(self, sequence: RequestState) -> NgramIndex | None:
         """Nothing."""
         return None
 
@@ -73,14 +71,13 @@ class Method(AutoRegressive):
         drafter: DraftEngine | None,
         max_tree: int,
         bigrams: np.ndarray | None = None,
-        served: Collection[Iterable[int]] = (),
         unknown_tokens: frozenset[int] = frozenset(),
         budgets: MethodBudgets | None = None,
         texts: NativeTextStore | None = None,
     ):
-        """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`; `served`: texts to retrieve from
-        before any was served; `unknown_tokens` are never sampled. `budgets` say how much pays; None, or where the
-        configuration fixes a budget: that is drafted. `texts` that were served join what n-grams guess.
+        """`max_tree`: most rows of a tree, root included; `bigrams`: see `NgramIndex`; `unknown_tokens` are never
+        sampled. `budgets` say how much pays; None, or where the configuration fixes a budget: that is drafted. `texts`
+        that were served join what n-grams guess.
 
         Raises ValueError for a method that makes no sense, or asks of the drafter what it cannot do.
         """
@@ -100,21 +97,16 @@ class Method(AutoRegressive):
         first, *others = self._proposers
         self._searched = first if isinstance(first, SearchedTrees) and config.grows and not others else None
         """Where it is the only proposer, and compiled: what drafts and cuts at once."""
-        self._retrieval = Retrieval.of(served) if config.retrieves else None
         # Where draws are weighed, what is drafted decides the text: a seed's text may not depend on a load.
         self._budgets = budgets if self._verifier.merges and config.budget is None else None
         self.fixed_budget = self._budgets is None
 
-    def remember(self, sequence: RequestState) -> NgramIndex | RetrievalText | None:
+    def remember(self, sequence: RequestState) -> NgramIndex | None:
         """What the method keeps of a new sequence's text and is told every token of, if it drafts from such."""
-        prompt = sequence.prompt.tolist()
-        if self._retrieval is not None:
-            scope = sequence.scope if sequence.request.store else 0
-            chances = self._config.ngram_scores.chances
-            return RetrievalText(self._retrieval, prompt, self._config.ngram, chances, scope)
         if not self._config.ngram:
             return None
-        return NativeNgrams(prompt, self._bigrams, self._config.ngram_scores.chances, self._texts, sequence.scope)
+        chances = self._config.ngram_scores.chances
+        return NativeNgrams(sequence.prompt.tolist(), self._bigrams, chances, self._texts, sequence.scope)
 
     def pairs(self) -> Pairs | None:
         """Where a new sequence keeps its pairs, if the drafter reads them."""

@@ -1,4 +1,4 @@
-"""The ways to draft, one class each: random draws, a drafter's search, n-gram retrieval, n-gram chains.
+"""The ways to draft, one class each: random draws, a drafter's search, n-gram chains.
 
 `propose` gives a tree per sequence, in their order. It may be larger than its limits: `Method` cuts it.
 """
@@ -18,7 +18,6 @@ from redraft.decoding.growth import grow_trees
 from redraft.decoding.native import NativeNgrams
 from redraft.decoding.ngram import NGRAM_LENGTH, NgramIndex, ngram_chains
 from redraft.decoding.random_trees import DrawShape, pack_draws
-from redraft.decoding.retrieval import RetrievalText, retrieved_trees
 from redraft.decoding.scores import Scores
 from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import VERIFIERS
@@ -166,21 +165,8 @@ class SearchedTrees:
                 sequence.proposals.add_guesses(nodes, index)
 
 
-class RetrievedTrees:
-    """Trees of what followed the same tokens in all that the method has served."""
-
-    def __init__(self, fitted: tuple[Scores, ...]):
-        self._fitted = fitted
-
-    def propose(self, sequences: Group, limits: TreeLimits) -> TokenTree:
-        """Retrieve within the limits."""
-        texts = [sequence.memory for sequence in sequences if isinstance(sequence.memory, RetrievalText)]
-        odds = [score.ngram_odds for score in scores_of(self._fitted, sequences)]
-        return note("ngrams", sequences, retrieved_trees(texts, limits.nodes, NGRAM_LENGTH, limits.scores, odds))
-
-
 class NgramChains:
-    """Chains of what followed the same tokens before in the sequence's own text."""
+    """Chains of what followed the same tokens before, in the sequence's own text or in others'."""
 
     def __init__(self, fitted: tuple[Scores, ...]):
         self._fitted = fitted
@@ -202,10 +188,8 @@ def proposers_of(config: MethodConfig, drafter: DraftEngine | None) -> list[Prop
     proposers: list[Proposer] = []
     if (shape := config.shape) is not None:
         proposers.append(RandomTrees(config, shape, drafter))
-    elif config.retrieves:
-        proposers.append(RetrievedTrees(config.scores))
     elif config.construction is not None:
         proposers.append(SearchedTrees(config, drafter))
-    if config.ngram and not config.joins_ngrams:  # else the tree that is grown or retrieved has them
+    if config.ngram and not config.joins_ngrams:  # else the tree that is grown has them
         proposers.append(NgramChains(config.scores))
     return proposers

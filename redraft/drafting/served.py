@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from redraft.decoding.native import NativeTextStore
-from redraft.decoding.retrieval import EVERYBODY
 from redraft.decoding.text_store import LONGEST
 from redraft.request import GenerateRequest
 from redraft.request_state import RequestState
@@ -31,6 +30,8 @@ AT_LEAST = 16
 """A step stores at least this part of the tokens that wait, one in 16, so that these never grow without end."""
 SALT_BYTES = 16
 VERSION = 2
+EVERYBODY = 1
+"""The scope of texts that nobody tells apart."""
 
 log = logging.getLogger("redraft.texts")
 
@@ -56,10 +57,6 @@ class Scopes:
         owner = repr((request.scope, request.cache_salt)).encode()
         digest = hashlib.blake2b(owner, key=self.salt, digest_size=8).digest()
         return max(int.from_bytes(digest), EVERYBODY + 1)
-
-
-SHARED = Scopes()
-"""All requests share one scope but those with a `cache_salt`."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Run:
     @property
     def from_traffic(self) -> bool:
         """Whether the method drafts from what its service has served."""
-        return ((self.setting.get("plan") or {}).get("plan") or {}).get("construction") == "ngram_trie"
+        return bool(((self.setting.get("plan") or {}).get("plan") or {}).get("ngram"))
 
     @property
     def shortfall(self) -> str:

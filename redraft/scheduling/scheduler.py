@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
@@ -26,7 +26,7 @@ from redraft.decoding.verification import Verdict, walk_all
 from redraft.drafting import start_method
 from redraft.drafting.groups import Group, roots_only
 from redraft.drafting.method import AutoRegressive
-from redraft.drafting.served import SHARED, Scopes, ServedTexts
+from redraft.drafting.served import ServedTexts
 from redraft.engines.api import Engine, LogitRows
 from redraft.engines.features import Features, take_rows
 from redraft.engines.timing import EngineClock, TimedEngine
@@ -80,21 +80,17 @@ class Scheduler:
         methods: Mapping[str, MethodConfig] | None = None,
         bigrams: np.ndarray | None = None,
         observe: Callable[[TokenTree, int, Verdict], None] | None = None,
-        served: Collection[Iterable[int]] = (),
         prefix_reuse: bool = True,
         unknown_tokens: frozenset[int] = frozenset(),
         budgets: BudgetController | None = None,
         texts: ServedTexts | None = None,
-        scopes: Scopes | None = SHARED,
         answers: AnswerStore | None = None,
     ):
         """`methods` by name, the first of which serves requests that name none; `observe` is shown every step's tree,
-        index in it and verdict of each sequence; `served` are the tokens of texts that count as served before.
-        `unknown_tokens` are not drafted, since the engine never gives them. `budgets` say how much to draft; None: as
-        much as each method's configuration says, whatever runs. `texts` keep what is served, and are drafted from.
-        Without them, `scopes` say whose texts methods that retrieve may draft from; None: a request's own only.
-        `answers` store what drafters will learn from.
-        With `prefix_reuse` requests begin after the rows of an earlier one with the same first tokens: see `Slots`.
+        index in it and verdict of each sequence. `unknown_tokens` are not drafted, since the engine never gives them.
+        `budgets` say how much to draft; None: as much as each method's configuration says, whatever runs. `texts` keep
+        what is served, and are drafted from. `answers` store what drafters will learn from. With `prefix_reuse`
+        requests begin after the rows of an earlier one with the same first tokens: see `Slots`.
 
         Raises ValueError where a method makes no sense, or asks of the engine's drafter what it cannot do.
         """
@@ -122,7 +118,6 @@ class Scheduler:
                 self._engine.drafters.get(name),
                 limits.max_tree,
                 bigrams,
-                served,
                 unknown_tokens,
                 budgets and budgets.of(name),
                 texts.store if texts else None,
@@ -131,7 +126,6 @@ class Scheduler:
         }
         self._default = next(iter(methods), AUTO_REGRESSIVE)
         self._observe, self._budgets, self._texts = observe, budgets, texts
-        self._scopes = texts.scopes if texts else scopes
         self._waiting: deque[RequestState] = deque()
         self._left = False
         """Whether a sequence has ended since the last step."""
@@ -276,7 +270,7 @@ class Scheduler:
     def _admit(self, sequence: RequestState) -> None:
         self._waiting.remove(sequence)
         self._slots.admit(sequence)
-        sequence.scope = self._scopes.of(sequence.request) if self._scopes else 0
+        sequence.scope = self._texts.scopes.of(sequence.request) if self._texts else 0
         sequence.memory = self._source(sequence).remember(sequence)
         self.metrics.follow(sequence.method, sequence.stats)
         self.metrics[metrics.PROMPT_TOKENS].inc(len(sequence.prompt))

@@ -255,7 +255,7 @@ class ServeSettings(BaseModel):
         default=1 << 20,
         ge=1 << 10,
         le=1 << 24,
-        description="Tokens of these texts that are stored, the newest ones; each takes about 40 bytes.",
+        description="Tokens of these texts that are stored, the newest ones; each takes about 50 bytes.",
     )
     served_dir: Path | None = Field(
         default=None,

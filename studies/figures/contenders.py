@@ -28,7 +28,6 @@ NAMES = {
     "sps": "draft LM, chain (speculative sampling)",
     "sps_tree": "draft LM, best-first tree",
     "sps_beams": "draft LM, beams",
-    "ngram_trie": "n-gram retrieval, no drafter",
     "ngram": "prompt lookup, no drafter",
 }
 """Methods of benchmarks/methods/methods.toml, as tables name them."""

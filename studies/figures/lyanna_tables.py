@@ -6,7 +6,7 @@ from redraft.loadtest.tables import Table
 from redraft.request import AUTO_REGRESSIVE
 from studies.figures.contenders import NAMES, Load, contenders, more_than_first, speedup
 
-COMPARED = ("lyanna", "eagle", "sps_tree", "ngram_trie")
+COMPARED = ("lyanna", "eagle", "sps_tree")
 """Methods of studies/methods/lyanna.toml."""
 
 

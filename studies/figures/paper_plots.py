@@ -117,7 +117,6 @@ def method_batches(load: Load) -> Figure:
         "lyanna": "Lyanna",
         "eagle": "EAGLE-style",
         "sps": "draft LM, chain",
-        "ngram_trie": "n-gram retrieval",
     }
     parts = {
         "method_batches": "Shipped drafters, Xeon",

@@ -33,7 +33,6 @@ COMPARED = (
     "spectr",
     "sps",
     "sps_tree",
-    "ngram_trie",
 )
 """The methods that a page shows: one of each kind of drafter and of tree. The files have all."""
 

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.command import PROMPTS_FILE, BundleFolder, Concurrency, MaxTokens, PromptsFile, Report, run
 from benchmarks.plots import save
 from benchmarks.speed.inprocess import Clock, load_llm
-from benchmarks.speed.method_batches import FewPrompts, Rounds, WarmUp, Workload, best_rounds
+from benchmarks.speed.method_batches import FewPrompts, Rounds, Workload, best_rounds
 from redraft.bundle.method import MethodConfig
 from redraft.llm import Answer
 from redraft.loadtest.plots import COLORS, new_figure
@@ -112,7 +112,6 @@ def main(
     prompts: PromptsFile = PROMPTS_FILE,
     num_prompts: FewPrompts = 48,
     max_tokens: MaxTokens = 64,
-    warm_up: WarmUp = 32,
     rounds: Rounds = 2,
     output: Report = Path("artifacts/reports/beam_packing_throughput.json"),
 ) -> None:
@@ -121,7 +120,7 @@ def main(
     bundled = dict(llm.runtime.methods)
     packed = sorted(bundled, key=lambda method: width_of(method).zfill(9))
     methods = [AUTO_REGRESSIVE, *(name for method in packed for name in (method, method.replace(PACKED, UNPACKED, 1)))]
-    load = Workload.load(bundle, [llm], prompts, num_prompts, warm_up, batches, max_tokens, 0.0)
+    load = Workload.load(bundle, [llm], prompts, num_prompts, batches, max_tokens, 0.0)
     first: dict[str, list[Answer]] = {}
 
     def answer(method: str, batch: int) -> tuple[list[Answer], Clock]:

@@ -61,18 +61,10 @@ def worker_of(bundle: Path, threads: int | None = None) -> Iterator[WorkerClient
 
 @dataclass(frozen=True)
 class Served:
-    """A worker and the method that its requests name: a `benchmarks.load.comparison.Decoder`. The method must not draft
-    from what was served before, which a worker keeps."""
+    """A worker and the method that its requests name: a `benchmarks.load.comparison.Decoder`."""
 
     client: WorkerClient
     method: str
-
-    def forget(self) -> None:
-        """See `Decoder.forget`: there is nothing."""
-
-    def warm_up(self, requests: list[GenerateRequest]) -> None:
-        """See `Decoder.warm_up`."""
-        self.run(requests[:1])
 
     def run(self, requests: Sequence[GenerateRequest]) -> tuple[list[Answer], Clock]:
         """See `Decoder.run`; one after the other."""

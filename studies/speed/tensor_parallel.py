@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Repeats, Report, Threads, run
-from benchmarks.load.comparison import AR, WARM_UP, compare, report_single
+from benchmarks.load.comparison import AR, compare, report_single
 from redraft.bundle.manifest import Bundle
 from redraft.console.program import Rows
 from redraft.errors import BundleError
@@ -59,8 +59,7 @@ def measure(
         for degree in temperature:
             options = {"temperature": degree}
             asked = [tokenizer.request(p.turns[0], max_tokens, seed=i, **options) for i, p in enumerate(chosen)]
-            warm_up = [tokenizer.request(WARM_UP, max_tokens, **options)]
-            players = compare(decoders, asked, warm_up, repeats, lambda: None)
+            players = compare(decoders, asked, repeats, lambda: None)
             decoding[f"{degree:g}"] = report_single(players, chosen)
     row = {"ranks": config.tensor_parallel, "threads": threads or kernels.threads(), "decoding": decoding}
     finish(output, row, *tables([row]))

@@ -156,8 +156,6 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
         support = 9
         [lookup]
         ngram = true
-        [served]
-        construction = "ngram_trie"
         """
     )
     options = ["--model", model, "--max-len", 64, "--precision", "fp32", "--slots", 3]
@@ -167,18 +165,13 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
     assert done.exit_code == 0, done.output
     bundle, alone = (Bundle.load(tmp_path / name) for name in ("b", "alone"))
     methods = bundle.config.methods
-    assert list(methods) == ["wide", "narrow", "lyanna", "rsd-s", "lookup", "served"]
-    assert (methods["served"].construction, methods["served"].drafter, methods["served"].ngram) == (
-        "ngram_trie",
-        None,
-        True,
-    )
+    assert list(methods) == ["wide", "narrow", "lyanna", "rsd-s", "lookup"]
     assert (methods["wide"].beam_width, methods["narrow"].ngram, methods["lookup"].drafter) == (5, False, None)
     assert methods["rsd-s"].verification == "recursive_rejection"
     sizes = [entry.manifest.files["drafters.weights"].size for entry in (bundle, alone)]
     assert sizes[0] < 3.5 * sizes[1], "three methods of one drafter, whose weights are there once"
     engine, own = load_engine(bundle), load_engine(alone)
-    assert set(engine.drafters) == set(methods) - {"lookup", "served"}
+    assert set(engine.drafters) == set(methods) - {"lookup"}
     batch = DraftBatch.of_roots(np.ones((2, 96), np.float32), np.array([3, 7], np.int32))
     got, expected = engine.drafters["wide"].draft(batch), own.drafters["recurrent"].draft(batch)
     np.testing.assert_array_equal(got.candidates, expected.candidates)
@@ -188,7 +181,6 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "method narrow recurrent, best_first, beam width 2" in printed
     assert "method lookup no drafter; " in printed
-    assert "method served no drafter, ngram_trie; " in printed
 
 
 def test_the_target_of_a_gpu_backend_is_loaded_as_it_is_stored(tmp_path):

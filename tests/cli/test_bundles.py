@@ -410,7 +410,7 @@ def test_what_is_left_out_follows_from_the_rest(tmp_path, monkeypatch):
         assert folder() == f"{model.name}-redrafter-bf16"
     assert folder(drafter="my/eagle3", tp="2", backend="torch") == f"{model.name}-eagle3-bf16-torch-tp2"
     assert folder(no_drafter="", precision="fp32") == f"{model.name}-ar-fp32"
-    assert folder(construction="ngram_trie") == f"{model.name}-ngrams-bf16"
+    assert folder(no_drafter="", ngram="") == f"{model.name}-ngrams-bf16"
     assert folder(model="other") == "other-ngrams-bf16"
     for drafts in ({"construction": "beam_search"}, {"ngram": ""}):  # of what, is for the user to say
         options = {f"--{name}": value for name, value in {"model": "other", **drafts}.items()}

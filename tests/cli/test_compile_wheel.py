@@ -222,7 +222,7 @@ def test_a_users_model_is_served_and_given_a_drafter(redraft, tmp_path):
     ngrams = tmp_path / "home" / "engines" / f"{NAME}-ngrams-fp32"
     assert f"redraft build --model {tmp_path / 'home' / 'models' / NAME}" in said.replace("\n", "")
     (method,) = BundleConfig.read(ngrams).methods.values()
-    assert (method.drafter, method.construction, method.ngram) == (None, "ngram_trie", True)
+    assert (method.drafter, method.construction, method.ngram) == (None, None, True)
     assert "stopped" in redraft("stop")
     asked = ("drafter", "--model", NAME, "--prompts", "prompts.jsonl", "--hours", 0.004, *plain)
     said = redraft(*asked)

@@ -102,7 +102,7 @@ def test_a_model_without_a_drafter_drafts_from_ngrams(commands, tmp_path, source
     fetch, build = commands.ran
     assert fetch[1] == source
     assert "--no-drafter" in build
-    assert options(build)["--construction"] == "ngram_trie"
+    assert "--ngram" in build
 
 
 def test_a_draft_lm_of_the_models_name_is_refused_before_anything_runs(commands, tmp_path, capsys):

@@ -16,7 +16,6 @@ from redraft.bundle.method import MethodConfig
 from redraft.compiler.methods import check_method, drafting_loop, read_methods
 from redraft.decoding.construction import CONSTRUCTIONS
 from redraft.decoding.random_trees import RANDOM_CONSTRUCTIONS
-from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS, draws_of
 from redraft.errors import BundleError
 from redraft.model_defs.drafters.base import Drafter
@@ -46,7 +45,7 @@ def monkeypatch_module():
 def test_every_drafter_and_every_construction_is_walked(methods):
     pairs = {(method.drafter, method.construction) for method in methods.values() if not method.ngram}
     constructions = CONSTRUCTIONS.keys() | RANDOM_CONSTRUCTIONS.keys()
-    assert pairs >= set(product(SHIPPED, constructions)) | {(None, NGRAM_TRIE)}
+    assert pairs >= set(product(SHIPPED, constructions))
     grown = {method.drafter for method in methods.values() if method.ngram and method.construction == "best_first"}
     assert grown == SHIPPED
     assert (None, None) in {(method.drafter, method.construction) for method in methods.values() if method.ngram}

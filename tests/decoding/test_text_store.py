@@ -61,7 +61,8 @@ def test_what_followed_the_longest_match_is_guessed_and_of_equal_ones_the_newest
     store.add(1, [9, 2, 3, 4, 71])
     assert store.match(1, (2, 3, 4)) == TextMatch(71, 3, 2)
     assert store.match(1, (1, 2, 3, 4)) == TextMatch(70, 4, 1)
-    assert store.match(1, (3, 4)) is None
+    assert store.match(1, (8, 3, 4)) == TextMatch(71, 2, 2)
+    assert store.match(1, (4, 8)) is None
     store.add(1, SENTENCE)
     assert store.match(1, tuple(SENTENCE[:30])) == TextMatch(SENTENCE[30], LONGEST, 1)
 
@@ -74,7 +75,7 @@ def test_nothing_of_another_scope_and_nothing_across_texts_is_guessed(kind):
     assert store.match(1, tuple(SENTENCE)) is None
     store.add(1, [99, 98])
     assert store.match(1, tuple(SENTENCE)) is None
-    assert store.match(1, (*SENTENCE[-2:], 99)) is None
+    assert store.match(1, (*SENTENCE[-2:], 99)) == TextMatch(98, 1, 1)
 
 
 @STORES

@@ -33,7 +33,6 @@ PLANS = {
     "beam beside n-grams": (MethodConfig(construction="beam", ngram=True, budget=BUDGET), {"drafter", "ngrams"}),
     "chain": (MethodConfig(construction="chain", budget=BUDGET), {"drafter"}),
     "n-grams": (MethodConfig(construction=None, ngram=True, budget=BUDGET), {"ngrams"}),
-    "retrieval": (MethodConfig(construction="ngram_trie", ngram=True, budget=BUDGET), {"ngrams"}),
 }
 
 

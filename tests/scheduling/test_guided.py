@@ -63,7 +63,7 @@ def answer(sequence: RequestState, plan: MethodConfig | None = None, engine=ToyE
     return run(scheduler, [sequence])[sequence.key]
 
 
-DRAFTING = ("best_first", "beam cut", "merged", "retrieval", "greedy verifier")
+DRAFTING = ("best_first", "beam cut", "merged", "ngram", "greedy verifier")
 EVERY_PAIR = [
     (plan, sampling, guide)
     for (i, plan), (j, sampling), (k, guide) in product(*map(enumerate, (DRAFTING, SAMPLINGS, GUIDES)))

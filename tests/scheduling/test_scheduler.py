@@ -28,8 +28,6 @@ PLANS = {
     "best_first": MethodConfig(construction="best_first", tree_budget=9),
     "chain": MethodConfig(construction="chain", tree_budget=9),
     "ngram": MethodConfig(construction=None, ngram=True, tree_budget=9),
-    "retrieval": MethodConfig(construction="ngram_trie", tree_budget=9),
-    "retrieval, own first": MethodConfig(construction="ngram_trie", ngram=True, tree_budget=9),
     "likely nodes": MethodConfig(
         construction="best_first",
         ngram=True,
@@ -116,7 +114,7 @@ def test_speculation_equals_autoregressive(plan, sampling):
     assert got[:4] == worded_alone(sampling)
     stats = got[4]
     assert stats.output_tokens <= 1 + stats.steps + stats.accepted
-    if sampling == "greedy" and plan not in ("ngram", "retrieval", "retrieval, own first"):
+    if sampling == "greedy" and plan != "ngram":
         assert stats.accepted > 0, "the toy drafter is right often enough for a test"
 
 
@@ -139,19 +137,7 @@ def test_tokens_behind_a_stop_word_are_not_accepted():
         assert (totals.accepted, totals.output_tokens) == (stats.accepted, stats.output_tokens)
 
 
-def test_what_a_method_has_served_is_drafted_for_its_next_request():
-    """Memory outlives requests, and is the method's own; finished answers come again in whole drafts."""
-    plans = {"served": PLANS["retrieval"], "other": PLANS["retrieval"]}
-    scheduler = Scheduler(ToyEngine(slots=3), LIMITS, plans)
-    first, again, other = (
-        run(scheduler, [make("a", method=method, end_ids=frozenset())])["a"] for method in ("served", "served", "other")
-    )
-    assert first[:4] == again[:4] == other[:4]
-    assert first[4].accepted == other[4].accepted == 0
-    assert again[4].steps <= 40 / 8 + 1
-
-
-@pytest.mark.parametrize("plan", ["merged", "beam", "ngram", "retrieval"])
+@pytest.mark.parametrize("plan", ["merged", "beam", "ngram"])
 @pytest.mark.parametrize("vocab_size", [2, 111])
 def test_mixed_batches_joining_and_leaving(plan, vocab_size):
     rng = np.random.default_rng(5)

@@ -9,7 +9,7 @@ from redraft import metrics
 from redraft.budgets.controller import BudgetController, Estimates
 from redraft.budgets.cost import StepCosts, TimeTable
 from redraft.decoding.text_store import LONGEST
-from redraft.drafting.served import AT_ONCE, SHARED, Scopes, ServedTexts, TextOptions
+from redraft.drafting.served import AT_ONCE, ServedTexts, TextOptions
 from redraft.scheduling.scheduler import Scheduler
 from tests.scheduling.test_scheduler import LIMITS, PLANS, SAMPLINGS, alone, make, run
 from tests.toy_engine import ToyEngine, only
@@ -74,7 +74,7 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("plan", [*JOINED, "retrieval"])
+@pytest.mark.parametrize("plan", JOINED)
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_was_served_to_another_is_not_drafted(other, plan):
     texts = texts_of()
@@ -99,20 +99,12 @@ def test_what_waits_does_not_grow_without_end():
     assert len(texts._waiting) < 20
 
 
-@pytest.mark.parametrize("plan", [*JOINED, "retrieval"])
+@pytest.mark.parametrize("plan", JOINED)
 @pytest.mark.parametrize("apart", [{"cache_prompt": False}, {"draft_trees": True}])
 def test_who_shares_nothing_or_shows_drafts_is_drafted_from_its_own_text(apart, plan):
     scheduler = scheduler_of(texts_of(), plan)
     first = steps(scheduler)
     assert steps(scheduler, **apart) == first > steps(scheduler)
-
-
-def test_retrieval_keeps_to_a_requests_own_text_where_nothing_is_shared():
-    """Also without a store of texts."""
-    for scopes, shares in ((None, False), (SHARED, True), (Scopes(by_key=True), False)):
-        scheduler = Scheduler(ToyEngine(slots=3), LIMITS, only(PLANS["retrieval"]), scopes=scopes)
-        first = steps(scheduler, scope="one")
-        assert (steps(scheduler, scope="another") < first) == shares
 
 
 def test_all_keys_may_share():

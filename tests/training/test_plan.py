@@ -96,7 +96,7 @@ def test_gains_are_measured_on_prompts_that_every_bundle_has_room_for(tmp_path, 
 def test_answers_of_one_measurement_are_not_drafted_from_in_the_next(tmp_path, monkeypatch):
     """The same prompts are answered at each number of streams."""
     engine = ToyEngine(slots=2, max_tree=14)
-    ngrams = MethodConfig(construction="ngram_trie", ngram=True, tree_budget=8)
+    ngrams = MethodConfig(construction=None, ngram=True, tree_budget=8)
     limits = Limits(slots=2, max_len=256, max_tree=14, prefill_chunk=64)
     runtime = Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), {"ngrams": ngrams})
     engine.close = lambda: None
@@ -113,7 +113,7 @@ def test_no_text_comes_twice_in_a_measurement(tmp_path, monkeypatch):
     sent = []
     engine = ToyEngine(slots=4, max_tree=14)
     limits = Limits(slots=4, max_len=256, max_tree=14, prefill_chunk=64)
-    plans = {"ngrams": MethodConfig(construction="ngram_trie", ngram=True, tree_budget=8)}
+    plans = {"ngrams": MethodConfig(construction=None, ngram=True, tree_budget=8)}
     runtime = Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans)
     engine.close = lambda: None
     sequence = runtime.sequence

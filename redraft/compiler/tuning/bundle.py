@@ -23,10 +23,6 @@ from redraft.runtime import Runtime
 
 MOST_PROMPTS = 1000
 """Prompts of a file that are looked at."""
-SERVED = 32
-"""Other prompts that a method which drafts from traffic has answered before it is fitted."""
-SERVING = 0.25
-"""Most of a method's time that this takes."""
 JUDGED = 8
 """Other prompts, where the file has some, on which it is seen what fitted scores add."""
 JUDGING = 0.25
@@ -53,8 +49,7 @@ def tune_bundle(
     prompts_ids = [encode_user_turn(bundle, runtime.codec, turn) for turn in turns]
     fitting = _fitting(runtime, prompts_ids, tokens, console)
     measured = spread(fitting, num_prompts)
-    others = spread([ids for ids in fitting if ids not in measured], SERVED)
-    judged = spread([ids for ids in fitting if ids not in measured and ids not in others], JUDGED)
+    judged = spread([ids for ids in fitting if ids not in measured], JUDGED)
     memory = size(psutil.Process().memory_info().rss)
     limit = duration(60 * minutes * len(names))
     write(console, f"tune: {', '.join(names)}: at most about {limit}, {memory} of memory, next to no disk")
@@ -65,10 +60,6 @@ def tune_bundle(
             bench.nodes = min(bench.nodes, runtime.limits.max_tree - 1)
             judges = bool(judged) and fits(runtime.methods[name])
             ends = time.monotonic() + (1 - JUDGING * judges) * seconds
-            if runtime.methods[name].retrieves:
-                bar.update(number * fits_of_method, f"{name}: serving prompts to draft from")
-                bench.ends = time.monotonic() + SERVING * seconds
-                bench.serve(others)
             if runtime.methods[name].ngram:
                 bar.update(number * fits_of_method, f"{name}: chances of n-grams")
                 bench.ends = _share_until(ends, len(TEMPERATURES) + 1)
@@ -109,7 +100,7 @@ def _share_until(ends: float, parts: int) -> float:
 
 def fits(method: MethodConfig) -> bool:
     """Whether a method has scores that can be fitted: of candidates that the target's noise favours, or n-grams."""
-    return method.shares_noise or method.ngram or method.retrieves
+    return method.shares_noise or method.ngram
 
 
 def _fitting(runtime: Runtime, prompts: Sequence[list[int]], tokens: int, console: Console) -> list[list[int]]:

@@ -24,13 +24,11 @@ from redraft.compiler.tuning.scores import (
     fit_slope,
     guesses,
     matches,
-    retrieved,
     visited,
 )
-from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.scores import UNFITTED, NgramScores, Scores, scores_at
 from redraft.engines.api import Engine
-from redraft.request import AUTO_REGRESSIVE, GenerateRequest, SamplingConfig
+from redraft.request import GenerateRequest, SamplingConfig
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Scheduler
 
@@ -53,8 +51,6 @@ class Bench:
     """Token ids, of chats where the bundle has a template."""
     tokens: int
     """Tokens to generate after each prompt."""
-    served: list[list[int]] = field(default_factory=list)
-    """Token sequences that a method that drafts from traffic has served before."""
     nodes: int = 15
     """Drafted nodes of a step."""
     scores: tuple[Scores, ...] = UNFITTED
@@ -70,14 +66,6 @@ class Bench:
     def slots(self) -> int:
         """Most sequences at a time."""
         return self.runtime.limits.slots
-
-    def serve(self, others: Sequence[list[int]]) -> None:
-        """Answer other prompts, for the method to draft from."""
-        self.runtime.with_methods({})
-        texts = dict(enumerate(others))
-        for index, ids in self._answer(others, 0.0, AUTO_REGRESSIVE):
-            texts[index] = texts[index] + ids
-        self.served = list(texts.values())
 
     @property
     def _joint(self) -> tuple[float, float]:
@@ -135,7 +123,6 @@ class Bench:
         n-gram guesses there."""
         log, plan = DraftLog(), self._plan
         self._schedule(LoggedEngine(self.runtime.engine, log))
-        memory = Retrieval.of(self.served)
         nodes: list[tuple[Visited, np.ndarray]] = []
         guessed: list[Guess] = []
         for index, ids in self._answer(self.prompts, temperature, self.method):
@@ -147,9 +134,7 @@ class Bench:
                     for start, drafted in drafts.items()
                     for node in visited(drafted, ids[start:])
                 ]
-            if plan.retrieves:
-                guessed += retrieved(RetrievalText(memory, prompt, plan.ngram, self.ngrams.chances), ids)
-            elif plan.ngram:
+            if plan.ngram:
                 guessed += guesses(prompt, ids, drafts, self.ngrams.chances)
         return nodes, guessed
 
@@ -160,7 +145,6 @@ class Bench:
             self.runtime.limits,
             {self.method: self._plan},
             self.runtime.bigrams,
-            served=self.served,
             prefix_reuse=self.runtime.prefix_reuse,
         )
 

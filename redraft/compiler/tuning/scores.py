@@ -25,7 +25,6 @@ from redraft.decoding.draws import log_softmax
 from redraft.decoding.growth import MOST, joint_odds
 from redraft.decoding.ngram import MOST_TIMES, NgramIndex, with_odds
 from redraft.decoding.noise import race
-from redraft.decoding.retrieval import RetrievalText
 from redraft.decoding.scores import Scores
 from redraft.decoding.text_store import LONGEST
 from redraft.engines.api import DraftEngine, DrawingEngine, Engine, EngineAround, ResamplingEngine
@@ -187,13 +186,6 @@ def guesses(
                 neural = _chance(nodes[level], seen[0]) if level < len(nodes) else None
                 yield Guess(seen[1], neural, seen[0] == came)
             tail = (*tail, came)[-LONGEST:]
-
-
-def retrieved(text: RetrievalText, answer: Iterable[int]) -> Iterator[Guess]:
-    """The guesses of retrieval at the output positions of an answer to a text, which goes on with it."""
-    for came in answer:
-        yield from (Guess(chance, None, token == came) for token, chance in text.after().items())
-        text.extend([came])
 
 
 def _chance(node: Visited, token: int) -> float:

@@ -11,10 +11,9 @@ from benchmarks.load import comparison
 from benchmarks.load.llama_cpp import LlamaCpp, LlamaDecoder
 from benchmarks.speed import single_stream
 from redraft.bundle.method import MethodConfig
-from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.llm import LLM
 from redraft.loadtest.workload import ChatTokenizer
-from redraft.request import AUTO_REGRESSIVE, request
+from redraft.request import request
 from redraft.runtime import Runtime
 from redraft.scheduling.scheduler import Limits
 from tests.toy_engine import TOY, ToyEngine, toy_codec
@@ -55,7 +54,7 @@ def test_report_of_a_race(tokenizer_folder, tmp_path, capsys, package):
     dataset = tmp_path / "prompts.jsonl"
     rows = [{"category": kind, "turns": [text]} for kind, text in (("a", "hello"), ("a", "abab"), ("b", "to be"))]
     dataset.write_text("\n".join(map(json.dumps, rows)))
-    race = single_stream.Race(dataset, None, 20, [0.0, 1.0], 0.9, [2], warm_up=1, repeats=2)
+    race = single_stream.Race(dataset, None, 20, [0.0, 1.0], 0.9, [2], repeats=2)
     plan = MethodConfig(construction="best_first", ngram=True, tree_budget=8)
     both = llm({TOY: plan, "ngram": NGRAM_ALONE})
     methods = {comparison.AR: "auto_regressive", "speculative": None, "ngram": "ngram"}
@@ -109,20 +108,6 @@ def test_what_cannot_be_compared_is_refused(tokenizer_folder, tmp_path, monkeypa
         monkeypatch.setattr(single_stream, "load_llm", lambda *_, offered=offered: llm(offered))
         assert execute(single_stream.main, [*given, *options]) == 2
         assert reason in capsys.readouterr().err
-
-
-def test_a_comparison_starts_from_what_the_warm_up_served():
-    """Not from the same prompts' answers, of a repeat or of another temperature."""
-    trie = llm({"trie": MethodConfig(construction=NGRAM_TRIE, tree_budget=8)})
-    decoders = {comparison.AR: comparison.LLMDecoder(trie, AUTO_REGRESSIVE), "trie": comparison.LLMDecoder(trie)}
-    asked, others = ([request(f"{kind} {i}", 30, temperature=0.0) for i in range(4)] for kind in ("to be", "not"))
-
-    def steps(warm_up: list, repeats: int) -> int:
-        contenders = comparison.compare(decoders, asked, warm_up, repeats, lambda: None)
-        return sum(answer.stats.steps for answer in contenders["trie"].answers)
-
-    assert steps(others, 1) == steps(others, 3) == steps(others, 1)
-    assert steps(asked, 1) < steps(others, 1), "all of the warm-up is served"
 
 
 def test_each_of_the_peers_answers_ends_at_an_end_token_or_its_length(tmp_path, package):

@@ -12,7 +12,6 @@ from benchmarks.command import execute
 from benchmarks.speed import method_batches, step_times
 from benchmarks.speed.acceptance import conditional_acceptance, depth_counts
 from benchmarks.speed.inprocess import teacher_force, timed
-from benchmarks.speed.method_batches import Workload, throughput
 from benchmarks.speed.precision import Difference
 from redraft.bundle.budget_table import BudgetTable
 from redraft.bundle.config import LimitsInfo
@@ -32,7 +31,7 @@ def llm():
     engine, budget = ToyEngine(width=4, length=3), BudgetTable.constant(8)
     plans = {
         TOY: MethodConfig(construction="best_first", budget=budget),
-        "served": MethodConfig(construction="ngram_trie", budget=budget),
+        "ngrams": MethodConfig(construction=None, ngram=True, budget=budget),
     }
     limits = Limits(slots=4, max_len=256, max_tree=32, prefill_chunk=32)
     return LLM(Runtime(engine, toy_codec(), limits, engine.vocab_size, frozenset({0}), plans, prefix_reuse=False))
@@ -63,16 +62,6 @@ def test_conditional_acceptance_is_accepted_over_accepted_at_the_depth_before():
     assert conditional_acceptance(10, [5, 3, 0]) == [(5, 10), (3, 5), (0, 3)]
 
 
-def test_a_round_remembers_only_the_warm_up(llm):
-    """Answers of the round before would be drafted whole."""
-
-    def accepted(warm_up: str) -> float:
-        return throughput(*Workload(asked(TEXTS[0]), asked(warm_up)).answer(llm, "served", 1))["acceptance_length"]
-
-    assert accepted("x") == accepted("x")
-    assert accepted(TEXTS[0]) > accepted("x") + 1
-
-
 @pytest.fixture
 def batches(llm, tmp_path, monkeypatch, tokenizer_folder):
     rows = [{"turns": [text]} for text in TEXTS]
@@ -87,8 +76,8 @@ def test_every_method_at_every_batch_size(batches, tmp_path, capsys):
     assert batches(*sizes.split(), "--best-of", TOY) == 0
     report = json.loads((tmp_path / "r.json").read_text())
     cells = {(row["method"], row["batch"]): row for row in report["cells"]}
-    assert set(cells) == {(method, batch) for method in (AUTO_REGRESSIVE, TOY, "served") for batch in (1, 3)}
-    assert (report["prompts"], report["warm_up"]) == (4, 2)
+    assert set(cells) == {(method, batch) for method in (AUTO_REGRESSIVE, TOY, "ngrams") for batch in (1, 3)}
+    assert report["prompts"] == 4
     assert cells[TOY, 1]["acceptance_length"] > 1.2 > cells[AUTO_REGRESSIVE, 1]["acceptance_length"]
     assert f"{TOY} against the best" in capsys.readouterr().out
 
@@ -98,7 +87,6 @@ def test_every_method_at_every_batch_size(batches, tmp_path, capsys):
     [
         ("--method fast", "the bundle has no method fast"),
         ("--concurrency 9", "--concurrency 9: the bundle has 4 slots"),
-        ("--num-prompts 6 --concurrency 2", "--num-prompts 6: expected fewer than the file's"),
         ("--max-tokens 250 --num-prompts 5 --concurrency 2", "250"),
     ],
 )

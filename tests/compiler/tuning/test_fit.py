@@ -75,7 +75,7 @@ def excess(bench: Bench, temperature: float) -> float:
     runtime = bench.runtime
     budget = BudgetTable.constant(NODES)
     plan = runtime.methods[TOY].changed(scores=bench.scores, budget=budget)
-    runtime.with_methods(only(plan), observe, bench.served)
+    runtime.with_methods(only(plan), observe)
     for key, prompt in enumerate(PROMPTS):
         sampling = SamplingConfig(temperature=temperature, seed=seed_of(prompt))
         request = GenerateRequest(id=str(key), input_ids=prompt, max_tokens=48, sampling=sampling)
@@ -96,14 +96,12 @@ def test_fitted_scores_are_shares_of_accepted_nodes(bench, temperature):
     assert bench.runtime.scheduler.idle
 
 
-@pytest.mark.parametrize("own_first", [False, True])
-def test_fitted_odds_make_scores_of_retrieval_shares_of_accepted_nodes(own_first):
+def test_fitted_odds_make_scores_of_ngrams_shares_of_accepted_nodes():
     engine = RepeatingEngine()
     engine.sharpness = 9.0
-    plan = MethodConfig(construction="ngram_trie", ngram=own_first, tree_budget=NODES)
+    plan = MethodConfig(construction=None, ngram=True, tree_budget=NODES)
     runtime = Runtime(engine, CODEC, LIMITS, VOCAB, frozenset(), only(plan))
-    served = [list(range(9))]
-    bench = Bench(runtime, TOY, PROMPTS, 48, served, NODES, scores=(Scores(ngram_odds=4.0),))
+    bench = Bench(runtime, TOY, PROMPTS, 48, NODES, scores=(Scores(ngram_odds=4.0),))
     assert excess(bench, 1.0) < 0.8, "scores that trust repetition too much"
     bench.fit(1.0)
     assert [one.temperature for one in bench.scores] == [0.0, 1.0]

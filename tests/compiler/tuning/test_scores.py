@@ -16,12 +16,10 @@ from redraft.compiler.tuning.scores import (
     fit_slope,
     guesses,
     matches,
-    retrieved,
     visited,
 )
 from redraft.decoding.defaults import JOINT_ODDS, NGRAM_CHANCES
 from redraft.decoding.growth import joint_odds
-from redraft.decoding.retrieval import Retrieval, RetrievalText
 from redraft.decoding.scores import NgramScores, Scores
 
 SUPPORT, TEMPERATURE = 57, 0.7
@@ -137,10 +135,3 @@ def test_guesses_stand_beside_what_was_drafted_there():
     everywhere = list(guesses(prompt, answer, {}, NGRAM_CHANCES))
     assert [guess.came for guess in everywhere] == [True, True, False], "3 after 2, 7 after 3, 5 after 7"
     assert all(guess.neural is None for guess in everywhere)
-
-
-def test_retrieval_guesses_every_token_that_it_knows():
-    """3 and 4 followed 2 in other texts, and 4 follows 9, 2 in this one. Nothing is known after 4."""
-    text = RetrievalText(Retrieval.of([[2, 3], [2, 4]]), [9, 2])
-    found = [(round(guess.prior, 4), guess.came) for guess in retrieved(text, [4, 9, 2, 5]) if guess.neural is None]
-    assert found == [(0.2, True), (0.2, False), (0.25, True), (0.5, False), (0.125, False)]

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from redraft.bundle.manifest import Bundle
-from redraft.decoding.retrieval import NGRAM_TRIE
 from redraft.decoding.verification import VERIFIERS
 from redraft.engines import load_engine
 from redraft.engines.ranks.parallel import pack, unpack
@@ -66,7 +65,6 @@ EVERY_PLAN: dict[str, Any] = {
     "best first": {"method": "recurrent", "construction": "best_first"},
     "beams and n-grams": {"method": "recurrent", "construction": "beam", "ngram": True},
     "n-grams of a text": {"construction": None, "ngram": True},
-    "n-grams of all texts": {"construction": NGRAM_TRIE},
     "again from chains": {"method": "hidden_state", "construction": "best_first", "resample_above": 0, "skip_above": 1},
     "layers, best first": {"method": "eagle3", "construction": "best_first"},
     "masks, best first": {"method": "parallel_eagle3", "construction": "best_first"},

@@ -23,7 +23,7 @@ METHODS = [
     "eagle_stochastic_beam",
     "medusa_beam",
     "draft_lm_chain",
-    "ngram_trie",
+    "ngram",
 ]
 """Of benchmarks/methods/lossless.toml."""
 
