@@ -216,7 +216,7 @@ def acceptance(llm: LLM, path: Path, prompts: Sequence[str]) -> Iterator[Finding
             if low
             else Finding("acceptance", text)
         )
-        if not chat:
+        if not chat or plan.drafter is None:  # n-grams know no template
             continue
         raw = tokens_per_step(llm, name, prompts)
         if raw < LOW_ACCEPTANCE * found:

@@ -25,7 +25,7 @@ from redraft.decoding.token_tree import TokenTree
 from redraft.decoding.verification import Verdict
 from redraft.drafting.served import ServedTexts, TextOptions
 from redraft.engines.api import Engine
-from redraft.errors import Code
+from redraft.errors import BundleError, Code
 from redraft.grammar.compiler import Grammars
 from redraft.learning.answers import AnswerStore
 from redraft.learning.policy import Policy
@@ -134,6 +134,11 @@ class Runtime:
         native.prepare()
         bundle = Bundle.load(Path(path))
         config = bundle.config
+        for name, method in config.methods.items():
+            try:
+                method.check()
+            except ValueError as error:
+                raise BundleError(f"{path}, method {name}: {error}; build the bundle again") from None
         limits = Limits(**config.limits.model_dump(), max_queue=max_queue)
         bigrams = Path(path) / BIGRAMS_FILE_NAME
         with ThreadPoolExecutor(1) as beside:  # both take a while

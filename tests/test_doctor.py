@@ -107,7 +107,7 @@ class Answers:
         (2.0, 1.2, "recurrent", ["chat template"]),
         (1.05, 1.0, "recurrent", []),
         (1.05, 1.0, None, ["acceptance"]),
-        (1.5, 1.4, None, []),
+        (1.5, 1.0, None, []),
     ],
 )
 def test_acceptance_without_the_template_and_of_ngrams(bundle, chat, raw, drafter, subjects):

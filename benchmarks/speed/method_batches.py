@@ -68,7 +68,6 @@ class Workload:
 
     def answer(self, llm: LLM, method: str, batch: int) -> tuple[list[Answer], Clock]:
         """One round: all requests, `batch` at a time, after so many to warm up."""
-        llm.runtime.with_methods(llm.runtime.methods)
         requests = [request.model_copy(update={"method": method}) for request in self.requests]
         llm.run(requests[:batch], batch)
         return timed(llm, requests, batch)

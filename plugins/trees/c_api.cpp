@@ -17,9 +17,9 @@ static void read_all(void* const* indices, int64_t count, const int32_t* tokens,
 
 extern "C" {
 
-void* redraft_ngrams_new(const int64_t* lengths, int64_t count) {
+void* redraft_ngrams_new(const int64_t* lengths, int64_t count, int64_t least) {
     NgramIndex* index = nullptr;
-    guarded([&] { index = new NgramIndex({lengths, static_cast<size_t>(count)}); });
+    guarded([&] { index = new NgramIndex({lengths, static_cast<size_t>(count)}, least); });
     return index;  // null: no memory
 }
 void redraft_ngrams_free(void* index) { delete static_cast<NgramIndex*>(index); }
@@ -39,12 +39,12 @@ const char* redraft_ngrams_read(void* const* indices, int64_t count, const int32
 }
 
 void* redraft_texts_new(int64_t capacity, int64_t seed, const int64_t* lengths, int64_t count, const double* chances,
-                        int64_t times, const int64_t* starts, int64_t tries, int64_t most_seen,
-                        double weight) {
+                        int64_t times, int64_t start, int64_t longer, int64_t longest, int64_t tries,
+                        int64_t most_seen, double weight) {
     TextStore* texts = nullptr;
     guarded([&] {
-        TextRules rules{{lengths, lengths + count}, {chances, chances + count * times}, {}, tries, most_seen, weight};
-        std::copy_n(starts, kStarts, rules.starts.begin());
+        TextRules rules{{lengths, lengths + count}, {chances, chances + count * times}, {start, longer, longest}, tries,
+                        most_seen, weight};
         texts = new TextStore(capacity, static_cast<uint64_t>(seed), std::move(rules));
     });
     return texts;  // null: no memory
@@ -55,9 +55,10 @@ const char* redraft_texts_read(void* texts, const int32_t* tokens, int64_t count
     return guarded([&] { static_cast<TextStore*>(texts)->read({tokens, static_cast<size_t>(count)}); });
 }
 // The token of the best match, -1: none; and its length, times and chance.
-int64_t redraft_texts_match(const void* texts, int64_t scope, const int32_t* tail, int64_t count, int64_t* length_and_times, double* chance) {
+int64_t redraft_texts_match(const void* texts, int64_t scope, const int32_t* tail, int64_t count, int64_t least,
+                            int64_t* length_and_times, double* chance) {
     const auto& store = *static_cast<const TextStore*>(texts);
-    const auto match = store.match(scope, {tail, static_cast<size_t>(count)});
+    const auto match = store.match(scope, {tail, static_cast<size_t>(count)}, least);
     length_and_times[0] = match.length;
     length_and_times[1] = match.times;
     if (match.token >= 0) *chance = store.chance(match);
@@ -66,7 +67,7 @@ int64_t redraft_texts_match(const void* texts, int64_t scope, const int32_t* tai
 void redraft_texts_expect(void* texts, int64_t scope, void* index) {
     auto& store = *static_cast<TextStore*>(texts);
     auto& ngrams = *static_cast<NgramIndex*>(index);
-    ngrams.expect(store, store.match(scope, ngrams.tail(store.longest())));
+    ngrams.expect(store, store.match(scope, ngrams.tail(store.longest()), ngrams.least()));
 }
 // Tokens, guesses that were learned from, and those of them that were right.
 void redraft_texts_counts(const void* texts, int64_t* counts) {

@@ -71,7 +71,7 @@ class Grower {
               int32_t root, double factor, Forest& forest) {
         const int64_t first_node = forest.size(), longest = texts ? texts->longest() : index.longest();
         const auto history = index.tail(longest);
-        const TextStore::Match first = texts ? texts->match(scope, history) : TextStore::Match{};
+        const TextStore::Match first = texts ? texts->match(scope, history, index.least()) : TextStore::Match{};
         if (texts && factor == 1) index.expect(*texts, first);
         offers_.assign(1, {-1.0, -1, root, 0, 0, 0.0});
         tails_.clear();
@@ -87,7 +87,7 @@ class Grower {
             Guess guess;
             if (match.length >= 0) guess = {match.token, growth.chance(match)};
             if (texts) {
-                const TextStore::Match other = node ? texts->match(scope, tail) : first;
+                const TextStore::Match other = node ? texts->match(scope, tail, index.least()) : first;
                 if (other.token >= 0 && texts->chance(other) > guess.chance)
                     guess = {other.token, texts->chance(other)};
             }

@@ -20,11 +20,12 @@ class NgramIndex {
         int32_t times;   // that the token followed in a row
     };
 
-    // The lengths that are matched, ascending.
-    explicit NgramIndex(std::span<const int64_t> lengths)
-        : lengths_(lengths.begin(), lengths.end()), hashes_(lengths.size()), slots_(64) {}
+    // The lengths that are matched, ascending, and the least that texts' matches need.
+    NgramIndex(std::span<const int64_t> lengths, int64_t least)
+        : lengths_(lengths.begin(), lengths.end()), hashes_(lengths.size()), slots_(64), least_(least) {}
 
     int64_t longest() const { return lengths_.back(); }
+    int64_t least() const { return least_; }
 
     // The last `most` tokens of the history, or all.
     std::span<const int32_t> tail(size_t most) const {
@@ -132,6 +133,7 @@ class NgramIndex {
     std::vector<int32_t> history_;
     std::vector<Slot> slots_;  // a power of two of them, at most half of them used
     size_t used_ = 0;
+    int64_t least_;
     TextStore* texts_ = nullptr;
     TextStore::Match expected_;
 };

@@ -72,14 +72,15 @@ class TextStore {
         }
     }
 
-    // What followed the longest end of `tail` that is found among the newest places, of equal ones the newest.
-    Match match(uint64_t scope, std::span<const int32_t> tail) const {
+    // What followed the longest end of `tail`, of `least` tokens or more, that is found among the newest places, of equal
+    // ones the newest.
+    Match match(uint64_t scope, std::span<const int32_t> tail, int64_t least = 1) const {
         if (static_cast<int64_t>(tail.size()) > longest()) tail = tail.last(longest());
         const int64_t most = tail.size();
         const Hashes hashes = this->hashes(scope, tail);
         for (size_t table = kStarts; table-- > 0;) {  // the longest first
             const int64_t start = rules_.starts[table];
-            if (most < start) continue;
+            if (most < start || start < least) continue;
             Match best;
             int32_t slot = newest_[table][hashes[table]];
             for (int64_t tried = 0; tried < rules_.tries && slot >= 0; ++tried) {
@@ -134,7 +135,7 @@ class TextStore {
     using Hashes = std::array<uint64_t, kStarts>;
 
     // A token, in one line of the cache with what a look-up reads of it.
-    struct Place {
+    struct alignas(32) Place {
         uint64_t scope = 0;
         int32_t token = -1;
         std::array<int32_t, kStarts> before{-1, -1, -1};  // the place before it that followed the same hash

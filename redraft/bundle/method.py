@@ -63,7 +63,7 @@ class MethodFields(BaseModel):
     many."""
     ngram: bool = Field(
         default=False,
-        description="Merge an n-gram branch; default: where the verification allows it.",
+        description="Merge an n-gram branch; default: with a drafter, where the verification allows it.",
     )
     verification: str = Field(
         default="sampled_walk",

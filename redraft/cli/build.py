@@ -203,13 +203,14 @@ def main(
     """Export a target and its drafters, and compile them into an engine bundle.
 
     A bundle that was built from the same options, files and code is kept. Without --drafter, --methods and --no-drafter
-    the model's own drafter is used, or else n-grams from what was served. The bundle is written to a temporary folder
+    the model's own drafter is used, or else n-grams. The bundle is written to a temporary folder
     and renamed: a failure leaves nothing, and an old bundle in place.
     """
     try:
         options = complete(given_options(context))
         # What was left out, and follows from the rest.
-        given |= {name: options[f"--{name}"] for name in ("drafter", "construction") if f"--{name}" in options}
+        given |= {"drafter": options["--drafter"]} if "--drafter" in options else {}
+        given |= {"ngram": True} if "--ngram" in options else {}
         folder, no_drafter = Path(options["--output"]), "--no-drafter" in options
         precision = Precision(options["--precision"])
         calibration = Path(options["--calibration"]) if "--calibration" in options else None

@@ -74,7 +74,7 @@ def rows(bundle: Bundle) -> list[tuple[str, str]]:
 
 def describe_method(method: MethodConfig, limits: LimitsInfo, width: int, fitted: bool) -> str:
     """A method in words; `width` bytes of a number in a cache."""
-    network = ", ".join(["no drafter", *([method.construction] if method.construction else [])])
+    network = "no drafter"
     if method.drafter:
         drafter = f"{method.drafter} (read from {method.form})" if method.form else method.drafter
         network = f"{drafter}, {method.construction}, " + (

@@ -34,7 +34,7 @@ TEXT_CHANCES = MappingProxyType(
 counted in the model's greedy answers to MT-bench and to benchmarks/served/edits.jsonl, and rounded down where few were
 seen."""
 SUCCESSOR_CHANCE = 0.25
-"""How often a token's usual successor in teacher data comes next where no n-gram matches. Source: by hand."""
+"""How often a token's usual successor in teacher data comes next where no match is likelier. Source: by hand."""
 JOINT_ODDS = MappingProxyType({True: (1 / 3, 1.0), False: (1 / 2, 4.0)})
 """The two factors of `growth.joint_odds`, by whether the drafter reads the context. Source: fitted to how
 often guesses came true in the model's answers, by their n-gram chance and the drafter's probability."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from redraft.batch import DraftCandidates
 from redraft.decoding.defaults import HIDDEN_SHARE
-from redraft.decoding.ngram import NgramIndex, learns, with_odds
+from redraft.decoding.ngram import LEAST, NgramIndex, learns, with_odds
 from redraft.decoding.text_store import LONGEST
 from redraft.decoding.token_tree import Node, TokenTree
 from redraft.grammar.state import GrammarState, TokenPath
@@ -18,8 +18,8 @@ from redraft.grammar.state import GrammarState, TokenPath
 Child = tuple[int, tuple[int, float]]
 """A child's rank among the drafter's candidates, or after them, its token and its chance."""
 NOTHING: tuple[list[int], list[float], list[float]] = [], [], []
-LEAST, MOST = 0.01, 1 - 1e-6
-"""A node of less chance is not worth its row; no drafter is surer."""
+MOST = 1 - 1e-6
+"""No drafter is surer."""
 
 
 def joint_odds(ngram: float, neural: float, joint: tuple[float, float]) -> float:

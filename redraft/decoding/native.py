@@ -36,8 +36,7 @@ class NativeTextStore(TextStore):
         lengths = np.array(sorted(chances), np.int64)
         table = np.array([chances[length] for length in lengths.tolist()])
         numbers = pointer(lengths, np.int64), len(lengths), pointer(table, np.float64), table.shape[1]
-        starts = np.array(text_store.STARTS, np.int64)
-        rules = pointer(starts, np.int64), text_store.TRIES, text_store.MOST_SEEN, text_store.WEIGHT
+        rules = *text_store.STARTS, text_store.TRIES, text_store.MOST_SEEN, text_store.WEIGHT
         self.handle: int = function("texts_new")(capacity, signed(seed), *numbers, *rules)
         if not self.handle:
             raise MemoryError(f"no memory for {capacity} tokens of texts")
@@ -60,19 +59,19 @@ class NativeTextStore(TextStore):
         array = np.fromiter(tokens, np.int32) if not isinstance(tokens, np.ndarray) else tokens
         call("texts_read", self.handle, pointer(array, np.int32), len(array))
 
-    def match(self, scope: int, tail: tuple[int, ...]) -> TextMatch | None:
+    def match(self, scope: int, tail: tuple[int, ...], least: int = 1) -> TextMatch | None:
         """See `TextStore.match`."""
-        return self._match(scope, tail)[0]
+        return self._match(scope, tail, least)[0]
 
-    def guess(self, scope: int, tail: tuple[int, ...]) -> tuple[int, float] | None:
+    def guess(self, scope: int, tail: tuple[int, ...], least: int = 1) -> tuple[int, float] | None:
         """See `TextStore.guess`."""
-        match, chance = self._match(scope, tail)
+        match, chance = self._match(scope, tail, least)
         return (match.token, chance) if match else None
 
-    def _match(self, scope: int, tail: tuple[int, ...]) -> tuple[TextMatch | None, float]:
+    def _match(self, scope: int, tail: tuple[int, ...], least: int) -> tuple[TextMatch | None, float]:
         tokens, numbers, chance = np.array(tail, np.int32), np.empty(2, np.int64), np.zeros(1)
         results = pointer(numbers, np.int64), pointer(chance, np.float64)
-        arrays = pointer(tokens, np.int32), len(tokens), *results
+        arrays = pointer(tokens, np.int32), len(tokens), least, *results
         token = function("texts_match")(self.handle, signed(scope), *arrays)
         return (None if token < 0 else TextMatch(token, *numbers.tolist())), float(chance[0])
 
@@ -98,9 +97,10 @@ class NativeNgrams(NgramIndex):
         chances: Mapping[int, Sequence[float]] = NGRAM_CHANCES,
         texts: NativeTextStore | None = None,
         scope: int = 0,
+        least: int = 1,
     ):
-        super().__init__(tokens, table, chances, texts, scope)
-        self.handle: int = function("ngrams_new")(pointer(LENGTHS, np.int64), len(LENGTHS))
+        super().__init__(tokens, table, chances, texts, scope, least)
+        self.handle: int = function("ngrams_new")(pointer(LENGTHS, np.int64), len(LENGTHS), least)
         if not self.handle:
             raise MemoryError("no memory for a sequence's n-grams")
         # At exit other threads may be in a step still: the memory goes with the process.

@@ -14,6 +14,8 @@ from redraft.decoding.token_tree import Node, TokenTree
 NGRAM_LENGTH = 16
 """Deepest that n-grams draft: code that is edited repeats for long."""
 MOST_TIMES = 4
+LEAST = 0.01
+"""A node of less chance is not worth its row."""
 
 
 class NgramIndex:
@@ -27,11 +29,14 @@ class NgramIndex:
         chances: Mapping[int, Sequence[float]] = NGRAM_CHANCES,
         texts: TextStore | None = None,
         scope: int = 0,
+        least: int = 1,
     ):
-        """`table`: int32 [V], the usual successor of each token, -1 where there is none; used where history has no
-        match. `chances`: see `NgramScores`. `texts` were served to other requests; those of `scope` count, 0: none."""
+        """`table`: int32 [V], the usual successor of each token, -1 where there is none; guessed where no match is
+        likelier. `chances`: see `NgramScores`. `texts` were served to other requests; those of `scope` count, 0: none,
+        by matches of `least` tokens or more."""
         self._table, self._chances = table, chances
         self.texts, self.scope = (texts, scope) if scope else (None, 0)
+        self._least = least
         self._expected: TextMatch | None = None
         """What the texts guessed of the next token."""
         self._successors: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -52,7 +57,7 @@ class NgramIndex:
     def expect(self) -> None:
         """Have the texts learn from the next token whether they guess it."""
         self.read()
-        if self.texts is not None and (match := self.texts.match(self.scope, self._tail)):
+        if self.texts is not None and (match := self.texts.match(self.scope, self._tail, self._least)):
             self._expected = match
 
     def read(self) -> None:
@@ -74,25 +79,25 @@ class NgramIndex:
         self.unread.clear()
 
     def draft(self, length: int, odds: float = 1.0) -> list[tuple[int, float]]:
-        """Up to `length` tokens that may come next, each with the log of its cumulative estimated probability. `odds`:
-        see `with_odds`."""
+        """Up to `length` tokens that may come next, each with the log of its cumulative estimated probability, which is
+        at least LEAST's. `odds`: see `with_odds`."""
         if learns(odds):
             self.expect()
         tail, score, drafted = self.tail, 0.0, []
         for _ in range(length):
             token, chance = self.guess(tail)
-            if token < 0:
-                break
             score += math.log(with_odds(chance, odds))
+            if token < 0 or score < math.log(LEAST):
+                break
             drafted.append((token, score))
             tail = (*tail, token)[-LONGEST:]
         return drafted
 
     def guess(self, tail: tuple[int, ...]) -> tuple[int, float]:
         """The token that may follow `tail` and the chance that it does; -1 where nothing is known."""
-        if successor := self.seen(tail):
-            return successor
-        return (int(self._table[tail[-1]]) if self._table is not None and tail else -1), SUCCESSOR_CHANCE
+        usual = int(self._table[tail[-1]]) if self._table is not None and tail else -1
+        seen = self.seen(tail)
+        return seen if seen and (usual < 0 or seen[1] >= SUCCESSOR_CHANCE) else (usual, SUCCESSOR_CHANCE)
 
     def seen(self, tail: tuple[int, ...]) -> tuple[int, float] | None:
         """The token that followed the longest known end of `tail`, and the chance that it does again; or what the texts
@@ -101,7 +106,7 @@ class NgramIndex:
         if successor := self.match(tail):
             token, length, times = successor
             guess = token, self._chances[length][times - 1]
-        other = self.texts.guess(self.scope, tail) if self.texts is not None else None
+        other = self.texts.guess(self.scope, tail, self._least) if self.texts is not None else None
         return other if other and (guess is None or other[1] > guess[1]) else guess
 
     def match(self, tail: tuple[int, ...]) -> tuple[int, int, int] | None:

@@ -16,6 +16,8 @@ LONGEST = max(TEXT_CHANCES)
 """The most tokens that are compared."""
 STARTS = 1, 3, 8
 """Lengths of matches that are looked up, the longest first."""
+JOINED = 3
+"""The least match whose guess joins a drafter's, which knows better what follows one token or two."""
 TRIES = 8
 """Places that a look-up compares, the newest ones."""
 MOST_SEEN = 1024
@@ -94,11 +96,12 @@ class TextStore:
         self._next = (self._next + 1) % self.capacity
         self._tokens[self._next] = -1
 
-    def match(self, scope: int, tail: tuple[int, ...]) -> TextMatch | None:
-        """What followed the longest end of `tail` that is found among the newest places, of equal ones the newest."""
+    def match(self, scope: int, tail: tuple[int, ...], least: int = 1) -> TextMatch | None:
+        """What followed the longest end of `tail`, of `least` tokens or more (one of STARTS), that is found among the
+        newest places, of equal ones the newest."""
         tail = tail[-LONGEST:]
         for start in reversed(STARTS):
-            if len(tail) < start:
+            if len(tail) < start or start < least:
                 continue
             best = None
             place = self._newest[start].get(self._place(start, scope, tail), -1)
@@ -131,9 +134,9 @@ class TextStore:
             length += 1
         return length
 
-    def guess(self, scope: int, tail: tuple[int, ...]) -> tuple[int, float] | None:
-        """The token that may follow `tail`, and the chance that it does."""
-        match = self.match(scope, tail)
+    def guess(self, scope: int, tail: tuple[int, ...], least: int = 1) -> tuple[int, float] | None:
+        """The token that may follow `tail`, and the chance that it does; `least` as of `match`."""
+        match = self.match(scope, tail, least)
         return (match.token, self.chance(match)) if match else None
 
     def chance(self, match: TextMatch) -> float:

@@ -14,6 +14,7 @@ from redraft.bundle.method import MethodConfig
 from redraft.decoding.native import NativeNgrams, NativeTextStore
 from redraft.decoding.ngram import NgramIndex
 from redraft.decoding.sampling import Sampler
+from redraft.decoding.text_store import JOINED
 from redraft.decoding.token_tree import TokenTree, merge_trees, prune_tree, without_tokens
 from redraft.decoding.verification import VERIFIERS, walk
 from redraft.drafting import native
@@ -106,7 +107,8 @@ class Method(AutoRegressive):
         if not self._config.ngram:
             return None
         chances = self._config.ngram_scores.chances
-        return NativeNgrams(sequence.prompt.tolist(), self._bigrams, chances, self._texts, sequence.scope)
+        least = JOINED if self._config.joins_ngrams else 1
+        return NativeNgrams(sequence.prompt.tolist(), self._bigrams, chances, self._texts, sequence.scope, least)
 
     def pairs(self) -> Pairs | None:
         """Where a new sequence keeps its pairs, if the drafter reads them."""

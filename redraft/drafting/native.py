@@ -15,9 +15,9 @@ import numpy as np
 
 from redraft.batch import DraftCandidates
 from redraft.budgets.choice import Choice, Terms
-from redraft.decoding.growth import LEAST, MOST
+from redraft.decoding.growth import MOST
 from redraft.decoding.native import LENGTHS, NativeNgrams, NativeTextStore, expect, signed, take_unread
-from redraft.decoding.ngram import MOST_TIMES
+from redraft.decoding.ngram import LEAST, MOST_TIMES
 from redraft.decoding.token_tree import TokenTree
 from redraft.drafting.cutting import TreeLimits
 from redraft.plugins.trees.native import address, call, pointer, zeros

@@ -179,8 +179,7 @@ class NgramChains:
 
 def ngrams_of(sequences: list[RequestState]) -> list[NgramIndex]:
     """The n-grams of each sequence; nothing where its method has none."""
-    memories = [sequence.memory for sequence in sequences]
-    return [memory if isinstance(memory, NgramIndex) else NgramIndex() for memory in memories]
+    return [sequence.memory or NgramIndex() for sequence in sequences]
 
 
 def proposers_of(config: MethodConfig, drafter: DraftEngine | None) -> list[Proposer]:

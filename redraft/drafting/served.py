@@ -40,9 +40,9 @@ log = logging.getLogger("redraft.texts")
 class Scopes:
     """Whose texts a request may be drafted from, as a number: 0 is its own text only."""
 
-    by_key: bool = False
+    by_key: bool
     """Whether each API key has a scope of its own; else all requests share one."""
-    salt: bytes = b""
+    salt: bytes
 
     def of(self, request: GenerateRequest) -> int:
         """64 bits: EVERYBODY where all share, or else a salted hash of its key's digest and its `cache_salt`. 0 where

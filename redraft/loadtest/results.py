@@ -43,11 +43,6 @@ class Run:
         return self.summary.get("steady") or self.summary
 
     @property
-    def from_traffic(self) -> bool:
-        """Whether the method drafts from what its service has served."""
-        return bool(((self.setting.get("plan") or {}).get("plan") or {}).get("ngram"))
-
-    @property
     def shortfall(self) -> str:
         """How the run is smaller than FULL; empty if it is not."""
         few = [
@@ -70,11 +65,11 @@ def circumstances(runs: Sequence[Run]) -> str:
     parts = [f"{plan['name']} ({plan['precision']})"] if "name" in plan else []
     parts += [f"temperature {setting['temperature']:g}"] if "temperature" in setting else []
     parts += [str(setting[key]) for key in ("client", "date") if key in setting]
-    if runs[0].from_traffic:
+    if (plan.get("plan") or {}).get("ngram"):
         if repeated := sum(run.setting.get("repeated_prompts", 0) for run in runs):
-            parts.append(f"{repeated} prompts were sent before, and this method drafts from what it has served")
+            parts.append(f"{repeated} prompts were sent before, and this method may draft from what was served")
         if setting.get("served_before"):
-            parts.append("the service had answered others before, and this method drafts from what it has served")
+            parts.append("the service had answered others before, and this method may draft from what was served")
     return "; ".join(parts)
 
 

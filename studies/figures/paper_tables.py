@@ -98,7 +98,7 @@ def llama_cpp_qwen(load: Load) -> Table:
     titles = {
         next(iter(loaded.values()))["fastest_peer"]: "llama.cpp",
         AR: "redraft, without drafts",
-        "ngrams": "redraft, n-grams (default)",
+        "ngrams": "redraft, n-grams of all that was served",
         "draft-lm": "redraft, the 0.5B as draft LM",
     }
     for name, title in titles.items():

@@ -125,6 +125,7 @@ def main(
 
     def answer(method: str, batch: int) -> tuple[list[Answer], Clock]:
         llm.runtime.methods = methods_of(method, bundled)
+        llm.runtime.with_methods(llm.runtime.methods)
         answers, spent = load.answer(llm, pair_of(method), batch)
         first.setdefault(method, answers)
         check(method, answers, first[pair_of(method)], first[AUTO_REGRESSIVE])

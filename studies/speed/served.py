@@ -17,7 +17,7 @@ from redraft.llm import Answer
 from redraft.metrics import read
 from redraft.request import GenerateRequest
 from redraft.serving.ranks import launch_command
-from redraft.serving.settings import ServeSettings, environment_of
+from redraft.serving.settings import ServeSettings, TextScope, environment_of
 from redraft.worker.client import WorkerClient
 from redraft.worker.protocol import DRAIN_S
 
@@ -40,7 +40,7 @@ def worker_of(bundle: Path, threads: int | None = None) -> Iterator[WorkerClient
             "--socket",
             f"{folder}/worker.sock",
         ]
-        environment = environment_of(ServeSettings(threads=threads))
+        environment = environment_of(ServeSettings(threads=threads, served_texts=TextScope.off, prefix_reuse=False))
         process = subprocess.Popen(launch_command(command, bundle_ranks(bundle)), env=environment)
         try:
             deadline = time.monotonic() + START_S

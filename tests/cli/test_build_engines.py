@@ -27,9 +27,13 @@ from redraft.engines.tensorrt.library import LIBRARIES
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import give_layers
+from redraft.runtime import Runtime
+from redraft.serving.settings import ServeSettings, TextScope
+from redraft.worker.server import text_options
 from tests.cli.commands import invoke
 from tests.conftest import slow
 from tests.engines.tiny import VOCAB, chain, make_batch, tiny_drafter, tiny_drafter_of, tiny_target, write_model
+from tests.toy_engine import toy_tokenizer
 
 run = partial(invoke, build.main)
 
@@ -181,6 +185,21 @@ def test_a_bundle_of_several_methods(model, tmp_path, capsys):
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "method narrow recurrent, best_first, beam width 2" in printed
     assert "method lookup no drafter; " in printed
+
+
+@pytest.mark.parametrize("scope", TextScope)
+def test_a_model_without_a_drafter_drafts_from_ngrams_and_what_was_served(tmp_path, scope):
+    """By default, and the latter where it is asked for."""
+    model = tmp_path / "model"
+    write_model(tiny_target(), model)
+    toy_tokenizer().save(str(model / "tokenizer.json"))
+    done = run("--model", model, "--max-len", 64, "--precision", "fp32", "--tree-budget", 3, "--output", tmp_path / "b")
+    assert done.exit_code == 0, done.output
+    runtime = Runtime.load(tmp_path / "b", texts=text_options(ServeSettings(served_texts=scope)))
+    (method,) = runtime.methods.values()
+    assert (method.drafter, method.construction, method.ngram, method.tree_budget) == (None, None, True, 3)
+    assert (runtime.texts is None) == (scope == TextScope.off)
+    assert Runtime.load(tmp_path / "b").texts is None
 
 
 def test_the_target_of_a_gpu_backend_is_loaded_as_it_is_stored(tmp_path):

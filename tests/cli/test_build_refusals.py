@@ -47,7 +47,7 @@ RANDOM = ["--drafter", "DRAFTER", "--construction"]
         ("[a]\nbeam_with = 3", "methods.toml, [a]: beam_with: unknown field"),
         ("[a]\nngram = true\nbeam_width = 0", "[a]: beam_width: input should be greater than or equal to 1, got 0"),
         ("[a]\nngram = true\nconstruction = 'chain'", "drafts by the n-gram branch only, which has no drafter"),
-        ("[a]\nconstruction = 'ngram_trie'", "--construction ngram_trie: expected a drafter or ngram = true too"),
+        ("[a]\nconstruction = 'chain'", "--construction chain: expected a drafter or ngram = true too"),
         ("['a/b']\nngram = true", "a/b"),
         ("[a]\nngram = true\n[b]\nngram = true\ntree_budget = 90", "b: --tree-budget 90: expected less than"),
         ("[a]\ndrafter = 'nowhere'", "nowhere"),

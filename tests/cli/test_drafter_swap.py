@@ -43,9 +43,9 @@ def test_all_stays_but_the_drafter_and_the_folder(place):
 
 
 def test_settings_of_ngrams_are_not_for_a_drafter(place):
-    served = build(place, "--no-drafter --ngram --tree-budget 7 --features")
+    served = build(place, "--no-drafter --ngram --construction chain --tree-budget 7 --features")
     options = options_with(served, place / "first")
-    assert not options.keys() & {"--no-drafter", "--ngram", "--tree-budget"}
+    assert not options.keys() & {"--no-drafter", "--ngram", "--construction", "--tree-budget"}
     assert "--features" in options
 
 

@@ -30,20 +30,21 @@ def test_texts_are_stored_and_matched_alike(capacity, seed, texts, tails, data):
             store.add(scope, text[:cut])
             store.extend(text[cut:])
         for tail in map(tuple, (*tails, text[-5:])):
-            for asked in (1, scope):
-                assert compiled.match(asked, tail) == plain.match(asked, tail)
-                assert compiled.guess(asked, tail) == plain.guess(asked, tail)
+            for asked, least in ((1, 1), (scope, 1), (scope, 3)):
+                assert compiled.match(asked, tail, least) == plain.match(asked, tail, least)
+                assert compiled.guess(asked, tail, least) == plain.guess(asked, tail, least)
         assert compiled.counts == plain.counts
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(TEXTS, st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=1, max_size=6))
-def test_ngrams_and_texts_guess_and_learn_alike(texts, parts):
+@given(TEXTS, st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=1, max_size=6), st.data())
+def test_ngrams_and_texts_guess_and_learn_alike(texts, parts, data):
     compiled, plain = NativeTextStore(64, 3), TextStore(64, 3)
     for store in (compiled, plain):
         for scope, text in texts:
             store.add(scope, text)
-    indices = NativeNgrams(texts=compiled, scope=2), NgramIndex(texts=plain, scope=2)
+    least = data.draw(st.sampled_from([1, 3]))
+    indices = NativeNgrams(texts=compiled, scope=2, least=least), NgramIndex(texts=plain, scope=2, least=least)
     for part in parts:
         for index in indices:
             index.extend(part)
@@ -62,6 +63,7 @@ def test_what_followed_the_longest_match_is_guessed_and_of_equal_ones_the_newest
     assert store.match(1, (2, 3, 4)) == TextMatch(71, 3, 2)
     assert store.match(1, (1, 2, 3, 4)) == TextMatch(70, 4, 1)
     assert store.match(1, (8, 3, 4)) == TextMatch(71, 2, 2)
+    assert store.match(1, (8, 3, 4), least=3) is None
     assert store.match(1, (4, 8)) is None
     store.add(1, SENTENCE)
     assert store.match(1, tuple(SENTENCE[:30])) == TextMatch(SENTENCE[30], LONGEST, 1)
@@ -120,6 +122,9 @@ def test_the_likelier_guess_counts(kinds):
     own = index([20, 21, 22, 5] * 6 + [20, 21, 22], texts=store, scope=1)
     assert own.draft(3)[0][0] == 5
     assert index([20, 21, 22], texts=store, scope=0).draft(3) == []
+    usual = np.full(64, 7, np.int32)
+    assert index([20, 21, 22], usual, texts=store, scope=1).draft(1)[0][0] == 23
+    assert index([9, 22], usual, texts=store, scope=1).draft(1)[0][0] == 7, "a match of one token is less likely"
 
 
 def test_texts_are_given_back_as_they_were_stored():
@@ -154,6 +159,9 @@ def test_no_look_up_leads_outside_the_ring(tmp_path):
 MUTANTS = {
     "scopes that are not looked at": ("texts.h", "place.scope == scope", "place.token >= 0", "alike"),
     "the oldest of equal matches": ("texts.h", "length > best.length)", "length >= best.length)", "alike"),
+    "a table that is not looked at": ("texts.h", "table-- > 0;)", "table-- > 1;)", "alike"),
+    "short matches for all": ("texts.h", " || start < least", "", "alike"),
+    "a try too few": ("texts.h", "tried < rules_.tries", "tried + 1 < rules_.tries", "alike"),
     "texts that are not parted": ("texts.h", "if (length_) put(-1, 0);", "", "alike"),
     "an end that is not marked": ("texts.h", "        overwrite(-1);\n", "", "alike or forgotten"),
     "times that only grow": ("texts.h", "rules_.times()) : 1;", "rules_.times()) : match.times;", "alike"),

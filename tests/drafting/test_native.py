@@ -102,13 +102,13 @@ def test_trees_are_grown_and_cut_alike(drafts, budget, histories, joint, chances
             store.add(scope, [*histories[0], *text])  # a long match, likelier than any own one
     bounds, chosen_by = data.draw(limits(3)), data.draw(terms(3))
     roots = np.array([history[-1] for history in histories], np.int32)
-    sources = [*zip(histories, scopes, strict=True)]
+    sources, least = [*zip(histories, scopes, strict=True)], data.draw(st.sampled_from([1, 3]))
     ngrams = native.Ngrams(
-        [NativeNgrams(text, None, chances, stores[0], scope) for text, scope in sources],
+        [NativeNgrams(text, None, chances, stores[0], scope, least) for text, scope in sources],
         odds,
         native.Growth(joint, chances),
     )
-    plain = [NgramIndex(text, None, chances, stores[1], scope) for text, scope in sources]
+    plain = [NgramIndex(text, None, chances, stores[1], scope, least) for text, scope in sources]
     for _ in range(2):
         grown = growth.grow_trees(drafts, roots, budget, plain, odds, joint)
         assert same(native.draft_trees(drafts, roots, budget, ngrams), (grown, None))

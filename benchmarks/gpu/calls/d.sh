@@ -12,7 +12,7 @@ BUILD="python3 -m redraft build --backend torch --precision bf16 --model $WORK/m
 LIMITS="--slots 16 --max-len 1024 --max-tree 32"
 row build 45 $BUILD --methods benchmarks/gpu/calls/d.toml $LIMITS --output "$WORK/trees"
 row build_ar 25 $BUILD --no-drafter $LIMITS --output "$WORK/ar"
-ASK="--bundle $WORK/trees --auto-regressive $WORK/ar --num-prompts $(on cuda 32)$(on cpu 2) --max-tokens $(on cuda 64)$(on cpu 4) --warm-up $(on cuda 8)$(on cpu 1)"
+ASK="--bundle $WORK/trees --auto-regressive $WORK/ar --num-prompts $(on cuda 32)$(on cpu 2) --max-tokens $(on cuda 64)$(on cpu 4)"
 row batches 60 python3 -m benchmarks.speed.method_batches $ASK --fixed-budget all --concurrency $(on cuda 1 8 16) $(on cpu 1) --output "$OUT/batches.json"
 row batches_chosen 60 python3 -m benchmarks.speed.method_batches $ASK --concurrency $(on cuda 1 8 16) $(on cpu 1) --output "$OUT/batches_chosen.json"
 end

@@ -21,7 +21,7 @@ done
 row equality 120 python3 -m benchmarks.verify.lossless --bundle "$OUT/methods-fp32" --auto-regressive "$OUT/ar-fp32" $ASK \
   --settings greedy "temperature 1" --concurrency 1 8 --output "$OUT/equality.json"
 row batches 120 python3 -m benchmarks.speed.method_batches --bundle "$OUT/methods-bf16" --auto-regressive "$OUT/ar-bf16" $ASK \
-  $(on cuda --num-prompts 32 --concurrency 1 8 32) $(on cpu --concurrency 1) --warm-up 4 --output "$OUT/batches.json"
+  $(on cuda --num-prompts 32 --concurrency 1 8 32) $(on cpu --concurrency 1) --output "$OUT/batches.json"
 if profilers; then
   python_row sanitizer 180 benchmarks.gpu.kernels --no-checks --no-times --cases rings norms --tools memcheck racecheck
   row ncu 60 ncu --clock-control none --kernel-name regex:tree_attention --metrics "$METRICS" \

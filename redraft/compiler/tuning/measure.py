@@ -80,7 +80,7 @@ class Bench:
     def tokens_per_step(self, temperature: float) -> float:
         """Tokens that a step of a sequence gains in the answers to all prompts."""
         self._schedule(self.runtime.engine)
-        for _ in self._answer(self.prompts, temperature, self.method):
+        for _ in self._answer(temperature):
             pass
         totals = self.runtime.scheduler.totals
         return 1 + totals.accepted / max(totals.sequence_steps, 1)
@@ -88,7 +88,7 @@ class Bench:
     def fit_chances(self) -> None:
         """Fit the chances of n-gram guesses to greedy answers to all prompts."""
         self._schedule(self.runtime.engine)
-        answers = self._answer(self.prompts, 0.0, self.method)
+        answers = self._answer(0.0)
         seen = [match for index, ids in answers for match in matches(self.prompts[index], ids)]
         self.ngrams = self.ngrams.model_copy(update={"chances": fit_chances(seen)})
 
@@ -125,7 +125,7 @@ class Bench:
         self._schedule(LoggedEngine(self.runtime.engine, log))
         nodes: list[tuple[Visited, np.ndarray]] = []
         guessed: list[Guess] = []
-        for index, ids in self._answer(self.prompts, temperature, self.method):
+        for index, ids in self._answer(temperature):
             prompt, seed = self.prompts[index], seed_of(self.prompts[index])
             drafts = log.drafts.get(seed, {})
             if plan.shares_noise:
@@ -155,21 +155,21 @@ class Bench:
             scores=self.scores, ngram_scores=self.ngrams, budget=BudgetTable.constant(self.nodes)
         )
 
-    def _answer(self, prompts: Sequence[list[int]], temperature: float, method: str) -> Iterator[tuple[int, list[int]]]:
+    def _answer(self, temperature: float) -> Iterator[tuple[int, list[int]]]:
         """The tokens that follow each prompt, with its place, as many prompts at a time as there are slots: fewer
         tokens, or none, where the time is over."""
         scheduler = self.runtime.scheduler
-        waiting = list(enumerate(prompts))
+        waiting = list(enumerate(self.prompts))
         while waiting or not scheduler.idle:
             if time.monotonic() > self.ends and scheduler.totals.sequence_steps >= LEAST_STEPS:
                 waiting.clear()
-                for index in range(len(prompts)):
+                for index in range(len(self.prompts)):
                     scheduler.cancel(index)
             while waiting and self._load() < self.slots:
                 index, prompt = waiting.pop(0)
                 sampling = SamplingConfig(temperature=temperature, seed=seed_of(prompt))
                 request = GenerateRequest(
-                    id=str(index), input_ids=prompt, max_tokens=self.tokens, sampling=sampling, method=method
+                    id=str(index), input_ids=prompt, max_tokens=self.tokens, sampling=sampling, method=self.method
                 )
                 scheduler.submit(self.runtime.sequence(index, request))
             for output in scheduler.step():
