@@ -34,7 +34,14 @@ from redraft.console.progress import write
 from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL, drafter_of
 from redraft.learning.answers import remove_old
-from redraft.learning.generations import Generation, Measure, better_one, generation_folder, last_generation
+from redraft.learning.generations import (
+    Generation,
+    Measure,
+    better_one,
+    generation_folder,
+    last_generation,
+    served_generation,
+)
 from redraft.model_defs.files import read_json
 from redraft.model_defs.target.model import Target
 from redraft.model_defs.weights.folder import model_digest
@@ -65,6 +72,8 @@ ANSWER_S = 0.5
 """A service that does not say within this time whether it is idle is busy."""
 AWAY_S = 60.0
 """After so long without an answer it is said that the service is away."""
+BUSY_S = 10.0
+"""After so long in which the service was not idle it is said what this waits for."""
 RATE_SHARE = 0.5
 """The peak learning rate, as a share of that of a drafter which is trained from the start."""
 
@@ -73,11 +82,12 @@ class IdleService:
     """Whether a service has no request, and had none for IDLE_S."""
 
     def __init__(self, run_dir: RunDir, say: Callable[[str], None]):
-        """`say` is told when the service is away for the first time."""
+        """`say` is told when the service is away for the first time, and when it is busy."""
         self._client = WorkerClient(run_dir.socket)
         self._idle_since: float | None = None
         self._submitted = 0
-        self._say, self._answered, self._said = say, 0.0, False
+        self._say, self._said = say, set[str]()
+        self._answered = self._was_idle = time.monotonic()
 
     def __call__(self) -> bool:
         """Ask the worker. One that is away is busy: it starts, or there is none to learn for."""
@@ -90,12 +100,19 @@ class IdleService:
             self._submitted = status.submitted
         except WorkerError:
             idle = False
-            self._answered = self._answered or now
-            if now - self._answered > AWAY_S and not self._said:
-                self._said = True
-                self._say("the service does not answer: this waits for it, and Ctrl-C ends it")
+            if now - self._answered > AWAY_S:
+                self._tell("the service does not answer: this waits for it, and Ctrl-C ends it")
         self._idle_since = (self._idle_since or now) if idle else None
-        return self._idle_since is not None and now - self._idle_since >= IDLE_S
+        may_run = self._idle_since is not None and now - self._idle_since >= IDLE_S
+        self._was_idle = now if may_run else self._was_idle
+        if self._answered == now and now - self._was_idle > BUSY_S:
+            self._tell(f"the service has requests: this goes on whenever it had none for {IDLE_S:g} s")
+        return may_run
+
+    def _tell(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
 
 
 @interruptible("redraft learn", GOES_ON)
@@ -164,7 +181,7 @@ def main(
                 policy = settings.learning if settings else None
                 if ranks.first and policy and policy.folder == folder:
                     remove_old(policy.folder, policy.days, policy.gigabytes)
-                model, drafter = origin(model, drafter, served)
+                model, drafter = origin(model, drafter, served, folder)
                 if swap and served:
                     require_swap(served, drafter)
                 unserved = better_one(folder, drafter) if swap and served and ranks.first else None
@@ -224,10 +241,17 @@ def main(
             f"{measure.length_before:.2f}, on {measure.answers} new answers ({measure.gain_low:+.2f} to "
             f"{measure.gain_high:+.2f}): {better}"
         )
-        if measure.is_better and swap and served:
+        if measure.is_better and swap and served and serves(run_dir, served):
             swap_in(generation, served, run_dir, steps, may_run)
         elif measure.is_better:
-            say(f"`redraft swap --drafter {generation}` brings it in")
+            since = "" if not (swap and served) else "another bundle is served by now, beside which it was not judged: "
+            say(f"{since}`redraft swap --drafter {generation}` brings it in")
+
+
+def serves(run_dir: Path, bundle: Path) -> bool:
+    """Whether a service's bundle is this one still."""
+    state = RunDir(run_dir).read_state()
+    return state is None or state.settings.bundle == bundle
 
 
 def swap_in(generation: Path, served: Path, run_dir: Path, steps: Steps, may_run: Callable[[], bool]) -> None:
@@ -257,13 +281,13 @@ def watched(path: Path, say: Callable[[str], None]) -> tuple[Callable[[], bool],
     return IdleService(run_dir, say), state.settings
 
 
-def origin(model: Path | None, drafter: Path | None, served: Path | None) -> tuple[Path, Path]:
+def origin(model: Path | None, drafter: Path | None, served: Path | None, folder: Path) -> tuple[Path, Path]:
     """The model, and the drafter to begin from: those named, or else those of the bundle that is served, or else the
-    usual ones. Raises ValueError where there is none."""
+    generation of the folder that was served last, or else the usual ones. Raises ValueError where there is none."""
     options = (options_of(shlex.split(Manifest.read(served).command)[2:]) or {}) if served else {}
     model = fetched_model(model or options.get("--model") or DEFAULT_MODEL)
     found = drafter or (Path(options["--drafter"]) if "--drafter" in options else None)
-    found = found or (None if served else drafter_of(model.name))
+    found = found or (None if served else served_generation(folder) or drafter_of(model.name))
     if found is None or not (found / "config.json").is_file():
         what = f"the drafter {found} is gone" if found else f"{served or model_folder(model.name)} has no drafter"
         raise ValueError(f"{what}: give one to begin from as --drafter")

@@ -14,6 +14,7 @@ from redraft.loadtest import saturation
 from redraft.loadtest.tables import Table
 from redraft.request import AUTO_REGRESSIVE
 from studies.cache import prefix_reuse
+from studies.learning import measured
 
 
 def saturated(report: dict[str, Any]) -> Table:
@@ -58,6 +59,7 @@ def _columns(table: Table, *names: str) -> Table:
 
 TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "budget_mixes": budget_mixes,
+    "learning": measured.table,
     "precision": changed_by_precision,
     "precision_scales": changed_by_precision,
     "saturation": saturated,

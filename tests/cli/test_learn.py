@@ -109,14 +109,19 @@ def test_it_begins_from_the_drafter_that_is_served(tmp_path, monkeypatch):
         (tmp_path / name / "config.json").write_text("{}")
     command = f"redraft build --model {tmp_path / 'model'} --drafter {tmp_path / 'drafter'}"
     monkeypatch.setattr(learn.Manifest, "read", lambda _: SimpleNamespace(command=command))
-    served = tmp_path / "bundle"
-    assert origin(None, None, served) == (tmp_path / "model", tmp_path / "drafter")
-    assert origin(None, tmp_path / "other", served) == (tmp_path / "model", tmp_path / "other")
+    served, learned = tmp_path / "bundle", tmp_path / "learned"
+    assert origin(None, None, served, learned) == (tmp_path / "model", tmp_path / "drafter")
+    assert origin(None, tmp_path / "other", served, learned) == (tmp_path / "model", tmp_path / "other")
     monkeypatch.setattr(learn, "drafter_of", lambda _: tmp_path / "other")
-    assert origin(tmp_path / "model", None, None) == (tmp_path / "model", tmp_path / "other")
+    assert origin(tmp_path / "model", None, None, learned) == (tmp_path / "model", tmp_path / "other")
+    generation = generation_folder(learned, 1)
+    generation.mkdir(parents=True)
+    (generation / "config.json").write_text("{}")
+    (learned / "served").symlink_to("generations/1")
+    assert origin(tmp_path / "model", None, None, learned) == (tmp_path / "model", generation)
     command = command.partition(" --drafter")[0]
     with pytest.raises(ValueError, match="bundle has no drafter: give one to begin from as --drafter"):
-        origin(None, None, served)
+        origin(None, None, served, learned)
 
 
 def test_no_service_is_said_before_anything_is_made(tmp_path, monkeypatch, capsys):
@@ -127,9 +132,14 @@ def test_no_service_is_said_before_anything_is_made(tmp_path, monkeypatch, capsy
     assert not (tmp_path / "learn").exists()
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["same", "another"])
 @pytest.mark.parametrize("gain", [(0.1, 0.2), (-0.1, 0.2)], ids=["better", "noise"])
-def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, capsys):
-    """With the training, the judge and the swap as stand-ins."""
+def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, same, capsys):
+    """And only for the bundle that it was judged beside, served still. With the training, the judge and the swap as
+    stand-ins."""
+    bundle = tmp_path / ("bundle" if same else "another")
+    state = SimpleNamespace(settings=ServeSettings(bundle=bundle))
+    monkeypatch.setattr(learn.RunDir, "read_state", lambda _: state)
     ran: list[list[str]] = []
     monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
     monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
@@ -150,9 +160,11 @@ def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, capsys
         number=1, began_from=str(tmp_path), model="m", positions=9, answers=0, measure=measure
     )
     assert not (generation / learn.TRAINED).exists()
-    assert [words[0] for words in ran] == ["train", "swap"][: 1 + (gain[0] > 0)]
+    assert [words[0] for words in ran] == ["train", "swap"][: 1 + (same and gain[0] > 0)]
     assert ran[0][ran[0].index("--start-from") + 1] == str(tmp_path)
-    assert ("the drafter before stays" in capsys.readouterr().err) == (gain[0] < 0)
+    said = capsys.readouterr().err
+    assert ("the drafter before stays" in said) == (gain[0] < 0)
+    assert ("another bundle is served by now" in said) == (gain[0] > 0 and not same)
 
 
 @pytest.fixture
@@ -267,6 +279,17 @@ def test_a_service_that_is_away_is_said_once(monkeypatch):
         assert not idle()
         assert bool(said) == (now[0] > 160)
     assert len(said) == 1
+
+
+def test_what_it_waits_for_is_said_once(monkeypatch):
+    now, said = [100.0], list[str]()
+    monkeypatch.setattr(learn.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(learn, "WorkerClient", MagicMock())
+    idle = IdleService(MagicMock(), said.append)
+    idle._client.status = lambda _: SimpleNamespace(ready=True, running=1, waiting=0, submitted=3)
+    for now[0] in (100, 109, 111, 300):
+        assert not idle()
+        assert said == ["the service has requests: this goes on whenever it had none for 2 s"] * (now[0] > 110)
 
 
 def test_what_is_too_old_is_removed_before_anything_is_set_apart(tmp_path, monkeypatch, trainings):

@@ -215,20 +215,23 @@ def streams(proxy: Proxy, each: int) -> Iterator[dict[int, list[list[str]]]]:
 
 
 def test_a_replica_that_is_killed_costs_its_own_streams_only(proxy, replicas):
-    """A whole answer that it had not begun to send is asked for again elsewhere."""
+    """Whole answers that it had not begun to send are asked for again elsewhere, all at once."""
     victim, other = replicas
     port = victim.settings.openai_port
     session = proxy.sessions(1)[port][0]
-    with ThreadPoolExecutor(1) as pool, streams(proxy, 3) as events:
+    with ThreadPoolExecutor(8) as pool, streams(proxy, 3) as events:
         asked = proxy.replicas()[port][1]
-        begun = pool.submit(proxy.ask, chat("A long answer", tokens=150), "127.0.3.1", **{SESSION: session})
-        wait_until(lambda: proxy.replicas()[port][1] > asked, 120)
+        begun = [
+            pool.submit(proxy.ask, chat(f"Long answer {i}", tokens=100), f"127.0.3.{i + 1}", **{SESSION: session})
+            for i in range(8)
+        ]
+        wait_until(lambda: proxy.replicas()[port][1] >= asked + len(begun), 120)
         psutil.Process(victim.state.supervisor_pid).kill()  # first, or it would start the others again
         for process in owned_processes(victim.run_dir.path):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
         answers = [proxy.ask(chat(f"Question {i}", tokens=4), **{SESSION: f"s {i}"}) for i in range(8)]
-    assert [answer.text for answer in (begun.result(), *answers) if answer.status_code != 200] == []
+    assert [answer.text for answer in (*(one.result() for one in begun), *answers) if answer.status_code != 200] == []
     assert [stream[-1] for stream in events[port]] == ["cut"] * 3
     assert [stream[-1] for stream in events[other.settings.openai_port]] == ["[DONE]"] * 3
     wait_until(lambda: port not in proxy.in_rotation(), 120)
@@ -257,8 +260,8 @@ def test_no_request_fails_while_all_replicas_are_upgraded(proxy, replicas, tmp_p
             )
             (answered if answer.status_code == 200 else failures).append(answer.text)
 
-    with ThreadPoolExecutor(3) as pool:
-        clients = [pool.submit(ask_on, number) for number in range(3)]
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(ask_on, number) for number in range(8)]
         try:
             for replica in replicas:
                 launcher.stop(replica.run_dir.path)
@@ -273,12 +276,15 @@ def test_no_request_fails_while_all_replicas_are_upgraded(proxy, replicas, tmp_p
     assert failures == []
 
 
-def test_a_limit_counts_the_client_and_not_the_proxy(proxy):
-    """Also of a client that says to be another."""
+@pytest.mark.parametrize("direct", [False, True], ids=["proxy", "direct"])
+def test_a_limit_counts_the_client_and_not_the_proxy(proxy, replicas, direct):
+    """Also of a client that says to be another, to the proxy or to a replica."""
+    port = replicas[0].settings.openai_port if direct else proxy.openai
     with ThreadPoolExecutor(16) as pool:
         greedy = [
             pool.submit(
-                proxy.ask,
+                ask,
+                port,
                 chat(f"Greedy {i}", tokens=60),
                 "127.0.0.2",
                 **{SESSION: f"g {i}", "X-Forwarded-For": f"10.0.0.{i}"},
@@ -286,7 +292,7 @@ def test_a_limit_counts_the_client_and_not_the_proxy(proxy):
             for i in range(14)
         ]
         time.sleep(1)
-        modest = pool.submit(proxy.ask, chat("Modest", tokens=4), "127.0.0.3").result()
+        modest = pool.submit(ask, port, chat("Modest", tokens=4), "127.0.0.3").result()
     codes = [one.result().status_code for one in greedy]
     assert modest.status_code == 200
     assert codes.count(200) >= 4

@@ -104,6 +104,7 @@ def load_parallel(bundle: Bundle, threads: int | None, load: Callable[[int, int,
     where one of them cannot load its shard.
     """
     ranks = Ranks.connect(bundle)
+    ranks.agree(lambda: ranks.require_same(bundle))
     ranks.agree(ranks.connect_operators)
     engine = ranks.agree(lambda: load(threads or ranks.cores(), ranks.rank, ranks.gather))
     test_together(engine, ranks)
@@ -172,6 +173,15 @@ class Ranks:
         bound.end_with_parent()
         rank_process.unlink_shared_memory()
         return cls(comm, bundle)
+
+    def require_same(self, bundle: Bundle) -> None:
+        """Raises BundleError where rank 0 has other networks or weights: hosts may have different bundles at one
+        path."""
+        own = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
+        first = self.comm.bcast(own)
+        others = sorted(name for name in own.keys() | first.keys() if own.get(name) != first.get(name))
+        if others:
+            raise BundleError(f"{bundle.path} is another bundle than rank 0's: {', '.join(others)}")
 
     def connect_operators(self) -> None:
         """Let the networks' sums reach the other ranks. Raises BundleError or RuntimeError."""

@@ -218,6 +218,25 @@ engines.load_engine(Bundle.load(Path({str(two_ranks.path)!r})))
     assert "BundleError: rank 1: no memory for the cache" in done.stderr
 
 
+def test_a_rank_with_another_bundle_ends_all(two_ranks):
+    """As where hosts have different bundles at the same path."""
+    program = f"""
+import dataclasses
+from pathlib import Path
+from mpi4py import MPI
+from redraft.bundle.manifest import Bundle
+from redraft.engines import load_engine
+bundle = Bundle.load(Path({str(two_ranks.path)!r}))
+if MPI.COMM_WORLD.rank:
+    name = next(iter(bundle.manifest.files))
+    bundle.manifest.files[name] = bundle.manifest.files[name].model_copy(update={{"sha256": "0" * 64}})
+load_engine(bundle)
+"""
+    done = run_ranks(2, "-c", program)
+    assert done.returncode
+    assert re.search(r"BundleError: rank 1: \S+ is another bundle than rank 0's: \S+\n", done.stderr), done.stderr
+
+
 def run_with_fault(bundle: Bundle, rank: int, fault: str) -> str:
     """What two ranks say that generate with a fault in one's engine: `fault` is the source of fault(engine)."""
     program = f"""
