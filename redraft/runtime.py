@@ -138,7 +138,8 @@ class Runtime:
             try:
                 method.check()
             except ValueError as error:
-                raise BundleError(f"{path}, method {name}: {error}; build the bundle again") from None
+                remedy = "build the bundle again" + ", with --no-drafter --ngram" * (method.drafter is None)
+                raise BundleError(f"{path}, method {name}: {error}; {remedy}") from None
         limits = Limits(**config.limits.model_dump(), max_queue=max_queue)
         bigrams = Path(path) / BIGRAMS_FILE_NAME
         with ThreadPoolExecutor(1) as beside:  # both take a while

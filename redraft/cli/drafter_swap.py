@@ -1,4 +1,4 @@
-"""What `redraft swap --drafter` does first: build the bundle that is served with another drafter."""
+"""Other drafters of a bundle: those that a folder has learned, and the bundle that is served with another drafter."""
 
 from __future__ import annotations
 
@@ -17,11 +17,21 @@ from redraft.compiler.built_from import PATHS, files_of_option, input_file, opti
 from redraft.console.output import fail
 from redraft.errors import BundleError
 from redraft.home import HOME
-from redraft.learning.generations import Generation
+from redraft.learning.generations import Generation, served_generation
+from redraft.model_defs.weights.folder import model_digest
 
 OF_ITS_DRAFTER = ("--drafter", "--no-drafter", "--read-as", "--hot-vocabulary", "--bigrams", "--target-layers")
 """Options of the bundle that is served which are not for another drafter."""
 DIGEST_DIGITS = 8
+
+
+def learned_drafter(learned: Path, model: Path) -> Path | None:
+    """The generation that a service of the folder `learned` was last swapped to, if it is the model's."""
+    folder = served_generation(learned)
+    made = Generation.of(folder) if folder else None
+    with suppress(OSError, ValueError):  # what is wrong with the model is said where it is read
+        return folder if made and made.model == model_digest(model) else None
+    return None
 
 
 def with_drafter(served: Path, drafter: Path, program: str, execute: Execute | None = None) -> Path:

@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 
 from redraft.bundle.manifest import Manifest
-from redraft.cli.drafter_swap import options_with, with_drafter
+from redraft.cli.drafter_swap import learned_drafter, options_with, with_drafter
 from redraft.cli.options import ThreadsOption, fetched_model, model_folder
 from redraft.cli.service import DEFAULT_RUN_DIR, RunDirOption
 from redraft.cli.steps import Steps, execute_apart
@@ -40,7 +40,6 @@ from redraft.learning.generations import (
     better_one,
     generation_folder,
     last_generation,
-    served_generation,
 )
 from redraft.model_defs.files import read_json
 from redraft.model_defs.target.model import Target
@@ -87,7 +86,8 @@ class IdleService:
         self._idle_since: float | None = None
         self._submitted = 0
         self._say, self._said = say, set[str]()
-        self._answered = self._was_idle = time.monotonic()
+        self._answered: float | None = None
+        self._was_idle: float | None = None
 
     def __call__(self) -> bool:
         """Ask the worker. One that is away is busy: it starts, or there is none to learn for."""
@@ -95,17 +95,19 @@ class IdleService:
         try:
             status = self._client.status(ANSWER_S)
             self._answered = now
+            self._was_idle = (self._was_idle or now) if status.ready else None
             quiet = status.submitted == self._submitted  # a short request may have come and gone since it was asked
             idle = status.ready and quiet and not (status.running or status.waiting)
             self._submitted = status.submitted
         except WorkerError:
-            idle = False
+            idle, self._was_idle = False, None
+            self._answered = self._answered or now
             if now - self._answered > AWAY_S:
                 self._tell("the service does not answer: this waits for it, and Ctrl-C ends it")
         self._idle_since = (self._idle_since or now) if idle else None
         may_run = self._idle_since is not None and now - self._idle_since >= IDLE_S
         self._was_idle = now if may_run else self._was_idle
-        if self._answered == now and now - self._was_idle > BUSY_S:
+        if self._was_idle is not None and now - self._was_idle > BUSY_S:
             self._tell(f"the service has requests: this goes on whenever it had none for {IDLE_S:g} s")
         return may_run
 
@@ -188,7 +190,7 @@ def main(
                 if ranks.from_first(unserved is not None):
                     if unserved and served:
                         say(f"{unserved} is better than what is served, and was never swapped in; --no-swap trains on")
-                        swap_in(unserved, served, run_dir, steps, may_run)
+                        swap_in(unserved, served, run_dir, steps, may_run, say)
                     return
                 kind = read_json(drafter / "config.json").get("drafter")
                 if kind not in KINDS:
@@ -241,23 +243,24 @@ def main(
             f"{measure.length_before:.2f}, on {measure.answers} new answers ({measure.gain_low:+.2f} to "
             f"{measure.gain_high:+.2f}): {better}"
         )
-        if measure.is_better and swap and served and serves(run_dir, served):
-            swap_in(generation, served, run_dir, steps, may_run)
+        if measure.is_better and swap and served:
+            swap_in(generation, served, run_dir, steps, may_run, say)
         elif measure.is_better:
-            since = "" if not (swap and served) else "another bundle is served by now, beside which it was not judged: "
-            say(f"{since}`redraft swap --drafter {generation}` brings it in")
+            say(f"`redraft swap --drafter {generation}` brings it in")
 
 
-def serves(run_dir: Path, bundle: Path) -> bool:
-    """Whether a service's bundle is this one still."""
-    state = RunDir(run_dir).read_state()
-    return state is None or state.settings.bundle == bundle
-
-
-def swap_in(generation: Path, served: Path, run_dir: Path, steps: Steps, may_run: Callable[[], bool]) -> None:
-    """Build the bundle that is served with a generation's drafter, while that may run, and swap it in."""
+def swap_in(
+    generation: Path, served: Path, run_dir: Path, steps: Steps, may_run: Callable[[], bool], say: Callable[[str], None]
+) -> None:
+    """Build the bundle that is served with a generation's drafter, while that may run, and swap it in, unless another
+    bundle is served by then."""
     with_drafter(served, generation, steps.program, partial(execute_apart, may_run=may_run))
-    steps.run("swap", "--drafter", generation, "--run-dir", run_dir)
+    state = RunDir(run_dir).read_state()
+    if state is None or state.settings.bundle == served:
+        steps.run("swap", "--drafter", generation, "--run-dir", run_dir)
+    else:
+        since = f"{state.settings.bundle} is served by now, beside which it was not judged"
+        say(f"{since}: `redraft swap --drafter {generation}` brings it in all the same")
 
 
 def require_swap(served: Path, drafter: Path) -> None:
@@ -287,7 +290,7 @@ def origin(model: Path | None, drafter: Path | None, served: Path | None, folder
     options = (options_of(shlex.split(Manifest.read(served).command)[2:]) or {}) if served else {}
     model = fetched_model(model or options.get("--model") or DEFAULT_MODEL)
     found = drafter or (Path(options["--drafter"]) if "--drafter" in options else None)
-    found = found or (None if served else served_generation(folder) or drafter_of(model.name))
+    found = found or (None if served else learned_drafter(folder, model) or drafter_of(model.name))
     if found is None or not (found / "config.json").is_file():
         what = f"the drafter {found} is gone" if found else f"{served or model_folder(model.name)} has no drafter"
         raise ValueError(f"{what}: give one to begin from as --drafter")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from redraft.bundle.backends import BACKENDS, Precision
 from redraft.cli.bundles import usual_precision
-from redraft.cli.drafter_swap import named
+from redraft.cli.drafter_swap import learned_drafter, named
 from redraft.cli.steps import Steps, one_process
 from redraft.console.output import fail
 from redraft.home import DEFAULT_MODEL, HOME
-from redraft.learning.generations import Generation, served_generation
-from redraft.model_defs.weights.folder import GGUF, model_digest
+from redraft.learning.generations import Generation
+from redraft.model_defs.weights.folder import GGUF
 from redraft.operator_build import build_apart
 from redraft.plugins.library import are_built
 from redraft.serving.settings import DEFAULT, ServeSettings
@@ -41,7 +40,7 @@ def prepared(settings: ServeSettings) -> Path:
         if drafter:
             options["--drafter"] = str(fetched(str(drafter), steps) if drafter.suffix == ".gguf" else drafter)
         options |= {"--tp": str(settings.tp)} if settings.tp > 1 else {}
-        if learned := _learned(settings, model):
+        if settings.learn and not settings.drafter and (learned := learned_drafter(settings.learn, model)):
             options["--drafter"] = str(learned)
         made = Generation.of(Path(options["--drafter"])) if "--drafter" in options else None
         if made:  # generations of any folder have the same names
@@ -50,16 +49,6 @@ def prepared(settings: ServeSettings) -> Path:
         if made:
             made.write(bundle)
         return bundle
-
-
-def _learned(settings: ServeSettings, model: Path) -> Path | None:
-    """The generation that a service with the settings' --learn was last swapped to, if it is the model's, and the
-    settings name no drafter."""
-    folder = served_generation(settings.learn) if settings.learn and not settings.drafter else None
-    made = Generation.of(folder) if folder else None
-    with suppress(OSError, ValueError):  # what is wrong with the model, the build says
-        return folder if made and made.model == model_digest(model) else None
-    return None
 
 
 def fetched(source: str, steps: Steps) -> Path:

@@ -17,7 +17,7 @@ LONGEST = max(TEXT_CHANCES)
 STARTS = 1, 3, 8
 """Lengths of matches that are looked up, the longest first."""
 JOINED = 3
-"""The least match whose guess joins a drafter's, which knows better what follows one token or two."""
+"""The least match that counts beside a drafter, which knows better what follows one token or two."""
 TRIES = 8
 """Places that a look-up compares, the newest ones."""
 MOST_SEEN = 1024

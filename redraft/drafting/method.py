@@ -107,7 +107,7 @@ class Method(AutoRegressive):
         if not self._config.ngram:
             return None
         chances = self._config.ngram_scores.chances
-        least = JOINED if self._config.joins_ngrams else 1
+        least = 1 if self._drafter is None else JOINED
         return NativeNgrams(sequence.prompt.tolist(), self._bigrams, chances, self._texts, sequence.scope, least)
 
     def pairs(self) -> Pairs | None:

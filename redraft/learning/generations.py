@@ -18,7 +18,7 @@ WAS_SERVED = "was-served"
 
 
 class Measure(BaseModel):
-    """How a generation drafts beside the drafter that it began from, on answers that neither was trained on.
+    """How a generation drafts beside the drafter that it began from, on answers that it was not trained on.
 
     Lengths are the tokens that a step gains, the target's own included, with the one most likely chain of drafts.
     """

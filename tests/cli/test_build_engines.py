@@ -19,11 +19,13 @@ from redraft.batch import DraftBatch
 from redraft.bundle.backends import OPENVINO, TENSORRT, TORCH, Precision
 from redraft.bundle.config import BundleConfig
 from redraft.bundle.manifest import Bundle
+from redraft.bundle.method import MethodConfig
 from redraft.cli import build, inspect
 from redraft.compiler.bundle import load_target
 from redraft.compiler.writers import openvino, tensorrt
 from redraft.engines import load_engine
 from redraft.engines.tensorrt.library import LIBRARIES
+from redraft.errors import BundleError
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import give_layers
@@ -32,7 +34,16 @@ from redraft.serving.settings import ServeSettings, TextScope
 from redraft.worker.server import text_options
 from tests.cli.commands import invoke
 from tests.conftest import slow
-from tests.engines.tiny import VOCAB, chain, make_batch, tiny_drafter, tiny_drafter_of, tiny_target, write_model
+from tests.engines.tiny import (
+    VOCAB,
+    chain,
+    make_batch,
+    tiny_bundle,
+    tiny_drafter,
+    tiny_drafter_of,
+    tiny_target,
+    write_model,
+)
 from tests.toy_engine import toy_tokenizer
 
 run = partial(invoke, build.main)
@@ -200,6 +211,16 @@ def test_a_model_without_a_drafter_drafts_from_ngrams_and_what_was_served(tmp_pa
     assert (method.drafter, method.construction, method.ngram, method.tree_budget) == (None, None, True, 3)
     assert (runtime.texts is None) == (scope == TextScope.off)
     assert Runtime.load(tmp_path / "b").texts is None
+
+
+def test_a_bundle_of_a_method_that_is_gone_says_what_to_do(tmp_path, monkeypatch):
+    bundle = tiny_bundle(tmp_path, tiny_target(), drafts=False)
+    methods = {"ngram_trie": MethodConfig(construction="ngram_trie")}
+    old = dataclasses.replace(bundle, config=bundle.config.model_copy(update={"methods": methods}))
+    monkeypatch.setattr(Bundle, "load", lambda _: old)
+    said = "method ngram_trie: unknown construction 'ngram_trie': .*; build the bundle again, with --no-drafter --ngram"
+    with pytest.raises(BundleError, match=said):
+        Runtime.load(bundle.path)
 
 
 def test_the_target_of_a_gpu_backend_is_loaded_as_it_is_stored(tmp_path):

@@ -118,7 +118,10 @@ def test_it_begins_from_the_drafter_that_is_served(tmp_path, monkeypatch):
     generation.mkdir(parents=True)
     (generation / "config.json").write_text("{}")
     (learned / "served").symlink_to("generations/1")
-    assert origin(tmp_path / "model", None, None, learned) == (tmp_path / "model", generation)
+    monkeypatch.setattr("redraft.cli.drafter_swap.model_digest", lambda _: "this")
+    for of_model, begins_from in (("another", tmp_path / "other"), ("this", generation)):
+        Generation(number=1, model=of_model).write(generation)
+        assert origin(tmp_path / "model", None, None, learned) == (tmp_path / "model", begins_from)
     command = command.partition(" --drafter")[0]
     with pytest.raises(ValueError, match="bundle has no drafter: give one to begin from as --drafter"):
         origin(None, None, served, learned)
@@ -137,13 +140,17 @@ def test_no_service_is_said_before_anything_is_made(tmp_path, monkeypatch, capsy
 def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, same, capsys):
     """And only for the bundle that it was judged beside, served still. With the training, the judge and the swap as
     stand-ins."""
-    bundle = tmp_path / ("bundle" if same else "another")
-    state = SimpleNamespace(settings=ServeSettings(bundle=bundle))
+    state = SimpleNamespace(settings=ServeSettings(bundle=tmp_path / "bundle"))
     monkeypatch.setattr(learn.RunDir, "read_state", lambda _: state)
     ran: list[list[str]] = []
     monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
-    monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
-    monkeypatch.setattr(learn, "with_drafter", lambda *_: None)
+    monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, state.settings))
+
+    def build(*_: object) -> None:
+        if not same:  # meanwhile somebody swaps
+            state.settings = ServeSettings(bundle=tmp_path / "another")
+
+    monkeypatch.setattr(learn, "with_drafter", build)
     monkeypatch.setattr(learn, "Manifest", MagicMock())
     monkeypatch.setattr(learn, "options_with", lambda *_: None)
     monkeypatch.setattr(learn, "model_digest", lambda _: "m")
@@ -164,7 +171,7 @@ def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, same, 
     assert ran[0][ran[0].index("--start-from") + 1] == str(tmp_path)
     said = capsys.readouterr().err
     assert ("the drafter before stays" in said) == (gain[0] < 0)
-    assert ("another bundle is served by now" in said) == (gain[0] > 0 and not same)
+    assert ("another is served by now, beside which it was not judged" in said) == (gain[0] > 0 and not same)
 
 
 @pytest.fixture
@@ -286,10 +293,14 @@ def test_what_it_waits_for_is_said_once(monkeypatch):
     monkeypatch.setattr(learn.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(learn, "WorkerClient", MagicMock())
     idle = IdleService(MagicMock(), said.append)
-    idle._client.status = lambda _: SimpleNamespace(ready=True, running=1, waiting=0, submitted=3)
-    for now[0] in (100, 109, 111, 300):
+    running = 0
+    idle._client.status = lambda _: SimpleNamespace(ready=True, running=running, waiting=0, submitted=3)
+    assert [idle() for now[0] in (200, 201, 204)] == [False, False, True], "who begins late is not kept busy"
+    assert not said
+    running = 1
+    for now[0] in (205, 213, 215, 300):
         assert not idle()
-        assert said == ["the service has requests: this goes on whenever it had none for 2 s"] * (now[0] > 110)
+        assert said == ["the service has requests: this goes on whenever it had none for 2 s"] * (now[0] > 214)
 
 
 def test_what_is_too_old_is_removed_before_anything_is_set_apart(tmp_path, monkeypatch, trainings):

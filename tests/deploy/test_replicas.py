@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,15 @@ import yaml
 from redraft.serving import launcher
 from redraft.serving.processes import owned_processes
 from tests.conftest import ROOT, wait_until
-from tests.serving.client_side import Service, free_ports, start
+from tests.serving.client_side import HTTP, Service, free_ports, start
 
 pytestmark = pytest.mark.slow
 
 FILES = ROOT / "deploy/replicas"
 SESSION = "x-session-id"
 USERS, TURNS, TOKENS = 8, 5, 8
+STORIES = count()
+"""Makes each stream's prompt another: an answer that was served before would end before its replica is killed."""
 NAME = "chat"
 """Of the model, whatever bundle a replica has: clients name it."""
 
@@ -55,7 +58,7 @@ class Proxy:
 
     def replicas(self) -> dict[int, tuple[bool, int]]:
         """By port of /v1: whether a replica is in rotation, and the requests that it got."""
-        status = httpx.get(f"http://127.0.0.1:{self.admin}/clusters?format=json").json()
+        status = HTTP.get(f"http://127.0.0.1:{self.admin}/clusters?format=json").json()
         found = {}
         for cluster in status["cluster_statuses"]:
             for host in cluster.get("host_statuses", ()) if cluster["name"] == "openai" else ():
@@ -73,7 +76,7 @@ class Proxy:
         names: dict[int, list[str]] = {port: [] for port in self.replicas()}
         for number in range(100):
             before, name = self.replicas(), f"session {number}"
-            httpx.get(f"http://127.0.0.1:{self.openai}/v1/models", headers={SESSION: name})
+            HTTP.get(f"http://127.0.0.1:{self.openai}/v1/models", headers={SESSION: name})
             (port,) = (port for port, (_, requests) in self.replicas().items() if requests > before[port][1])
             names[port].append(name)
             if min(map(len, names.values())) >= each:
@@ -83,7 +86,7 @@ class Proxy:
 
 def client_at(address: str) -> httpx.Client:
     """A client with a loopback address of its own."""
-    return httpx.Client(transport=httpx.HTTPTransport(local_address=address), timeout=120)
+    return httpx.Client(transport=httpx.HTTPTransport(local_address=address, verify=False), timeout=120)
 
 
 def ask(port: int, body: Mapping[str, Any], address: str = "127.0.0.1", **headers: str) -> httpx.Response:
@@ -192,7 +195,7 @@ def streams(proxy: Proxy, each: int) -> Iterator[dict[int, list[list[str]]]]:
     events: dict[int, list[list[str]]] = {port: [[] for _ in names] for port, names in sessions.items()}
 
     def read(name: str, address: str, into: list[str]) -> None:
-        body = chat(f"A story about {name}", tokens=150, stream=True)
+        body = chat(f"A story about {name}, number {next(STORIES)}", tokens=400, stream=True)
         url = f"http://127.0.0.1:{proxy.openai}/v1/chat/completions"
         try:
             with client_at(address) as client, client.stream("POST", url, json=body, headers={SESSION: name}) as answer:
@@ -285,7 +288,7 @@ def test_a_limit_counts_the_client_and_not_the_proxy(proxy, replicas, direct):
             pool.submit(
                 ask,
                 port,
-                chat(f"Greedy {i}", tokens=60),
+                chat(f"Greedy {direct} {i}", tokens=150),
                 "127.0.0.2",
                 **{SESSION: f"g {i}", "X-Forwarded-For": f"10.0.0.{i}"},
             )

@@ -181,7 +181,9 @@ class Ranks:
         first = self.comm.bcast(own)
         others = sorted(name for name in own.keys() | first.keys() if own.get(name) != first.get(name))
         if others:
-            raise BundleError(f"{bundle.path} is another bundle than rank 0's: {', '.join(others)}")
+            raise BundleError(
+                f"{bundle.path} is another bundle than rank 0's: {others[0]}{' and others' * (len(others) > 1)}"
+            )
 
     def connect_operators(self) -> None:
         """Let the networks' sums reach the other ranks. Raises BundleError or RuntimeError."""

@@ -31,13 +31,16 @@ def test_it_stores_learns_swaps_goes_back_and_is_turned_off(smollm2_bundle, tmp_
     home, folder = os.environ | {"REDRAFT_HOME": str(tmp_path / "home")}, tmp_path / "answers"
 
     def run(*words: str) -> None:
-        process = redraft(*words, "--run-dir", str(run_folder), env=home)
-        said, _ = process.communicate(timeout=900)
+        with redraft(*words, "--run-dir", str(run_folder), env=home) as process:
+            try:
+                said, _ = process.communicate(timeout=1800)  # at the lowest priority
+            finally:
+                process.kill()
         assert process.returncode == 0, said
 
     service = start(run_folder, smollm2_bundle, learn=folder)
     texts = answers(service, ANSWERS)
-    wait_until(lambda: service.metrics()[STORED] == ANSWERS, 120)  # a file holds the answers of a minute
+    wait_until(lambda: service.metrics().get(STORED) == ANSWERS, 120)  # a file holds the answers of a minute
     run("learn", str(folder), "--positions", "64", "--no-swap")
     assert service.metrics()[GENERATION] == 0
     run("swap", "--drafter", str(folder / "generations/1"))
@@ -47,9 +50,6 @@ def test_it_stores_learns_swaps_goes_back_and_is_turned_off(smollm2_bundle, tmp_
     assert service.metrics()[GENERATION] == 0
     launcher.stop(run_folder)
     assert_nothing_is_left(run_folder)
-    stored = sorted(folder.glob("shard-*"))
     service = start(run_folder, smollm2_bundle)
     assert answers(service, 1) == texts[:1]
-    launcher.stop(run_folder)
-    assert_nothing_is_left(run_folder)
-    assert sorted(folder.glob("shard-*")) == stored
+    assert not any(name.startswith("redraft_answers_to_learn_total{") for name in service.metrics())
