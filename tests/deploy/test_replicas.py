@@ -195,7 +195,7 @@ def streams(proxy: Proxy, each: int) -> Iterator[dict[int, list[list[str]]]]:
     events: dict[int, list[list[str]]] = {port: [[] for _ in names] for port, names in sessions.items()}
 
     def read(name: str, address: str, into: list[str]) -> None:
-        body = chat(f"A story about {name}, number {next(STORIES)}", tokens=400, stream=True)
+        body = chat(f"A story about {name}, number {next(STORIES)}", tokens=250, stream=True)
         url = f"http://127.0.0.1:{proxy.openai}/v1/chat/completions"
         try:
             with client_at(address) as client, client.stream("POST", url, json=body, headers={SESSION: name}) as answer:
