@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from redraft.learning.shard_file import add_shard, shard_bytes
 from redraft.serving.settings import ServeSettings
 from redraft.training.generation import count_answers
 from redraft.worker.client import WorkerError
+from tests.conftest import ROOT
 
 BEATS = """import pathlib, sys, time
 for beat in range(10_000):
@@ -35,8 +37,16 @@ for beat in range(10_000):
 
 
 def test_a_program_is_stopped_while_it_may_not_run(tmp_path):
-    """It goes on afterwards, and an interrupt ends it while it is stopped."""
-    file = tmp_path / "beat"
+    """It goes on afterwards, and an interrupt ends it while it is stopped. In a process of its own, which a signal ends
+    that is not handled."""
+    program = "import pathlib, sys; from tests.cli.test_learn import *; stop_and_interrupt(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(tmp_path / "beat")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"
+
+
+def stop_and_interrupt(file: Path) -> None:
+    """Let a program run, stop it, twice, and interrupt it while it is stopped."""
     heard = ["", ""]
 
     def goes_on() -> bool:
