@@ -67,7 +67,7 @@ class Workload:
         return loaded
 
     def answer(self, llm: LLM, method: str, batch: int) -> tuple[list[Answer], Clock]:
-        """One round: all requests, `batch` at a time, after so many to warm up."""
+        """One round: all requests, `batch` at a time, after the first `batch` of them to warm up."""
         requests = [request.model_copy(update={"method": method}) for request in self.requests]
         llm.run(requests[:batch], batch)
         return timed(llm, requests, batch)
