@@ -23,6 +23,8 @@ import httpx
 import kubernetes_validate
 import pytest
 import yaml
+from cloudcoil.models.keda.v1alpha1 import ScaledObject
+from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 
 from redraft.metrics import ENGINE
 from redraft.serving import launcher
@@ -39,6 +41,9 @@ SCALERS = {name: yaml.safe_load((KUBERNETES / name / "autoscaler.yaml").read_tex
 TARGET = float(SCALERS["keda"]["spec"]["triggers"][0]["metadata"]["threshold"])
 SHORTENED = {"[1m:15s]": "[10s:1s]", "15s": "1s"}
 """The rule's times, and those of the test with real replicas."""
+
+OPERATORS = {"ScaledObject": ScaledObject, "PodMonitor": PodMonitor, "PrometheusRule": PrometheusRule}
+"""The schemas of KEDA 2.16 and of Prometheus' operator 0.80, by kind."""
 
 needs_prometheus = pytest.mark.skipif(
     not (shutil.which("prometheus") and shutil.which("promtool")),
@@ -61,14 +66,22 @@ def overlay(folder: Path, base: str, component: str) -> dict[str, dict[str, Any]
     return kustomize(folder)
 
 
+def read_by(operator: type[Any], document: dict[str, Any]) -> dict[str, Any]:
+    """What an operator's schema keeps of a document: not the fields that it does not know."""
+    return operator.model_validate(document).model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
 @pytest.mark.parametrize("base", ["cpu", "gpu"])
 @pytest.mark.parametrize("component", ["hpa", "keda"])
 def test_an_overlay_takes_each_autoscaler(tmp_path, base, component):
     documents = overlay(tmp_path, base, component)
-    own = {name: one for name, one in documents.items() if "." not in one["apiVersion"].removesuffix(".k8s.io/v1")}
-    for document in own.values():
-        kubernetes_validate.validate(document, "1.32", strict=True)
-    assert ("HorizontalPodAutoscaler redraft" in own) is (component == "hpa")
+    for document in documents.values():
+        if operator := OPERATORS.get(document["kind"]):
+            assert read_by(operator, document) == document
+        else:
+            kubernetes_validate.validate(document, "1.32", strict=True)
+    assert ("HorizontalPodAutoscaler redraft" in documents) is (component == "hpa")
+    assert ("ScaledObject redraft" in documents) is (component == "keda")
     assert {document["metadata"]["namespace"] for document in documents.values()} == {"chat"}
     if component == "keda":
         (trigger,) = documents["ScaledObject redraft"]["spec"]["triggers"]

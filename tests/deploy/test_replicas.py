@@ -2,7 +2,7 @@
 client more than the streams that it was answering.
 
 Slow, as replicas start. It would catch a proxy that spreads a chat over replicas, sends requests to one that is away or
-drains, or lets one client take another's share.
+drains, loses a client's key, or lets one client take another's share.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ import yaml
 
 from redraft.serving import launcher
 from redraft.serving.processes import owned_processes
-from tests.conftest import ROOT, wait_until
-from tests.serving.client_side import HTTP, Service, free_ports, start
+from redraft.serving.settings import API_KEY_VARIABLE
+from tests.conftest import OF_TESTS, ROOT, one_process, run_script, wait_until
+from tests.serving.client_side import HTTP, GrpcStream, Service, free_ports, start
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +43,8 @@ STORIES = count()
 """Makes each stream's prompt another: an answer that was served before would end before its replica is killed."""
 NAME = "chat"
 """Of the model, whatever bundle a replica has: clients name it."""
+KEY = "the-key-of-both"
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 
 
 @dataclass
@@ -56,28 +59,36 @@ class Proxy:
         """A chat's answer, asked for from a loopback address."""
         return ask(self.openai, body, address, **headers)
 
-    def replicas(self) -> dict[int, tuple[bool, int]]:
-        """By port of /v1: whether a replica is in rotation, and the requests that it got."""
+    def replicas(self, cluster: str = "openai") -> dict[int, tuple[bool, int]]:
+        """By port, of /v1 or of Triton's `grpc`: whether a replica is in rotation, and the requests that it got."""
         status = HTTP.get(f"http://127.0.0.1:{self.admin}/clusters?format=json").json()
         found = {}
-        for cluster in status["cluster_statuses"]:
-            for host in cluster.get("host_statuses", ()) if cluster["name"] == "openai" else ():
+        for one in status["cluster_statuses"]:
+            for host in one.get("host_statuses", ()) if one["name"] == cluster else ():
                 health = host["health_status"]
                 ready = health.get("eds_health_status") == "HEALTHY" and not health.get("failed_active_health_check")
                 requests = next((stat.get("value", "0") for stat in host["stats"] if stat["name"] == "rq_total"), "0")
                 found[host["address"]["socket_address"]["port_value"]] = ready, int(requests)
         return found
 
-    def in_rotation(self) -> set[int]:
-        return {port for port, (ready, _) in self.replicas().items() if ready}
+    def in_rotation(self, cluster: str = "openai") -> set[int]:
+        return {port for port, (ready, _) in self.replicas(cluster).items() if ready}
+
+    @contextmanager
+    def reached(self, cluster: str = "openai") -> Iterator[list[int]]:
+        """The ports of the replicas that requests reach meanwhile, known when they have ended."""
+        before, ports = self.replicas(cluster), []
+        yield ports
+        ports += [port for port, (_, requests) in self.replicas(cluster).items() if requests > before[port][1]]
 
     def sessions(self, each: int) -> dict[int, list[str]]:
         """By port of /v1: names of sessions that the replica gets."""
         names: dict[int, list[str]] = {port: [] for port in self.replicas()}
         for number in range(100):
-            before, name = self.replicas(), f"session {number}"
-            HTTP.get(f"http://127.0.0.1:{self.openai}/v1/models", headers={SESSION: name})
-            (port,) = (port for port, (_, requests) in self.replicas().items() if requests > before[port][1])
+            name = f"session {number}"
+            with self.reached() as reached:
+                HTTP.get(f"http://127.0.0.1:{self.openai}/v1/models", headers={SESSION: name, **AUTHORIZED})
+            (port,) = reached
             names[port].append(name)
             if min(map(len, names.values())) >= each:
                 return {port: found[:each] for port, found in names.items()}
@@ -89,9 +100,11 @@ def client_at(address: str) -> httpx.Client:
     return httpx.Client(transport=httpx.HTTPTransport(local_address=address, verify=False), timeout=120)
 
 
-def ask(port: int, body: Mapping[str, Any], address: str = "127.0.0.1", **headers: str) -> httpx.Response:
+def ask(
+    port: int, body: Mapping[str, Any], address: str = "127.0.0.1", path: str = "chat/completions", **headers: str
+) -> httpx.Response:
     with client_at(address) as client:
-        return client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=dict(body), headers=headers)
+        return client.post(f"http://127.0.0.1:{port}/v1/{path}", json=dict(body), headers=AUTHORIZED | headers)
 
 
 def chat(*texts: str, tokens: int = TOKENS, **fields: Any) -> dict[str, Any]:
@@ -113,7 +126,9 @@ def fill_in(listed: dict[str, Any], ports: Mapping[int, int]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def replicas(smollm2_bundle: Path) -> Iterator[list[Service]]:
     """Two replicas of one thread each."""
-    with tempfile.TemporaryDirectory(prefix="redraft-test-") as folder, ThreadPoolExecutor() as pool:
+    temporary = tempfile.TemporaryDirectory(prefix="redraft-test-")
+    with pytest.MonkeyPatch.context() as patch, temporary as folder, ThreadPoolExecutor() as pool:
+        patch.setenv(API_KEY_VARIABLE, KEY)
         ports = free_ports(2)
         options = {"threads": 1, "max_per_client": 4, "trusted_proxy": ["127.0.0.1"], "model_name": NAME}
         try:
@@ -150,13 +165,13 @@ def proxy(replicas: list[Service], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def ready(proxy: Proxy) -> bool:
     with suppress(httpx.TransportError):
-        return len(proxy.in_rotation()) == 2
+        return all(len(proxy.in_rotation(cluster)) == 2 for cluster in ("openai", "grpc"))
     return False
 
 
 @pytest.fixture(autouse=True)
 def both_are_back(request: pytest.FixtureRequest, replicas: list[Service], proxy: Proxy) -> None:
-    wait_until(lambda: len(proxy.in_rotation()) == 2, 60)
+    wait_until(lambda: ready(proxy), 60)
 
 
 def cached_tokens(kind: str, post: Any) -> int:
@@ -187,6 +202,84 @@ def test_a_chat_stays_where_its_beginning_is_cached(proxy, replicas):
     assert spread < 0.8 * alone
 
 
+TURNS_OF = {
+    "completions": lambda text, rest: {"prompt": text + rest},
+    "responses": lambda text, rest: {"input": text + rest},
+    "responses of a list": lambda text, rest: {
+        "input": [
+            {"role": "developer", "content": "You answer in one word."},
+            {"role": "user", "content": [{"type": "input_text", "text": text}]},
+            *([{"role": "assistant", "content": rest}, {"role": "user", "content": rest}] if rest else []),
+        ]
+    },
+}
+"""By endpoint of /v1 and form: the body of a conversation's turn that begins with a text, without and with a rest."""
+
+
+@pytest.mark.parametrize("form", TURNS_OF)
+def test_other_endpoints_keep_a_conversation_at_one_replica(proxy, form):
+    """Of conversations that begin otherwise not all are at the same."""
+    used = set()
+    for number in range(16):
+        text = f"{number} is the number of this conversation. " + 300 * "."
+        with proxy.reached() as reached:
+            for rest in ("", " And then?"):
+                body = {"model": NAME, **TURNS_OF[form](text, rest)}
+                body |= {"max_tokens": 1} if form == "completions" else {"max_output_tokens": 1}
+                assert proxy.ask(body, path=form.partition(" ")[0]).status_code == 200
+        (port,) = reached
+        used.add(port)
+    assert len(used) == 2
+
+
+def test_the_key_passes_the_proxy(proxy, replicas):
+    """And a request without it is refused by the one replica that it reaches, and not asked for again elsewhere."""
+    assert proxy.ask(chat("Hi", tokens=1)).status_code == 200
+    for headers in ({"Authorization": ""}, {"Authorization": "Bearer another"}):
+        with proxy.reached() as reached:
+            refused = proxy.ask(chat("Hi", tokens=1), **headers)
+        assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert len(reached) == 1
+
+
+def test_tritons_grpc_passes_the_proxy(proxy, replicas):
+    """Streams reach their session's replica; while it stops, they run to their ends, and new ones are elsewhere."""
+
+    def ask_for(tokens: int, session: str) -> GrpcStream:
+        asked = GrpcStream(f"127.0.0.1:{proxy.grpc}", {SESSION: session})
+        fields = {"max_tokens": tokens, "min_length": tokens, "stream": True, "return_num_output_tokens": True}
+        asked.send(text_input=f"Story {next(STORIES)}", **fields)
+        return asked
+
+    def tokens(asked: GrpcStream) -> int:
+        numbers = [result.as_numpy("num_output_tokens") for result in asked.receive_all()]
+        asked.close()
+        return sum(int(number.sum()) for number in numbers if number is not None)
+
+    at = {}
+    for session in (f"chat {number}" for number in range(16)):
+        with proxy.reached("grpc") as reached:
+            assert [tokens(ask_for(2, session)) for _ in range(2)] == [2, 2]
+        (at[session],) = reached
+    assert len({*at.values()}) == 2
+
+    victim, other = replicas
+    port = victim.settings.grpc_port
+    session = next(session for session in at if at[session] == port)
+    long = ask_for(200, session)
+    begun = int(long.receive().as_numpy("num_output_tokens").sum())
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(launcher.stop, victim.run_dir.path)
+        wait_until(lambda: port not in proxy.in_rotation("grpc"), 60)
+        with proxy.reached("grpc") as reached:
+            assert tokens(ask_for(2, session)) == 2
+        assert reached == [other.settings.grpc_port]
+        assert begun + tokens(long) == 200
+        stopped.result()
+    launcher.serve(victim.settings, victim.run_dir.path, lambda activity: None)
+
+
 @contextmanager
 def streams(proxy: Proxy, each: int) -> Iterator[dict[int, list[list[str]]]]:
     """Streams that run meanwhile, `each` for each replica; by its port their events, and "cut" after those of one
@@ -198,7 +291,8 @@ def streams(proxy: Proxy, each: int) -> Iterator[dict[int, list[list[str]]]]:
         body = chat(f"A story about {name}, number {next(STORIES)}", tokens=250, stream=True)
         url = f"http://127.0.0.1:{proxy.openai}/v1/chat/completions"
         try:
-            with client_at(address) as client, client.stream("POST", url, json=body, headers={SESSION: name}) as answer:
+            headers = {SESSION: name, **AUTHORIZED}
+            with client_at(address) as client, client.stream("POST", url, json=body, headers=headers) as answer:
                 for line in answer.iter_lines():
                     into += [line[6:]] if line.startswith("data: ") else []
         except httpx.TransportError:
@@ -251,9 +345,26 @@ def test_streams_of_an_engine_that_is_killed_end_with_an_error_event(proxy, repl
     assert [stream[-1] for stream in events[other.settings.openai_port]] == ["[DONE]"] * 3
 
 
-def test_no_request_fails_while_all_replicas_are_upgraded(proxy, replicas, tmp_path):
+@pytest.fixture
+def next_bundle(smollm2: Path) -> Path:
+    """The model in another precision."""
+    folder = OF_TESTS / "engines" / f"{NAME}-int8"
+    with one_process():
+        options = ["--no-drafter", "--precision", "int8", "--output", folder, "--replace"]
+        run_script("build/build_engines.py", "--model", smollm2, *options)
+    return folder
+
+
+def served(replica: Service) -> list[str]:
+    """What a replica's metrics say of its bundle."""
+    metrics = HTTP.get(f"http://127.0.0.1:{replica.settings.openai_port}/metrics").text
+    return [line for line in metrics.splitlines() if line.startswith("redraft_bundle_info")]
+
+
+def test_no_request_fails_while_all_replicas_are_upgraded(proxy, replicas, next_bundle):
     """To another bundle, one after the other, by the name that the model had."""
-    bundle = shutil.copytree(replicas[0].settings.bundle, tmp_path / "next")
+    before = [served(replica) for replica in replicas]
+    assert before[0] == before[1]
     over, failures, answered = threading.Event(), [], []
 
     def ask_on(number: int) -> None:
@@ -268,7 +379,7 @@ def test_no_request_fails_while_all_replicas_are_upgraded(proxy, replicas, tmp_p
         try:
             for replica in replicas:
                 launcher.stop(replica.run_dir.path)
-                new = replica.settings.model_copy(update={"bundle": bundle})
+                new = replica.settings.model_copy(update={"bundle": next_bundle})
                 launcher.serve(new, replica.run_dir.path, lambda activity: None)
                 wait_until(lambda port=new.openai_port: port in proxy.in_rotation(), 120)
             wait_until(lambda: len(answered) >= 500 or failures, 120)
@@ -277,6 +388,10 @@ def test_no_request_fails_while_all_replicas_are_upgraded(proxy, replicas, tmp_p
     for client in clients:
         client.result()
     assert failures == []
+    (after,), (same,) = map(served, replicas)
+    assert after == same
+    assert f'bundle="{next_bundle.name}"' in after
+    assert [after] not in before
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["proxy", "direct"])

@@ -143,10 +143,10 @@ def _array(values: list[Any]) -> np.ndarray:
 class GrpcStream:
     """One bidirectional stream, as the load generators use it."""
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, headers: dict[str, str] | None = None):
         self._client = grpcclient.InferenceServerClient(url)
         self._events: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        self._client.start_stream(lambda result, error: self._events.put((result, error)))
+        self._client.start_stream(lambda result, error: self._events.put((result, error)), headers=headers)
 
     def send(self, model: str = "ensemble", request_id: str = "", outputs: Any = None, **fields: Any) -> None:
         self._client.async_stream_infer(
