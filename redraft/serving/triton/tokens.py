@@ -21,11 +21,13 @@ from redraft.serving.triton.backend import end_with_supervisor, error_response, 
 from redraft.serving.triton.fields import PREPROCESSING
 from redraft.serving.triton.messages import INTERNAL_ERROR
 from redraft.text import TextCodec
+from redraft.worker.protocol import PROBE
 
 
 def _read(bundle: Path) -> tuple[TextCodec, dict[str, Any]]:
     """A bundle's tokenizer and configuration."""
     # By their bytes: this Python takes paths for ASCII, and the tokenizer's reader wants UTF-8.
+    pb_utils.Logger.log_info(f"reads the tokenizer of {bundle.name!a}")
     tokenizer = (bundle / "tokenizer.json").read_bytes().decode()
     return TextCodec.of_json(tokenizer), json.loads((bundle / "config.json").read_bytes())
 
@@ -60,6 +62,8 @@ class TokenModel:
         return self._read(self._bundle.resolve())[1]
 
     def _answer(self, request: Any) -> Any:
+        if request.request_id() == PROBE:  # answered without the tokenizer, which would take memory that nobody needs
+            return pb_utils.InferenceResponse([])
         try:
             outputs = self.outputs(inputs(request))
             return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])

@@ -14,6 +14,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from redraft.serving import launcher
+from redraft.serving.tritonserver import models_live
 from tests.conftest import wait_until
 from tests.serving.client_side import grpc_inputs, start
 from tests.toy_engine import toy_tokenizer
@@ -47,6 +48,15 @@ def service(run_folder, toy_bundle):
 def client(service):
     with grpcclient.InferenceServerClient(service.grpc) as connected:
         yield connected
+
+
+def test_a_tokenizer_is_read_when_a_request_comes(service, client):
+    """Not by the supervisor's probes: a large one takes more memory than all else in its process."""
+    read = "reads the tokenizer of"
+    assert models_live(service.run_dir.http_socket, 60)
+    assert read not in service.run_dir.triton_log.read_text()
+    client.infer("preprocessing", grpc_inputs(QUERY="Hello", REQUEST_OUTPUT_LEN=1))
+    assert service.run_dir.triton_log.read_text().count(read) == 1
 
 
 def words(*items: str) -> np.ndarray:
