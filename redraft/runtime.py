@@ -181,11 +181,11 @@ class Runtime:
     def end_storing(self) -> None:
         """Write the answers that have ended, and all texts where they were asked to be kept. `with_methods` serves on
         without storing answers."""
+        if self.texts is not None:  # first: a writer of answers that hangs does not take them with it
+            self.texts.close()
         if self._answers:
             self._answers.close()
             self._answers = None
-        if self.texts is not None:
-            self.texts.close()
 
     def keep_learned(self) -> None:
         """Write what was learned of the engine and the traffic beside the bundle, for the next start."""

@@ -20,6 +20,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from safetensors import SafetensorError
 
 from redraft.bundle.manifest import Manifest
 from redraft.cli.drafter_swap import learned_drafter, options_with, with_drafter
@@ -35,6 +36,7 @@ from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL, drafter_of
 from redraft.learning.answers import remove_old
 from redraft.learning.generations import (
+    WAS_SERVED,
     Generation,
     Measure,
     better_one,
@@ -210,7 +212,7 @@ def main(
                     if (generation / CHECKPOINT).exists():
                         say(f"generation {number} begins anew: it was begun with other settings, or answers are gone")
                     set_apart(folder, generation, order, say)
-            answers = sum(map(count_answers, (generation / TRAINED).iterdir()))
+            answers = count_answers(generation, order)
             say(f"generation {number}: {answers:,} answers to train on, from {drafter}")
             run = partial(execute_apart, may_run=may_run)
             Steps("redraft learn", folder / LOG if ranks.first else None, run).run(
@@ -233,7 +235,7 @@ def main(
             )
             made.write(generation)
             remove_answers(generation)
-        except (OSError, ValueError, BundleError, ServingError) as error:
+        except (OSError, ValueError, SafetensorError, BundleError, ServingError) as error:
             if folder.is_dir():
                 steps.log(str(error))
             fail(f"redraft learn: {error}", 2)
@@ -258,6 +260,7 @@ def swap_in(
     state = RunDir(run_dir).read_state()
     if state is None or state.settings.bundle == served:
         steps.run("swap", "--drafter", generation, "--run-dir", run_dir)
+        (generation / WAS_SERVED).touch()  # whatever comes after, it is not swapped in by itself again
     else:
         since = f"{state.settings.bundle} is served by now, beside which it was not judged"
         say(f"{since}: `redraft swap --drafter {generation}` brings it in all the same")

@@ -31,7 +31,6 @@ from redraft.learning.shard_file import (
     SHARDS,
     SOURCE,
     add_shard,
-    bfloat16_bits,
     is_of_others,
     prompt_hash,
     shard_bytes,
@@ -93,7 +92,7 @@ class AnswerStore:
     ):
         """Features are cut to their first `hidden_size` columns, the hidden states. `fingerprint` tells the target from
         others, `name` is its bundle's; `decode` gives the text of token ids."""
-        self._policy, self._hidden_size, self._decode = policy, hidden_size, decode
+        self._policy, self.hidden_size, self._decode = policy, hidden_size, decode
         self._metadata = {SOURCE: SERVED, "model": name, FINGERPRINT: fingerprint}
         self.count: Callable[[str], None] = lambda outcome: None
         """Told what became of each answer, from both threads."""
@@ -169,8 +168,7 @@ class AnswerStore:
         if any(pattern.search(self._decode(ids)) for ids in texts for pattern in self._policy.redacted):
             self.count("redacted")
             return []
-        features = answer.recording.on_host()[:, : self._hidden_size]
-        return [(np.array(tokens, np.int32), bfloat16_bits(features), prompt_hash(answer.prompt.tolist()))]
+        return [(np.array(tokens, np.int32), answer.recording.bits(), prompt_hash(answer.prompt.tolist()))]
 
     def _close_shard(self, answers: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> None:
         """Write a shard. Where that fails, its answers are lost: it is logged, once until it succeeds again."""

@@ -27,7 +27,7 @@ class Measure(BaseModel):
     length_before: float
     length: float
     gain_low: float
-    """The 95% interval of `length - length_before`, over answers"""
+    """The 95% interval of `length - length_before`, over prompts: answers to one prompt are alike"""
     gain_high: float
 
     @property

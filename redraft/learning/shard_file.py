@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,7 +88,7 @@ def add_shard(folder: Path, content: bytes) -> Path:
         while True:
             path = folder / f"shard-{number:08d}.safetensors"
             try:
-                path.hardlink_to(partial)  # it fails where another process has taken the number
+                link_or_copy(partial, path)  # it fails where another process has taken the number
                 return path
             except FileExistsError:
                 number += 1
@@ -94,9 +96,26 @@ def add_shard(folder: Path, content: bytes) -> Path:
         partial.unlink(missing_ok=True)
 
 
+def link_or_copy(file: Path, new: Path) -> None:
+    """Give a file a second name, or a copy where the file system has no such links. Raises FileExistsError for a name
+    that is taken, OSError."""
+    try:
+        new.hardlink_to(file)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        with file.open("rb") as source, new.open("xb") as copy:
+            shutil.copyfileobj(source, copy)
+        shutil.copystat(file, new)
+
+
 def is_of_others(path: Path) -> bool:
-    """Whether a file is a whole shard that no service stored. Raises OSError."""
-    with path.open("rb") as file:
+    """Whether a file is a whole shard that no service stored; not one that is gone. Raises OSError."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return False
+    with file:
         try:
             (size,) = struct.unpack("<Q", file.read(8))
             return bool(json.loads(file.read(min(size, MOST_HEADER)))["__metadata__"].get(SOURCE) != SERVED)

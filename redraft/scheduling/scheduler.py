@@ -167,7 +167,7 @@ class Scheduler:
         source = self._source(sequence)
         sequence.pairs, sequence.reads_features = source.pairs(), source.reads_features
         if self._answers and self._answers.takes(sequence.request):
-            sequence.recording, sequence.reads_features = Recording(), True
+            sequence.recording, sequence.reads_features = Recording(self._answers.hidden_size), True
         self._waiting.append(sequence)
 
     def _source(self, sequence: RequestState) -> AutoRegressive:

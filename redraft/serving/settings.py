@@ -8,7 +8,6 @@ import difflib
 import ipaddress
 import json
 import os
-import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -22,7 +21,7 @@ from pydantic_core import ErrorDetails
 from redraft.bundle.backends import BACKENDS, OPENVINO, Precision, backend_of
 from redraft.bundle.folder import is_bundle
 from redraft.errors import read_text
-from redraft.learning.policy import Policy
+from redraft.learning.policy import Policy, pattern
 from redraft.logs import LogFormat
 from redraft.serving.guard.limits import MAX_CALLS, MAX_REQUESTS
 from redraft.worker.protocol import DRAIN_S
@@ -104,10 +103,7 @@ def _lines(value: object) -> object:
 def _patterns(texts: list[str]) -> list[str]:
     """The texts. Raises ValueError for one that is no regular expression."""
     for text in texts:
-        try:
-            re.compile(text)
-        except re.error as error:
-            raise ValueError(f"{text!r}: {error}: expected a regular expression") from None
+        pattern(text)
     return texts
 
 
@@ -282,8 +278,8 @@ class ServeSettings(BaseModel):
     learn_days: float = Field(default=30.0, gt=0, description="With --learn: days after which an answer is removed.")
     learn_redact: Annotated[list[str], BeforeValidator(_lines), AfterValidator(_patterns)] = Field(
         default=[],
-        description="With --learn: a regular expression; an answer is not stored if it is found in its text or its "
-        "prompt's. Repeatable, or one on each line of the variable; default: none.",
+        description="With --learn: a regular expression of RE2; an answer is not stored if it is found in its text or "
+        "its prompt's. Repeatable, or one on each line of the variable; default: none.",
     )
     hostfile: Path | None = Field(
         default=None,
@@ -312,7 +308,7 @@ class ServeSettings(BaseModel):
         if self.learn is None:
             return None
         return Policy(
-            self.learn, self.learn_share, self.learn_gb, self.learn_days, tuple(map(re.compile, self.learn_redact))
+            self.learn, self.learn_share, self.learn_gb, self.learn_days, tuple(map(pattern, self.learn_redact))
         )
 
     worker_command: list[str] = [sys.executable, "-m", "redraft.worker.server"]

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,21 +15,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from redraft.learning.generations import Measure
-from redraft.learning.shard_file import FINGERPRINT, SHARDS
+from redraft.learning.shard_file import FINGERPRINT, PROMPTS, SHARDS, link_or_copy
 from redraft.loadtest.intervals import interval, ratio
 from redraft.model_defs.drafters.base import Drafter
 from redraft.model_defs.drafters.registry import load_drafter
 from redraft.model_defs.files import save_tensors
 from redraft.model_defs.target.model import Target
 from redraft.training.distillation import Labels, Trainer
-from redraft.training.teacher_data import TeacherData
+from redraft.training.teacher_data import TeacherData, prompt_hashes
 
 HELD_OUT_SHARE = 0.15
 """Share of the answers, the newest, that a generation is judged by."""
 MOST_JUDGED = 256
 """Answers that a generation is judged by at most."""
 FEWEST_JUDGED = 16
-"""Fewer answers say too little."""
+"""Answers to fewer prompts say too little."""
 UNROLL = 5
 """Drafting steps that are trained and judged."""
 TRAINED, JUDGED = "trained", "judged"
@@ -57,7 +58,7 @@ class Order:
 
 def goes_on(generation: Path, order: Order) -> bool:
     """Whether the training of a generation can go on: it was begun by the same order, has a checkpoint, and still has
-    all the answers that were set apart."""
+    all the answers that were set apart and the same data to mix in."""
     try:
         begun = json.loads((generation / BEGUN).read_bytes())
     except (OSError, ValueError):
@@ -72,7 +73,8 @@ def _begun(generation: Path, order: Order) -> dict[str, object]:
         for name in (TRAINED, JUDGED)
         for file in sorted((generation / name).glob(SHARDS))
     }
-    return {"settings": list(order.settings), "answers": answers}
+    mix = {str(file): file.stat().st_size for folder in order.mix for file in sorted(folder.glob(SHARDS))}
+    return {"settings": list(order.settings), "answers": answers, "mix": mix}
 
 
 def set_apart(learned: Path, generation: Path, order: Order, say: Callable[[str], None]) -> None:
@@ -85,28 +87,31 @@ def set_apart(learned: Path, generation: Path, order: Order, say: Callable[[str]
     """
     if not learned.is_dir():
         raise ValueError(f"{learned} is not a folder: `redraft serve --learn` makes one, and stores answers in it")
-    counts = _usable(learned, order.fingerprint, say)
-    total = sum(counts.values())
-    held_out = max(FEWEST_JUDGED, min(int(HELD_OUT_SHARE * total), MOST_JUDGED))
     partial = generation.with_name(f".{generation.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     for name in (TRAINED, JUDGED):
         (partial / name).mkdir(mode=0o700, parents=True)
+    for file in learned.glob(SHARDS):
+        with suppress(FileNotFoundError):  # a service has removed it since, as too old or too much
+            link_or_copy(file, partial / TRAINED / file.name)
+    counts = _usable(partial / TRAINED, order.fingerprint, say)
+    total = sum(counts.values())
+    held_out = max(FEWEST_JUDGED, min(int(HELD_OUT_SHARE * total), MOST_JUDGED))
     for file, count in reversed(counts.items()):
         judged = min(count, held_out)
         held_out -= judged
         if judged:
             _copy(file, partial / JUDGED / file.name, slice(count - judged, count), {"held_out": "1"})
         if 0 < judged < count:
-            _copy(file, partial / TRAINED / file.name, slice(count - judged))
-        elif not judged:
-            (partial / TRAINED / file.name).hardlink_to(file)
+            _copy(file, file, slice(count - judged))
+        elif judged:
+            file.unlink()
     try:
         _require(partial, bool(held_out), order)
     except ValueError as error:
         shutil.rmtree(partial)
         held = f"{learned} holds {total} answers in {len(counts)} shards"
-        few = f"{held}, too few to train on and to judge by: serve more"
+        few = f"{held}, too few, or to too few prompts, to train on and to judge by: serve more"
         raise ValueError(few if isinstance(error, TooFewError) else str(error)) from None
     (partial / BEGUN).write_text(json.dumps(_begun(partial, order)), encoding="utf-8")
     if generation.exists():
@@ -116,9 +121,11 @@ def set_apart(learned: Path, generation: Path, order: Order, say: Callable[[str]
 
 
 def _require(partial: Path, few_judged: bool, order: Order) -> None:
-    """Raises TooFewError unless there are answers to judge by, and a batch of windows to train on; ValueError where
-    the data to mix in do not go with them."""
+    """Raises TooFewError unless there are answers to judge by, to enough prompts, and a batch of windows to train on;
+    ValueError where the data to mix in do not go with them."""
     if few_judged or not any((partial / TRAINED).iterdir()):
+        raise TooFewError
+    if len({prompt for file in (partial / JUDGED).iterdir() for prompt in prompt_hashes(file)}) < FEWEST_JUDGED:
         raise TooFewError
     data = TeacherData([partial / TRAINED, partial / JUDGED, *order.mix], None, order.kind.reads_context)
     try:
@@ -127,43 +134,50 @@ def _require(partial: Path, few_judged: bool, order: Order) -> None:
         raise TooFewError from None
 
 
-def _usable(learned: Path, fingerprint: str | None, say: Callable[[str], None]) -> dict[Path, int]:
-    """The shards of a folder of served answers that can be trained on, the oldest first, with their answers."""
+def _usable(folder: Path, fingerprint: str | None, say: Callable[[str], None]) -> dict[Path, int]:
+    """The shards of a folder of served answers that can be trained on, the oldest first, with their answers. The others
+    are removed from it."""
     counts: dict[Path, int] = {}
     others = 0
-    for file in sorted(learned.glob(SHARDS)):
+    for file in sorted(folder.glob(SHARDS)):
         try:
             with safe_open(file, framework="pt") as shard:
                 offsets, rows = shard.get_tensor("offsets"), len(shard.get_tensor("tokens"))
                 states = shard.get_slice("hidden").get_shape()[0]
+                each = {len(shard.get_tensor(name)) for name in ("answer_starts", PROMPTS)}
                 target = (shard.metadata() or {}).get(FINGERPRINT)
         except (OSError, SafetensorError) as error:
-            say(f"{file} is left out: it cannot be read ({error})")
+            say(f"{file.name} is left out: it cannot be read ({error})")
+            file.unlink()
             continue
         if (
             len(offsets) < 2
             or not (offsets.diff() > 0).all()
             or offsets[[0, -1]].tolist() != [0, rows]
             or states != rows
+            or each != {len(offsets) - 1}
         ):
-            say(f"{file} is left out: its answers are damaged")
+            say(f"{file.name} is left out: its answers are damaged")
+            file.unlink()
         elif fingerprint and target not in (None, fingerprint):
             others += 1
+            file.unlink()
         else:
             counts[file] = len(offsets) - 1
     if others:
-        say(f"{others} shards of {learned} are left out: their answers are another target's")
+        say(f"{others} shards are left out: their answers are another target's")
     return counts
 
 
-def count_answers(file: Path) -> int:
-    """How many answers a shard holds."""
-    with safe_open(file, framework="pt") as shard:
-        return int(shard.get_slice("answer_starts").get_shape()[0])
+def count_answers(generation: Path, order: Order) -> int:
+    """How many of the answers that were set apart are trained on: not those to prompts that others are judged by."""
+    data = TeacherData([generation / TRAINED, generation / JUDGED], None, order.kind.reads_context)
+    return data.count_answers()
 
 
 def _copy(source: Path, target: Path, answers: slice, metadata: Mapping[str, str] | None = None) -> None:
-    """Copy some answers of a served shard, and say more in its metadata."""
+    """Copy some answers of a served shard, maybe to its own name, and say more in its metadata."""
+    stat = source.stat()
     with safe_open(source, framework="pt") as shard:
         tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
         known = shard.metadata() or {}
@@ -176,7 +190,6 @@ def _copy(source: Path, target: Path, answers: slice, metadata: Mapping[str, str
     tensors["offsets"] = torch.cat([starts, ends[-1:]]) - rows.start
     save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, target, {**known, **(metadata or {})})
     target.chmod(0o600)
-    stat = source.stat()
     os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # it is removed when the served one is
 
 
@@ -198,12 +211,16 @@ def judge(
 ) -> Measure:
     """Compare two drafters, the one before and the one after, on the answers of a folder; `wait` is called before each
     of them. Raises ValueError where one does not fit the target."""
-    before, after = (_accepted(target, folder, judged, wait, unroll) for folder in drafters)
-    lengths = [1 + ratio(drafts[:, 1], drafts[:, 0]) for drafts in (before, after)]
-    low, high = interval(lengths[1] - lengths[0])
+    (prompts, before), (_, after) = (_accepted(target, folder, judged, wait, unroll) for folder in drafters)
+    # Answers to one prompt may be the same to the letter: they are one sample, however often it was asked.
+    ids, of = np.unique(prompts, return_inverse=True)
+    sums = [np.zeros((len(ids), 2)) for _ in drafters]
+    for each, drafts in zip(sums, (before, after), strict=True):
+        np.add.at(each, of, drafts)
+    low, high = interval(np.subtract(*(ratio(each[:, 1], each[:, 0]) for each in reversed(sums))))
     length_before, length = (1 + float(drafts[:, 1].sum() / drafts[:, 0].sum()) for drafts in (before, after))
     return Measure(
-        answers=len(before),
+        answers=len(prompts),
         length_before=round(length_before, 4),
         length=round(length, 4),
         gain_low=round(low, 4),
@@ -211,13 +228,17 @@ def judge(
     )
 
 
-def _accepted(target: Target, folder: Path, judged: Path, wait: Callable[[], None], unroll: int) -> np.ndarray:
-    """Of each answer the drafts that begin in it and their accepted tokens, float64 [answers, 2]."""
+def _accepted(
+    target: Target, folder: Path, judged: Path, wait: Callable[[], None], unroll: int
+) -> tuple[list[int], np.ndarray]:
+    """Of each answer what tells its prompt from others, and the drafts that begin in it and their accepted tokens,
+    float64 [answers, 2]."""
     drafter = load_drafter(folder, target).to(target.embedding.weight.device).eval()
     trainer = Trainer(target, drafter, Labels.soft, unroll, 0.0)
     data = TeacherData([judged], MOST_JUDGED, drafter.reads_context)
-    drafts = []
-    for windows in data.held_out_answers(drafter.recipe.window, unroll, MOST_JUDGED):
+    prompts, drafts = [], []
+    for prompt, windows in data.held_out_answers(drafter.recipe.window, unroll, MOST_JUDGED):
         wait()
+        prompts.append(prompt)
         drafts.append(trainer.accepted(windows))
-    return np.array(drafts, np.float64)
+    return prompts, np.array(drafts, np.float64)

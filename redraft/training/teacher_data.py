@@ -95,7 +95,7 @@ class TeacherData:
         kept = {*reserved, *self.evaluation}
         self._training = [file for in_folder in files for file in in_folder if file not in kept]
         self._folder, self._kept, self._metadata = folders[0], kept, metadata
-        self._held_out_prompts = {prompt for file in reserved for prompt in _prompt_hashes(file)}
+        self._held_out_prompts = {prompt for file in reserved for prompt in prompt_hashes(file)}
         self._check_division(reserved, metadata)
         _check_overlap(metadata)
 
@@ -159,6 +159,10 @@ class TeacherData:
             for answer, end in zip(answers.tolist(), ends.tolist(), strict=True):
                 yield tokens[answer:end]
 
+    def count_answers(self) -> int:
+        """How many answers are trained on."""
+        return sum(len(self._trained(file)[0]) for file in self.training)
+
     def count_tokens(self, vocab_size: int) -> Tensor:
         """How often the answers hold each token: int64 [V]."""
         counts = torch.zeros(vocab_size, dtype=torch.long)
@@ -193,13 +197,14 @@ class TeacherData:
         for file in self.evaluation:
             yield _windows([self._plan(file, length, unroll, slice(EVALUATION_DOCUMENTS))], length)
 
-    def held_out_answers(self, length: int, unroll: int, most: int) -> Iterator[Windows]:
-        """The windows of up to `most` held-out documents, as by `held_out`, one document at a time."""
+    def held_out_answers(self, length: int, unroll: int, most: int) -> Iterator[tuple[int, Windows]]:
+        """Of up to `most` held-out documents, one at a time, what tells its prompt from others, and its windows, as by
+        `held_out`."""
         for file in self.evaluation:
-            for index in range(min(len(_documents(file)[0]), most)):
+            for index, prompt in enumerate(prompt_hashes(file)[:most]):
                 plan = self._plan(file, length, unroll, slice(index, index + 1))
                 if len(plan.rows):
-                    yield _windows([plan], length)
+                    yield prompt, _windows([plan], length)
                     most -= 1
 
     def batches(
@@ -252,7 +257,7 @@ class TeacherData:
         starts, answers, ends = _documents(file)
         if not self._held_out_prompts:
             return starts, answers, ends
-        kept = torch.tensor([prompt not in self._held_out_prompts for prompt in _prompt_hashes(file)], dtype=torch.bool)
+        kept = torch.tensor([prompt not in self._held_out_prompts for prompt in prompt_hashes(file)], dtype=torch.bool)
         return starts[kept], answers[kept], ends[kept]
 
     def _plan(self, file: Path, length: int, unroll: int, documents: slice = slice(None)) -> _Plan:
@@ -314,7 +319,7 @@ def prompts_of(file: Path, before: int = 0, after: int = 0) -> Iterator[tuple[in
         yield tuple(tokens[start + before : answer - after].tolist())
 
 
-def _prompt_hashes(file: Path) -> list[int]:
+def prompt_hashes(file: Path) -> list[int]:
     """What tells the prompt of each document of a shard from others: see `prompt_hash`."""
     with safe_open(file, framework="pt") as shard:
         if PROMPTS in shard.keys():  # noqa: SIM118

@@ -23,7 +23,7 @@ from redraft.bundle.method import MethodConfig
 from redraft.learning import answers as module
 from redraft.learning import recording
 from redraft.learning.answers import Answer, AnswerStore, remove_old
-from redraft.learning.policy import Policy
+from redraft.learning.policy import Policy, pattern
 from redraft.learning.recording import Recording
 from redraft.learning.shard_file import SHARDS, add_shard, bfloat16_bits, prompt_hash, shard_bytes
 from redraft.request import GenerateRequest
@@ -63,9 +63,10 @@ def stores(folder) -> Stores:
     return Stores(folder)
 
 
-def answer(tokens: list[int], prompt: list[int] | None = None, width: int = HIDDEN) -> Answer:
-    features = np.arange(width * (len(tokens) - 1), dtype=np.float32).reshape(-1, width)
-    return Answer(Recording(tokens, [features]), np.array(prompt or [1, 2, 3], np.int32), np.array(tokens, np.int32))
+def answer(tokens: list[int]) -> Answer:
+    recorded = Recording(HIDDEN)
+    recorded.add(np.arange(HIDDEN * (len(tokens) - 1), dtype=np.float32).reshape(-1, HIDDEN), tokens)
+    return Answer(recorded, np.array([1, 2, 3], np.int32), np.array(tokens, np.int32))
 
 
 def sequence(key: str, prompt: list[int], max_tokens: int = 20, **fields) -> RequestState:
@@ -130,29 +131,30 @@ def test_storing_changes_no_answer(stores):
 
 
 def test_what_a_request_or_the_operator_keeps_out_is_in_no_file(stores):
-    """By its prompt's hash, its tokens, and the bytes of its text and of a client's key."""
+    """By its prompt's hash, its tokens and its answer's, and the bytes of its text and of a client's key."""
     secret, quiet, plain = list(range(40, 60)), list(range(60, 80)), list(range(80, 100))
-    pattern = re.compile(re.escape(CODEC.decode(secret[3:7])))
+    found = pattern(re.escape(CODEC.decode(secret[3:7])))
     requests = [
         sequence("secret", secret, client="key-of-a-client"),
         sequence("quiet", quiet, store=False, client="key-of-a-client"),
         sequence("plain", plain, client="key-of-a-client"),
     ]
-    _, metrics = serve(stores.open(redacted=(pattern,)), *requests)
+    answers, metrics = serve(stores.open(redacted=(found,)), *requests)
     [(shard, _)] = shards(stores.folder)
     assert shard["prompts"].tolist() == [prompt_hash(plain)]
     content = b"".join(path.read_bytes() for path in stores.folder.rglob("*") if path.is_file())
     for text in ("key-of-a-client", CODEC.decode(secret), CODEC.decode(quiet), CODEC.decode(plain)):
         assert text.encode() not in content
-    for prompt in (secret, quiet, plain):
+    assert np.array(answers["plain"][:4], "<i4").tobytes() in content
+    for tokens in (secret, quiet, plain, answers["secret"], answers["quiet"]):
         for form in ("<i4", "<i8"):
-            assert np.array(prompt[:4], form).tobytes() not in content
+            assert np.array(tokens[:4], form).tobytes() not in content
     for outcome in ("redacted", "opted_out", "stored"):
         assert counted(metrics, outcome) == 1
 
 
 def test_an_answer_whose_own_text_matches_is_not_stored(stores):
-    store = stores.open(redacted=(re.compile(re.escape(CODEC.decode([21, 22]))),))
+    store = stores.open(redacted=(pattern(re.escape(CODEC.decode([21, 22]))),))
     store.put(answer([20, 21, 22, *range(30, 40)]))
     store.put(answer([20, 22, 21, *range(30, 40)]))
     store.close()
@@ -187,25 +189,25 @@ def test_a_bundle_without_hidden_states_is_refused(monkeypatch, tmp_path, kinds,
 def test_a_long_answer_is_searched_beyond_what_is_recorded(stores, monkeypatch):
     monkeypatch.setattr(recording, "MOST_TOKENS", 10)
     tokens, _ = serve(None, sequence("long", [3, 1, 4], 60))
-    pattern = re.compile(re.escape(CODEC.decode(tokens["long"][-5:])))
-    assert not pattern.search(CODEC.decode(tokens["long"][:30]))
-    _, metrics = serve(stores.open(redacted=(pattern,)), sequence("long", [3, 1, 4], 60))
+    found = pattern(re.escape(CODEC.decode(tokens["long"][-5:])))
+    assert not found.search(CODEC.decode(tokens["long"][:30]))
+    _, metrics = serve(stores.open(redacted=(found,)), sequence("long", [3, 1, 4], 60))
     assert counted(metrics, "redacted") == 1
     assert not list(stores.folder.glob(SHARDS))
 
 
 def test_a_recording_keeps_no_step_alive_and_nothing_for_long_on_a_device(monkeypatch):
     monkeypatch.setattr(recording, "STEPS_ON_DEVICE", 3)
-    steps = [torch.randn(50, 4) for _ in range(7)]
+    steps = [torch.randn(50, 5) for _ in range(7)]
     for device in (True, False):
-        kept = Recording()
+        kept = Recording(4)
         for step in steps:
             own = step if device else step.numpy()
-            kept.add(own[3:5], [1, 2])
+            kept.add(own[3:5], [1, 2])  # of 5 columns, of which 4 are the hidden states
             assert kept._last == [] or not np.shares_memory(np.asarray(kept._last[-1]), step.numpy())
-        assert [type(part) for part in kept.features] == [np.ndarray] * 2
-        assert kept.nbytes == 7 * 2 * 4 * 4
-        assert (kept.on_host() == torch.cat([step[3:5] for step in steps]).numpy()).all()
+        assert [part.dtype for part in kept.features] == [np.uint16] * 2
+        assert kept.nbytes == 6 * 2 * 4 * 2 + 2 * 4 * 4
+        assert (kept.bits() == bfloat16_bits(torch.cat([step[3:5, :4] for step in steps]).numpy())).all()
 
 
 def test_whatever_goes_wrong_with_a_shard_the_writer_goes_on_and_ends(stores, monkeypatch):
@@ -232,14 +234,27 @@ def test_only_this_user_reads_what_is_stored(stores):
     assert [stat.S_IMODE(path.stat().st_mode) for path in stores.folder.iterdir()] == [0o600]
 
 
-def test_features_are_cut_to_the_hidden_states_and_short_answers_left_out(stores):
-    store = stores.open(hidden_size=3)
-    store.put(answer(list(range(20)), width=5))
-    store.put(answer(list(range(4)), width=5))
+def test_features_are_cut_to_the_hidden_states(stores):
+    tokens, _ = serve(stores.open(hidden_size=1), sequence("a", [3, 1, 4]))
+    [(shard, _)] = shards(stores.folder)
+    assert shard["hidden"].shape == (len(tokens["a"]), 1)
+
+
+def test_short_answers_and_those_that_did_not_end_by_themselves_are_left_out(stores):
+    store = stores.open()
+    scheduler = Scheduler(ToyEngine(), LIMITS, only(PLAN), answers=store)
+    for key, prompt, most in (("kept", [3, 1, 4], 20), ("short", [1, 5, 9], 4), ("gone", [2, 6, 5], 200)):
+        scheduler.submit(sequence(key, prompt, most))
+    ends: dict[str, str] = {}
+    while not scheduler.idle:
+        ends |= {str(output.key): output.finish_reason for output in scheduler.step() if output.finish_reason}
+        if len(ends) == 2:
+            scheduler.cancel("gone")
     store.close()
     [(shard, _)] = shards(stores.folder)
-    assert shard["hidden"].shape == (20, 3)
-    assert stores.counts == {"stored": 1, "short": 1}
+    assert shard["prompts"].tolist() == [prompt_hash([3, 1, 4])]
+    assert (counted(scheduler.metrics, "stored"), counted(scheduler.metrics, "short")) == (1, 1)
+    assert ends == {"kept": "length", "short": "length", "gone": "cancelled"}
 
 
 def test_answers_are_dropped_where_the_writer_is_behind(stores, monkeypatch):
