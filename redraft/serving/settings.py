@@ -266,7 +266,8 @@ class ServeSettings(BaseModel):
     )
     learn: Path | None = Field(
         default=None,
-        description="Store answers with the target's states in this folder, for `redraft learn`; default: none.",
+        description="Store answers with the target's states in this folder, for `redraft learn`, whose drafter drafts "
+        "for everybody; default: none.",
         json_schema_extra={"metavar": "FOLDER"},
     )
     learn_share: float = Field(

@@ -208,11 +208,14 @@ def drafts_that_learn(load: Load) -> Figure:
     result = load("learning_curve")
     figure, (axis,) = new_figure(1, width=5.2)
     minutes, lengths = zip(
-        *((row["cpu_minutes"], row["chain_acceptance_length"]) for row in result["curve"]), strict=True
+        *((row["minutes"], row["chain_acceptance_length"]) for row in result["curve"]), strict=True
     )
     axis.plot(minutes, lengths, "o-", color=COLORS[1], ms=4)
+    second = next(row["minutes"] for row in reversed(result["curve"]) if row["generation"] == 1)
+    axis.axvline(second, color="0.7", lw=0.8)
+    axis.text(second, 1.1, " second generation", fontsize=8)
     axis.set_title("Learning from what is served", loc="left")
-    axis.set_xlabel("CPU minutes of training")
+    axis.set_xlabel("minutes of training")
     axis.set_ylabel("tokens per step, one chain")
     axis.set_ylim(bottom=1)
     return figure
