@@ -74,7 +74,8 @@ def teacher(target, tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("source", distill.Source)
 def test_ranks_divide_the_prompts_and_others_go_on(teacher, source):
     """Two ranks, then three, then one: each prompt to train on is answered once before any is twice, and the folder
-    holds what was asked for, whatever the ranks' clocks say. A rank's shards have numbers of its own, and prompts whose hash is its."""
+    holds what was asked for, whatever the ranks' clocks say. A rank's shards have numbers of its own, and prompts whose
+    hash is its."""
     rows = [{"prompt": text, "response": "123456789"} for text in UNRESERVED[:38] + RESERVED[:2]]
     lines = write_lines(teacher / "mine.jsonl", rows)
     write = partial(write_teacher, teacher, lines, source=source, slots=2, shard_documents=2)
@@ -346,8 +347,8 @@ def log_of(folder: Path) -> list[dict]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """To rounding: the order in which gradients are summed differs. Checkpoints have float32 and differ by 6e-8 at most;
-    in the drafter's bfloat16 a lost or scaled gradient could be hidden."""
+    """To rounding: the order in which gradients are summed differs. Checkpoints have float32 and differ by 6e-8 at
+    most; in the drafter's bfloat16 a lost or scaled gradient could be hidden."""
     for row, expected in itertools.zip_longest(log_of(one), log_of(other)):
         assert row.keys() == expected.keys()
         for name in row.keys() - {"drafter"}:
@@ -382,9 +383,9 @@ def test_torchrun_trains_by_two_ranks(taught: Path, tmp_path: Path):
 
 
 def a_day_ahead(run: Callable[[], None]) -> None:
-    """Run in a process whose clocks differ."""
-    for name in ("time", "monotonic"):
-        setattr(time, name, lambda clock=getattr(time, name): clock() + 86_400)
+    """Run in a process of its own whose clocks differ."""
+    now, monotonic = time.time, time.monotonic
+    time.time, time.monotonic = lambda: now() + 86_400, lambda: monotonic() + 86_400
     run()
 
 
