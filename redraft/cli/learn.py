@@ -189,15 +189,18 @@ def main(
                 if swap and served:
                     require_swap(served, drafter)
                 unserved = better_one(folder, drafter) if swap and served and ranks.first else None
-                if ranks.from_first(unserved is not None):
-                    if unserved and served:
-                        say(f"{unserved} is better than what is served, and was never swapped in; --no-swap trains on")
-                        swap_in(unserved, served, run_dir, steps, may_run, say)
-                    return
+            if ranks.from_first(unserved is not None):
+                if unserved and served:
+                    say(f"{unserved} is better than what is served, and was never swapped in; --no-swap trains on")
+                    swap_in(unserved, served, run_dir, steps, may_run, say)
+                return
+            with ranks.agreement():
                 kind = read_json(drafter / "config.json").get("drafter")
                 if kind not in KINDS:
                     raise ValueError(f"{drafter} holds a drafter {kind!r}: trained are {', '.join(KINDS)}")
-                number = ranks.from_first(next_generation(folder) if ranks.first else 0)
+                number = next_generation(folder) if ranks.first else 0
+            number = ranks.from_first(number)
+            with ranks.agreement():
                 generation = generation_folder(folder, number)
                 recipe = KINDS[str(kind)].recipe
                 rate = RATE_SHARE * recipe.peak_rate if peak_rate is None else peak_rate

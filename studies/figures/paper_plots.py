@@ -207,9 +207,7 @@ def drafts_that_learn(load: Load) -> Figure:
     """Tokens per step of a chain on held-out answers of two domains, while a drafter is trained on served ones."""
     result = load("learning_curve")
     figure, (axis,) = new_figure(1, width=5.2)
-    minutes, lengths = zip(
-        *((row["minutes"], row["chain_acceptance_length"]) for row in result["curve"]), strict=True
-    )
+    minutes, lengths = zip(*((row["minutes"], row["chain_acceptance_length"]) for row in result["curve"]), strict=True)
     axis.plot(minutes, lengths, "o-", color=COLORS[1], ms=4)
     second = next(row["minutes"] for row in reversed(result["curve"]) if row["generation"] == 1)
     axis.axvline(second, color="0.7", lw=0.8)

@@ -27,7 +27,7 @@ from redraft.learning.shard_file import add_shard, shard_bytes
 from redraft.serving.settings import ServeSettings
 from redraft.worker.client import WorkerError
 from tests.conftest import ROOT
-from tests.training.teacher import texts_of
+from tests.training.teacher import on_ranks, texts_of
 
 BEATS = """import pathlib, sys, time
 for beat in range(10_000):
@@ -264,6 +264,19 @@ def test_one_learns_from_a_folder_at_a_time(tmp_path, trainings, capsys):
     with pytest.raises(typer.Exit):
         learn.main(tmp_path, always=True)
     assert len(trainings) == 1
+
+
+def test_ranks_end_together_where_one_finds_the_folder_taken(tmp_path, trainings):
+    """It would catch a rank that waits for the answer of one that failed. Where none does, all train one generation."""
+    served(tmp_path, 50)
+    learned = partial(learn.main, tmp_path, always=True)
+    with only_one(tmp_path):
+        (first, said), *others = on_ranks(tmp_path / "logs", learned, learned, learned)
+    assert first == 2
+    assert said == f"redraft learn: rank 0: another `redraft learn` is at work in {tmp_path}\n"
+    assert others == [(2, "")] * 2
+    for status, said in on_ranks(tmp_path / "logs", learned, learned, learned):
+        assert (status, f"--output {generation_folder(tmp_path, 1)} " in said) == (1, True), said
 
 
 def test_a_bundle_that_no_drafter_can_be_swapped_into_is_said_before_the_training(

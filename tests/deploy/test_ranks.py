@@ -11,6 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+import launch
 from redraft.serving.settings import PREFIX
 from tests.conftest import ROOT
 from tests.deploy.kustomize import kustomize
@@ -57,7 +58,7 @@ def test_the_service_is_a_name_that_v1_accepts(documents, pods):
 
 def test_ranks_have_the_same_bundle_and_key(documents, pods):
     (leader,), (worker,) = (pod["spec"]["containers"] for pod in pods.values())
-    assert leader["image"] == worker["image"]
+    assert leader["image"] == worker["image"] == launch.IMAGE
     mounted = {mount["mountPath"]: mount for mount in leader["volumeMounts"]}
     assert all(mounted[mount["mountPath"]] == mount for mount in worker["volumeMounts"])
     configuration = documents["ConfigMap"]["data"]["ssh.conf"]

@@ -219,7 +219,7 @@ FOREIGN = re.compile(
     "|worker-niceness|other)"
     r"|--(master-addr|master-port|max-restarts|nnodes|node-rank|nproc-per-node)"
     r"|--(array|batch|cpus-per-task|for|gpus-per-node|nodes|ntasks-per-node|signal|timeout)"
-    r"|--(disable-circuit-breaker|health-check-interval-secs|health-failure-threshold|policy)"
+    r"|--(disable-circuit-breaker|health-check-interval-secs|health-failure-threshold|host|policy|worker-urls)"
 )
 """Options of other programs that messages and pages name: Triton's, Docker's, torchrun's, and others'"""
 

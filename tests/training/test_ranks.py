@@ -10,12 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 import typer
@@ -33,7 +35,7 @@ from redraft.training import conversations, distillation, parts, plan, prompts, 
 from redraft.training import run as training_run
 from redraft.training.ranks import ALONE, Ranks, ranked, this_rank
 from redraft.training.teacher_data import TeacherData
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_until
 from tests.engines.tiny import write_model
 from tests.training.teacher import (
     RESERVED,
@@ -72,12 +74,14 @@ def teacher(target, tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("source", distill.Source)
 def test_ranks_divide_the_prompts_and_others_go_on(teacher, source):
     """Two ranks, then three, then one: each prompt to train on is answered once before any is twice, and the folder
-    holds what was asked for. A rank's shards have numbers of its own, and prompts whose hash is its."""
+    holds what was asked for, whatever the ranks' clocks say. A rank's shards have numbers of its own, and prompts whose
+    hash is its."""
     rows = [{"prompt": text, "response": "123456789"} for text in UNRESERVED[:38] + RESERVED[:2]]
     lines = write_lines(teacher / "mine.jsonl", rows)
     write = partial(write_teacher, teacher, lines, source=source, slots=2, shard_documents=2)
     for tokens, count in ((150, 2), (300, 3), (420, 1)):
-        for status, said in on_ranks(teacher / "logs", *[partial(write, tokens)] * count):
+        run = partial(write, tokens)
+        for status, said in on_ranks(teacher / "logs", run, *[partial(a_day_ahead, run)] * (count - 1)):
             assert status == 0, said
         held = sum(len(text) for file in (teacher / "data").glob("shard-*") for text in texts_of(file))
         assert tokens <= held < tokens + 40 * count
@@ -86,7 +90,7 @@ def test_ranks_divide_the_prompts_and_others_go_on(teacher, source):
     assert data.keys() <= set(UNRESERVED)
     assert held_out.keys() <= set(RESERVED)
     if source is distill.Source.generate:
-        assert max(data.values()) - min(data.values(), default=0) <= 1 or max(data.values()) == 1
+        assert max(data.values()) - min(data[text] for text in UNRESERVED[:38]) <= 1
     for file in (teacher / "data").glob("shard-*"):
         index, ranks = map(int, rank_of(file).split("/"))
         assert int(file.stem[-5:]) % ranks == index
@@ -343,39 +347,57 @@ def log_of(folder: Path) -> list[dict]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """To rounding: the order in which gradients are summed differs."""
+    """To rounding: the order in which gradients are summed differs. Checkpoints have float32 and differ by 6e-8 at
+    most; in the drafter's bfloat16 a lost or scaled gradient could be hidden."""
     for row, expected in itertools.zip_longest(log_of(one), log_of(other)):
         assert row.keys() == expected.keys()
         for name in row.keys() - {"drafter"}:
             assert row[name] == pytest.approx(expected[name], abs=0.02, rel=0.002), name
-    weights, others = (load_file(folder / "drafter.safetensors") for folder in (one, other))
+    weights, others = (load_file(folder / "checkpoint.safetensors") for folder in (one, other))
+    assert weights.keys() == others.keys()
     for name, tensor in weights.items():
-        torch.testing.assert_close(tensor.float(), others[name].float(), atol=0.02, rtol=0.05)
+        torch.testing.assert_close(tensor, others[name], atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
 def test_torchrun_trains_by_two_ranks(taught: Path, tmp_path: Path):
-    """It would catch ranks that do not take their places from torchrun as it sets them. Slow, as three processes
-    import torch."""
-    program = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "-m", "redraft", "train"]
+    """It starts both again where one is killed. It would catch ranks that do not take their places from torchrun as it
+    sets them. Slow, as five processes import torch."""
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--max-restarts", "1"]
+    program = [*torchrun, "-m", "redraft", "train"]
     settings = ["--set", "exit_dim=32", "--set", "num_blocks=1", "--window", "8", "--batch", "4", "--hot-tokens", "64"]
     files = ["--model", str(taught), "--data", str(taught / "data"), "--output", str(tmp_path / "run")]
-    run = ["--positions", "400", "--every", "5", "--threads", "1", "--held-out-shards", "1"]
-    done = subprocess.run([*program, *files, *settings, *run], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
-    assert lines[-1]["positions"] >= 400
+    run = ["--positions", "2400", "--every", "5", "--threads", "1", "--held-out-shards", "1"]
+    log = tmp_path / "run/log.jsonl"
+    with subprocess.Popen([*program, *files, *settings, *run], cwd=ROOT, stderr=subprocess.PIPE, text=True) as started:
+        wait_until(lambda: log.exists() or started.poll() is not None, 300)
+        assert started.poll() is None, started.communicate()[1]
+        places = {child.environ().get("RANK"): child for child in psutil.Process(started.pid).children()}
+        places["1"].kill()
+        said = started.communicate(timeout=300)[1]
+    assert started.returncode == 0, said
+    assert "resumed at step" in said
+    lines = list(map(json.loads, log.open()))
+    assert lines[-1]["positions"] >= 2400
     assert all(len(line["rank_rates"]) == 2 for line in lines)
+
+
+def a_day_ahead(run: Callable[[], None]) -> None:
+    """Run in a process of its own whose clocks differ."""
+    now, monotonic = time.time, time.monotonic
+    time.time, time.monotonic = lambda: now() + 86_400, lambda: monotonic() + 86_400
+    run()
 
 
 @pytest.mark.parametrize("drafter", ["recurrent", "eagle"])
 def test_two_ranks_train_what_one_process_does(taught: Path, tmp_path: Path, drafter: str):
-    """With the same windows a step, of which each rank has half, in one piece or in several that differ in size."""
+    """With the same windows a step, of which each rank has half, in one piece or in several that differ in size. The
+    ranks' clocks differ."""
     train(taught, tmp_path / "one", drafter, 2400, batch=6)
     runs = {"pieces": {"accumulate": 4}, "ranks": {}, "both": {"accumulate": 2}}
     for name, more in runs.items():
         run = partial(run_training, taught, tmp_path / name, drafter, 2400, batch=6, **more)
-        for status, said in on_ranks(tmp_path / "logs", *[run] * (1 if name == "pieces" else 2)):
+        for status, said in on_ranks(tmp_path / "logs", run, *[partial(a_day_ahead, run)] * (name != "pieces")):
             assert status == 0, said
         assert_same_run(tmp_path / name, tmp_path / "one")
     assert len(json.loads((tmp_path / "ranks/log.jsonl").read_text().splitlines()[-1])["rank_rates"]) == 2

@@ -176,7 +176,7 @@ def test_across_machines(service, two_ranks, machines, bundle, tmp_path, victim)
         before = two_machines.bytes_through_the_cable()
         assert remote.answer(BODY["text_input"], BODY["max_tokens"]) == expected
         assert two_machines.bytes_through_the_cable() - before > BODY["max_tokens"] * 4 * 111 / 2, "rank 1's logits"
-        two_machines.seconds_to_end(remote, victim)
+        assert two_machines.seconds_to_end(remote, victim) < 5
         blamed = ranks.describe(ranks.death([], remote.log_file.read_text(), pids), pids)
         host = list(two_machines.HOSTS.values())[victim]
         assert blamed == f"rank {victim} (pid {pids[victim]}) on {host} ended (exit status or signal 9)"
