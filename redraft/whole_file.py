@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,8 +38,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def remove_stale(folder: Path, pattern: str) -> None:
-    """Remove the files of these names that killed processes have left STALE_S ago or earlier."""
+    """Remove the files of these names that killed processes have left STALE_S before the last change of their folder:
+    a disk's own clock, as those of machines that share it may differ."""
     for path in folder.glob(pattern):
         with suppress(OSError):  # a folder that cannot be written to, or another process was faster
-            if path.lstat().st_mtime < time.time() - STALE_S:
+            if path.lstat().st_mtime < path.parent.stat().st_mtime - STALE_S:
                 path.unlink()

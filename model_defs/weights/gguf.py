@@ -15,6 +15,7 @@ from torch import Tensor
 from redraft.model_defs.files import row_chunks
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.families.registry import FAMILIES, SUPPORTED
+from redraft.model_defs.weights import gguf_header
 from redraft.model_defs.weights.gguf_header import GgufTensor
 from redraft.plugins.operators.linear.blocks import FORMS, BlockWeight
 
@@ -94,6 +95,12 @@ class GgufWeights:
         kind = self.tensors[self._names[name].tensor].type.name
         return None if kind in FLOATS else kind
 
+    def nbytes(self, name: str) -> int:
+        """Bytes of a tensor in the file."""
+        place = self._names[name]
+        tensor = self.tensors[place.tensor]
+        return tensor.nbytes // (1 if place.expert is None else tensor.shape[0])
+
     def feature_order(self, name: str) -> None:
         """Features always lie in order."""
 
@@ -147,9 +154,7 @@ class GgufWeights:
             try:
                 gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[tensor.type][1]), np.uint8), tensor.type)
             except NotImplementedError:
-                raise ValueError(
-                    f"{self.path}: {name} is {tensor.type.name}, which is not read; take the model as Q8_0 or Q4_K_M"
-                ) from None
+                raise gguf_header.unread(self.path, name, tensor.type.name) from None
 
 
 def _dequantized(raw: np.ndarray, kind: gguf.GGMLQuantizationType) -> Tensor:

@@ -29,6 +29,11 @@ NUMBERS = {
     **{GGUFValueType.UINT64: "<u8", GGUFValueType.INT64: "<i8", GGUFValueType.FLOAT64: "<f8"},
 }
 """Types of a field's value that are a number, as numpy calls them"""
+OTHER_TYPES = {
+    **{4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"},
+    **{36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"},
+}
+"""Types of tensors that llama.cpp has given up, by their numbers"""
 LENGTH_BYTES = 8
 """Bytes that say how long a text is"""
 MOST_ITEMS = 1 << 22
@@ -121,7 +126,9 @@ class _Cursor:
         if not 1 <= count <= MOST_DIMENSIONS:
             raise ValueError(f"a tensor of {count} dimensions")
         shape = tuple(self.number("Q") for _ in range(count))[::-1]
-        tensor = GgufTensor(shape, GGMLQuantizationType(self.number("I")), self.number("Q"))
+        if (kind := self.number("I")) in OTHER_TYPES:
+            raise UnreadTypeError(name, OTHER_TYPES[kind])
+        tensor = GgufTensor(shape, GGMLQuantizationType(kind), self.number("Q"))
         block, _ = gguf.GGML_QUANT_SIZES[tensor.type]
         if not 1 <= math.prod(shape) <= len(self._data) * block:
             raise ValueError(f"a tensor of {math.prod(shape)} numbers")
@@ -130,11 +137,22 @@ class _Cursor:
         return name, tensor
 
 
+class UnreadTypeError(Exception):
+    """A tensor, by its name, is of one of OTHER_TYPES."""
+
+
+def unread(path: Path, name: str, kind: str) -> ValueError:
+    """The error for a tensor of a type that is not read."""
+    return ValueError(f"{path}: {name} is {kind}, which is not read; take the model as Q8_0 or Q4_K_M")
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn what a reader of a damaged file raises into a ValueError that names the file."""
     try:
         yield
+    except UnreadTypeError as error:
+        raise unread(path, *error.args) from None
     except (ValueError, LookupError, ArithmeticError, TypeError) as error:
         raise ValueError(_why_unreadable(path, error)) from error
 

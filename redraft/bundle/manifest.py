@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from redraft.bundle.backends import Backend
 from redraft.bundle.config import FORMAT_VERSION, BundleConfig, Section, first_problem, read_json_object
 from redraft.bundle.folder import MANIFEST
 from redraft.errors import BundleError, how_to_rebuild
@@ -89,11 +91,10 @@ class Bundle:
         """
         manifest = Manifest.read(path)
         rebuild = manifest.rebuild
-        missing = sorted(set(manifest.cpu_features) - cpu_features())
-        if missing:
+        if missing := lacking(manifest.cpu_features):
             raise BundleError(
-                f"{path} was built for another CPU: it needs {', '.join(missing)}, which this CPU lacks; "
-                f"on this machine {rebuild}"
+                f"{path} was built for another CPU: it needs {missing}, which this CPU lacks; build one with "
+                "--backend torch"
             )
         verify_files(path, manifest.files, rebuild)
         return cls(path, BundleConfig.read(path, rebuild), manifest)
@@ -120,6 +121,17 @@ def file_sha256(path: Path) -> str:
     """The file's sha256 in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_cpu(backend: Backend) -> None:
+    """Raises BundleError where this machine's CPU lacks what a backend's engine needs."""
+    if missing := lacking(backend.cpu_features):
+        raise BundleError(f"--backend {backend} needs {missing}, which this CPU lacks: take --backend torch")
+
+
+def lacking(features: Iterable[str]) -> str:
+    """Those of the features that this machine's CPU does not have, in words; empty where it has all."""
+    return ", ".join(sorted(set(features) - cpu_features()))
 
 
 def cpu_features() -> set[str]:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from redraft import errors
 from redraft.bundle.backends import BACKENDS, OPENVINO, Backend, Form, Precision, check_precision
 from redraft.bundle.config import BundleConfig, LimitsInfo
+from redraft.bundle.manifest import check_cpu
 from redraft.bundle.method import MethodFields
 from redraft.cli.bundles import as_arguments, complete, needs_build, say_built
 from redraft.cli.options import BACKEND_NAMES, ModelOption, backend_named
@@ -215,6 +216,7 @@ def main(
         precision = Precision(options["--precision"])
         calibration = Path(options["--calibration"]) if "--calibration" in options else None
         check_precision(backend, precision)
+        check_cpu(backend)
         if form and form not in backend.forms:
             takes = ", ".join(backend.forms) or "none: only the TensorRT backends have one"
             raise BundleError(f"--form {form}: {backend} takes {takes}")

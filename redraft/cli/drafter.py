@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from redraft.bundle.backends import OPENVINO, TORCH, Backend, Precision, check_precision
+from redraft.bundle.manifest import check_cpu
 from redraft.cli.bundles import NGRAMS, usual_precision
 from redraft.cli.distill import teacher_engine
 from redraft.cli.options import BACKEND_NAMES, ColumnOption, ModelOption, PromptsOption, backend_named, check_folder
@@ -83,6 +84,7 @@ def main(
             try:
                 precision = precision or usual_precision(model, backend, Precision.bf16)
                 check_precision(backend, precision)
+                check_cpu(backend)
             except BundleError as error:  # before the hours, not after them
                 raise ValueError(error) from None
             check_folder(output, "--output")

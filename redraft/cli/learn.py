@@ -215,7 +215,8 @@ def main(
                     if (generation / CHECKPOINT).exists():
                         say(f"generation {number} begins anew: it was begun with other settings, or answers are gone")
                     set_apart(folder, generation, order, say)
-            answers = count_answers(generation, order)
+                answers = count_answers(generation, order) if ranks.first else 0
+            answers = ranks.from_first(answers)
             say(f"generation {number}: {answers:,} answers to train on, from {drafter}")
             run = partial(execute_apart, may_run=may_run)
             Steps("redraft learn", folder / LOG if ranks.first else None, run).run(

@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 
 from redraft.bundle.backends import BACKENDS, Precision
+from redraft.bundle.manifest import check_cpu
 from redraft.cli.bundles import usual_precision
 from redraft.cli.drafter_swap import learned_drafter, named
 from redraft.cli.steps import Steps, one_process
 from redraft.console.output import fail
+from redraft.errors import BundleError
 from redraft.home import DEFAULT_MODEL, HOME
 from redraft.learning.generations import Generation
 from redraft.model_defs.weights.folder import GGUF
@@ -29,6 +31,10 @@ def prepared(settings: ServeSettings) -> Path:
     drafter = settings.drafter
     if drafter and drafter.suffix == ".gguf" and drafter.name == model_file.name and drafter.resolve() != model_file:
         fail(f"redraft serve: --drafter {drafter} has the name of the model's file: rename one of the two")
+    try:
+        check_cpu(BACKENDS[settings.backend])
+    except BundleError as error:
+        fail(f"redraft serve: {error}")
     if not are_built():
         build_apart()  # the build leaves cores to it; what goes wrong in it, the start of the service says
     with one_process() as execute:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from redraft.bundle.backends import BACKENDS
 from redraft.bundle.config import BundleConfig
-from redraft.bundle.manifest import BuiltFrom, InputFile, Manifest, cpu_features, file_sha256
+from redraft.bundle.manifest import BuiltFrom, InputFile, Manifest, file_sha256, lacking
 from redraft.bundle.writer import TOKENIZER_FILES
 from redraft.errors import BundleError
 from redraft.home import PROMPTS
@@ -183,8 +183,8 @@ def why_unusable(bundle: Path, manifest: Manifest) -> list[str]:
         size = file.stat().st_size if file.is_file() else None
         if size != entry.size:
             reasons.append(f"{name} is missing" if size is None else f"{name} has {size} bytes, expected {entry.size}")
-    if missing := sorted(set(manifest.cpu_features) - cpu_features()):
-        reasons.append(f"it needs a CPU with {', '.join(missing)}")
+    if missing := lacking(manifest.cpu_features):
+        reasons.append(f"it needs a CPU with {missing}")
     backend = "" if reasons else BundleConfig.read(bundle).backend.name
     built, here = manifest.versions.get(backend), installed(backend)
     if built and here and built.split("+")[0] != here.split("+")[0]:

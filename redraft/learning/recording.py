@@ -12,7 +12,7 @@ from redraft.learning.shard_file import bfloat16_bits
 MOST_TOKENS = 4096
 """Tokens of an answer that are recorded; a longer one's first."""
 STEPS_ON_DEVICE = 64
-"""Steps whose features stay as the engine has them, until they go to the host together, in half the bytes."""
+"""Steps whose features stay as the engine has them, until they go to the host together and are rounded."""
 
 
 @dataclass

@@ -97,16 +97,23 @@ def add_shard(folder: Path, content: bytes) -> Path:
 
 
 def link_or_copy(file: Path, new: Path) -> None:
-    """Give a file a second name, or a copy where the file system has no such links. Raises FileExistsError for a name
-    that is taken, OSError."""
+    """Give a file a second name or, where the file system has no such links, a copy of the same age for this user only,
+    whole unless the process is killed. Raises FileExistsError for a name that is taken, OSError."""
     try:
         new.hardlink_to(file)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
-        with file.open("rb") as source, new.open("xb") as copy:
-            shutil.copyfileobj(source, copy)
-        shutil.copystat(file, new)
+        with file.open("rb") as source:
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as copy:
+                    shutil.copyfileobj(source, copy)
+                modified = os.fstat(source.fileno()).st_mtime_ns
+                os.utime(new, ns=(modified, modified))
+            except BaseException:
+                new.unlink()
+                raise
 
 
 def is_of_others(path: Path) -> bool:

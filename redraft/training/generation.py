@@ -91,12 +91,37 @@ def set_apart(learned: Path, generation: Path, order: Order, say: Callable[[str]
     shutil.rmtree(partial, ignore_errors=True)
     for name in (TRAINED, JUDGED):
         (partial / name).mkdir(mode=0o700, parents=True)
-    for file in learned.glob(SHARDS):
-        with suppress(FileNotFoundError):  # a service has removed it since, as too old or too much
-            link_or_copy(file, partial / TRAINED / file.name)
-    counts = _usable(partial / TRAINED, order.fingerprint, say)
-    total = sum(counts.values())
-    held_out = max(FEWEST_JUDGED, min(int(HELD_OUT_SHARE * total), MOST_JUDGED))
+    try:
+        for file in learned.glob(SHARDS):
+            with suppress(FileNotFoundError):  # a service has removed it since, as too old or too much
+                link_or_copy(file, partial / TRAINED / file.name)
+        counts = _usable(partial / TRAINED, order.fingerprint, say)
+        try:
+            _divide(partial, counts)
+            _require(partial, order)
+        except TooFewError:
+            held = f"{learned} holds {sum(counts.values())} answers in {len(counts)} shards"
+            few = f"{held}, too few, or to too few prompts, to train on and to judge by: serve more"
+            raise ValueError(few) from None
+        (partial / BEGUN).write_text(json.dumps(_begun(partial, order)), encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if generation.exists():
+        (generation / CHECKPOINT).unlink(missing_ok=True)  # first: without it nothing goes on with the rest
+        shutil.rmtree(generation)
+    partial.replace(generation)
+
+
+def _divide(partial: Path, counts: dict[Path, int]) -> None:
+    """Move the newest answers of shards, the oldest first, to those that are judged by: their share, and on to
+    FEWEST_JUDGED prompts. Raises TooFewError where so many at most have fewer."""
+    newest = [prompt for file in reversed(counts) for prompt in reversed(prompt_hashes(file))]
+    held_out = min(max(FEWEST_JUDGED, int(HELD_OUT_SHARE * len(newest))), MOST_JUDGED)
+    while len({*newest[:held_out]}) < FEWEST_JUDGED:
+        if held_out >= min(len(newest), MOST_JUDGED):
+            raise TooFewError
+        held_out += 1
     for file, count in reversed(counts.items()):
         judged = min(count, held_out)
         held_out -= judged
@@ -106,26 +131,12 @@ def set_apart(learned: Path, generation: Path, order: Order, say: Callable[[str]
             _copy(file, file, slice(count - judged))
         elif judged:
             file.unlink()
-    try:
-        _require(partial, bool(held_out), order)
-    except ValueError as error:
-        shutil.rmtree(partial)
-        held = f"{learned} holds {total} answers in {len(counts)} shards"
-        few = f"{held}, too few, or to too few prompts, to train on and to judge by: serve more"
-        raise ValueError(few if isinstance(error, TooFewError) else str(error)) from None
-    (partial / BEGUN).write_text(json.dumps(_begun(partial, order)), encoding="utf-8")
-    if generation.exists():
-        (generation / CHECKPOINT).unlink(missing_ok=True)  # first: without it nothing goes on with the rest
-        shutil.rmtree(generation)
-    partial.replace(generation)
 
 
-def _require(partial: Path, few_judged: bool, order: Order) -> None:
-    """Raises TooFewError unless there are answers to judge by, to enough prompts, and a batch of windows to train on;
-    ValueError where the data to mix in do not go with them."""
-    if few_judged or not any((partial / TRAINED).iterdir()):
-        raise TooFewError
-    if len({prompt for file in (partial / JUDGED).iterdir() for prompt in prompt_hashes(file)}) < FEWEST_JUDGED:
+def _require(partial: Path, order: Order) -> None:
+    """Raises TooFewError unless there is a batch of windows to train on; ValueError where the data to mix in do not go
+    with them."""
+    if not any((partial / TRAINED).iterdir()):
         raise TooFewError
     data = TeacherData([partial / TRAINED, partial / JUDGED, *order.mix], None, order.kind.reads_context)
     try:
@@ -212,13 +223,14 @@ def judge(
     """Compare two drafters, the one before and the one after, on the answers of a folder; `wait` is called before each
     of them. Raises ValueError where one does not fit the target."""
     (prompts, before), (_, after) = (_accepted(target, folder, judged, wait, unroll) for folder in drafters)
-    # Answers to one prompt may be the same to the letter: they are one sample, however often it was asked.
-    ids, of = np.unique(prompts, return_inverse=True)
-    sums = [np.zeros((len(ids), 2)) for _ in drafters]
-    for each, drafts in zip(sums, (before, after), strict=True):
+    # Answers to one prompt may be the same to the letter: they are one sample, the mean, however often it was asked.
+    ids, of, asked = np.unique(prompts, return_inverse=True, return_counts=True)
+    means = [np.zeros((len(ids), 2)) for _ in drafters]
+    for each, drafts in zip(means, (before, after), strict=True):
         np.add.at(each, of, drafts)
-    low, high = interval(np.subtract(*(ratio(each[:, 1], each[:, 0]) for each in reversed(sums))))
-    length_before, length = (1 + float(drafts[:, 1].sum() / drafts[:, 0].sum()) for drafts in (before, after))
+        each /= asked[:, None]
+    low, high = interval(np.subtract(*(ratio(each[:, 1], each[:, 0]) for each in reversed(means))))
+    length_before, length = (1 + float(each[:, 1].sum() / each[:, 0].sum()) for each in means)
     return Measure(
         answers=len(prompts),
         length_before=round(length_before, 4),
@@ -231,8 +243,8 @@ def judge(
 def _accepted(
     target: Target, folder: Path, judged: Path, wait: Callable[[], None], unroll: int
 ) -> tuple[list[int], np.ndarray]:
-    """Of each answer what tells its prompt from others, and the drafts that begin in it and their accepted tokens,
-    float64 [answers, 2]."""
+    """Each answer's prompt, by its hash, and the drafts that begin in it and their accepted tokens, float64
+    [answers, 2]."""
     drafter = load_drafter(folder, target).to(target.embedding.weight.device).eval()
     trainer = Trainer(target, drafter, Labels.soft, unroll, 0.0)
     data = TeacherData([judged], MOST_JUDGED, drafter.reads_context)

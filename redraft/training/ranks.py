@@ -16,6 +16,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 import typer
+from safetensors import SafetensorError
 
 T = TypeVar("T")
 PATIENCE = timedelta(hours=3)
@@ -104,15 +105,15 @@ class Ranks:
     def agreement(self) -> Iterator[dict[str, str]]:
         """Check the input on every rank. What is inside fills in, by name, what must be the same on all of them.
 
-        Where it raises OSError, ValueError or typer.BadParameter on any rank, or where ranks differ, the first rank
-        raises ValueError, which names the rank, and the others end. A process that is the only one raises what was
-        raised.
+        Where it raises OSError, ValueError, RuntimeError, SafetensorError or typer.BadParameter on any rank, or where
+        ranks differ, the first rank raises ValueError, which names the rank, and the others end. A process that is the
+        only one raises what was raised.
         """
         facts: dict[str, str] = {}
         failure = ""
         try:
             yield facts
-        except (OSError, ValueError, typer.BadParameter) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError, typer.BadParameter) as error:
             if self.count == 1:
                 raise
             failure = str(error) or type(error).__name__

@@ -198,8 +198,7 @@ class TeacherData:
             yield _windows([self._plan(file, length, unroll, slice(EVALUATION_DOCUMENTS))], length)
 
     def held_out_answers(self, length: int, unroll: int, most: int) -> Iterator[tuple[int, Windows]]:
-        """Of up to `most` held-out documents, one at a time, what tells its prompt from others, and its windows, as by
-        `held_out`."""
+        """The prompt's hash and the windows, as by `held_out`, of up to `most` held-out documents, one at a time."""
         for file in self.evaluation:
             for index, prompt in enumerate(prompt_hashes(file)[:most]):
                 plan = self._plan(file, length, unroll, slice(index, index + 1))

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from redraft import home
+from redraft.bundle import manifest
 from redraft.cli import prepare, steps
 from redraft.cli.drafter_swap import named, options_with
 from redraft.cli.prepare import prepared
@@ -84,6 +85,16 @@ def test_a_quantized_model_is_served_as_it_is_where_that_is_possible(commands, t
     prepared(ServeSettings(source="Tiny-1B", backend=backend))
     (build,) = commands.ran
     assert options(build)["--precision"] == precision
+
+
+def test_a_cpu_without_the_instructions_is_said_before_anything_is_fetched(commands, monkeypatch, capsys):
+    monkeypatch.setattr(manifest, "cpu_features", lambda: {"sse4_2", "fma"})
+    with pytest.raises(typer.Exit):
+        bundle_of()
+    assert "--backend openvino needs avx2, f16c, which this CPU lacks: take --backend torch" in capsys.readouterr().err
+    assert not commands.ran
+    prepared(ServeSettings(backend="torch"))
+    assert commands.ran
 
 
 def test_what_is_there_is_not_made_again(commands, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from redraft.cli import learn
+from redraft.learning import shard_file
 from redraft.learning.generations import Generation, Measure, generation_folder, last_generation
 from redraft.learning.shard_file import (
     SERVED,
@@ -35,7 +36,7 @@ from redraft.training.generation import (
     remove_answers,
     set_apart,
 )
-from redraft.training.teacher_data import TeacherData
+from redraft.training.teacher_data import TeacherData, prompt_hashes
 from tests.training.teacher import generate, texts_of, train
 
 
@@ -132,6 +133,29 @@ def test_shards_that_cannot_be_trained_on_are_left_out(target, tmp_path):
     assert said[3].startswith("2 shards")
 
 
+def test_one_prompt_that_is_asked_again_and_again_does_not_fill_what_is_judged(target, tmp_path):
+    """Older answers are judged by too, to sixteen prompts."""
+    serve(tmp_path / "learn", target, 5)
+    for _ in range(30):
+        serve(tmp_path / "learn", target, 1, 1)
+    generation = apart(tmp_path / "learn")
+    prompts = [prompt for file in (generation / JUDGED).iterdir() for prompt in prompt_hashes(file)]
+    assert len(set(prompts)) == 16
+    assert len(prompts) > 30
+
+
+def test_a_generation_that_cannot_be_begun_leaves_nothing(target, tmp_path, monkeypatch):
+    serve(tmp_path / "learn", target, 5)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(generation_module, "save_tensors", full)
+    with pytest.raises(OSError, match="No space left"):
+        apart(tmp_path / "learn")
+    assert not list((tmp_path / "learn" / "generations").iterdir())
+
+
 @pytest.mark.parametrize(
     ("shards", "answers"),
     [(2, 7), (1, 20), (60, 1), (9, 9)],
@@ -202,16 +226,17 @@ def test_every_kind_that_reads_hidden_states_is_trained_on_served_answers_and_ju
 
 
 def test_answers_to_one_prompt_are_one_sample(monkeypatch):
-    """Two prompts, asked 64 times each, say no more than asked once: of them one got better and one worse."""
+    """However often it is asked: sixteen that got better outweigh one that got worse, and was asked 240 times."""
 
     def accepted(_, drafter, *__):
-        after = {"before": [3, 3], "after": [5, 2]}[drafter]
-        return [7, 8] * 64, np.array([[4, after[index % 2]] for index in range(128)], np.float64)
+        better, worse = {"before": (4, 4), "after": (6, 2)}[drafter]
+        answers = [(prompt, better) for prompt in range(16)] + [(99, worse)] * 240
+        return [prompt for prompt, _ in answers], np.array([[4, tokens] for _, tokens in answers], np.float64)
 
     monkeypatch.setattr(generation_module, "_accepted", accepted)
     measure = judge(None, ["before", "after"], None)
-    assert (measure.answers, measure.length_before, measure.length) == (128, 1.75, 1.875)
-    assert measure.gain_low < 0 < measure.gain_high
+    assert (measure.answers, measure.length_before, measure.length) == (256, 2.0, round(1 + (16 * 6 + 2) / (17 * 4), 4))
+    assert 0 < measure.gain_low < measure.length - 2 < measure.gain_high
 
 
 @pytest.mark.parametrize("wrong", [errno.EPERM, errno.ENOTSUP])
@@ -226,8 +251,16 @@ def test_a_file_system_without_links_holds_copies(target, tmp_path, monkeypatch,
     assert names(tmp_path / "learn") == [0, 1, 2, 3, 4]
     generation = apart(tmp_path / "learn")
     assert answers_of(generation / TRAINED) + answers_of(generation / JUDGED) == answers_of(tmp_path / "learn")
+    first, second, *_ = sorted((tmp_path / "learn").glob(SHARDS))
+    os.utime(first, (5, 5))
     with pytest.raises(FileExistsError):
-        link_or_copy(*sorted((tmp_path / "learn").glob(SHARDS))[:2])
+        link_or_copy(first, second)
+    link_or_copy(first, copy := tmp_path / "copy")
+    assert (copy.stat().st_mtime, copy.stat().st_mode & 0o777, copy.read_bytes()) == (5, 0o600, first.read_bytes())
+    monkeypatch.setattr(shard_file.shutil, "copyfileobj", refuse)
+    with pytest.raises(OSError, match=os.strerror(wrong)):
+        link_or_copy(first, tmp_path / "half")
+    assert not (tmp_path / "half").exists()
 
 
 def test_generations_are_counted(tmp_path):

@@ -63,10 +63,26 @@ class GgufCheckpoint:
         except ValueError as error:
             raise FetchError(f"{path}: {error}") from None
         self._weights = GgufWeights(path, tensors, target, weight_names(target))
-        quantized = list(filter(self._weights.quantization, self._weights.shapes()))
-        if quantized and all(map(self._weights.form, quantized)):
-            self.config["quantization_config"] = {"quant_method": METHOD}
+        self._note_blocks()
         self.memory = max(tensor.nbytes for tensor in tensors.values())
+
+    def _note_blocks(self) -> None:
+        """Note in the configuration that the file's matrices are in blocks, where operators take most of their bytes as
+        they are, and remark what else is quantized."""
+        weights, taken, others = self._weights, 0, 0
+        kinds: dict[str, str] = {}
+        for name in weights.shapes():
+            if weights.form(name):
+                taken += weights.nbytes(name)
+            elif kind := weights.quantization(name):
+                kinds.setdefault(kind, name)
+                others += weights.nbytes(name)
+        if taken > others:
+            self.config["quantization_config"] = {"quant_method": METHOD}
+        if kinds:
+            which = ", ".join(f"{kind} ({name})" for kind, name in kinds.items())
+            what = f"these {others / 1e6:,.0f} MB" if taken > others else "all weights"
+            self.remarks.append(f"no operator takes {which} as it is: bundles store {what} in bfloat16")
 
     def shapes(self) -> dict[str, Tensor]:
         """Meta tensors by Hugging Face name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
+from redraft.bundle.backends import OPENVINO, Precision
 from redraft.bundle.generation import GenerationConfig
 from redraft.bundle.writer import copy_tokenizer
 from redraft.chat import ChatTemplate
+from redraft.cli.bundles import usual_precision
 from redraft.compiler.checkpoints.gguf import GgufCheckpoint
 from redraft.compiler.checkpoints.source import FetchError
 from redraft.model_defs.target.config import TargetConfig
@@ -108,6 +111,37 @@ def test_rows_that_are_no_blocks_are_named(gguf_file, tmp_path):
     (tmp_path / "odd.gguf").write_bytes(whole[:at] + int(type_of.Q6_K).to_bytes(4, "little") + whole[at + 4 :])
     with pytest.raises(ValueError, match=r"blk\.0\.ffn_up\.weight has rows of 32 numbers, .* blocks of 256"):
         fetch(tmp_path / "odd.gguf", tmp_path)
+
+
+def test_a_type_that_llama_cpp_has_given_up_is_named(gguf_file, tmp_path):
+    """A new download would be as it is."""
+    whole = gguf_file.read_bytes()
+    at = whole.index(b"blk.0.ffn_up.weight") + len("blk.0.ffn_up.weight") + 4 + 2 * 8
+    (tmp_path / "old.gguf").write_bytes(whole[:at] + (31).to_bytes(4, "little") + whole[at + 4 :])
+    with pytest.raises(ValueError, match=r"blk\.0\.ffn_up\.weight is Q4_0_4_4, which is not read; take the model as"):
+        fetch(tmp_path / "old.gguf", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("odd", "precision", "said"),
+    [
+        ("blk.1.ffn_down.weight", Precision.source, r"takes IQ4_NL \(.*1\.mlp\.down.*\) as it is: .* these \d+ MB"),
+        ("", Precision.bf16, r"takes IQ4_NL \(.*\) as it is: bundles store all weights in bfloat16"),
+        ("none", Precision.source, ""),
+    ],
+)
+def test_most_of_a_files_blocks_decide_what_is_built(gguf_file, tmp_path, capsys, odd, precision, said):
+    """One tensor of a type that no operator takes leaves the others in their blocks."""
+    types = gguf.GGMLQuantizationType
+
+    def type_of(name: str, weight: torch.Tensor) -> gguf.GGMLQuantizationType | None:
+        return (types.IQ4_NL if name.startswith(odd) else types.Q8_0) if weight.ndim == 2 else None
+
+    rewrite(gguf_file, tmp_path / "odd.gguf", type_of)
+    folder = fetch(tmp_path / "odd.gguf", tmp_path)
+    assert usual_precision(folder, OPENVINO, Precision.bf16) == precision
+    out = capsys.readouterr().out
+    assert re.search(said, out) if said else "as it is" not in out
 
 
 def test_gguf_templates_by_name(reference, tmp_path, monkeypatch):

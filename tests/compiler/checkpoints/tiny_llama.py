@@ -16,6 +16,7 @@ from redraft.model_defs.files import INDEX, SINGLE
 from redraft.model_defs.target.attention import causal_attend
 from redraft.model_defs.target.model import Target
 from redraft.model_defs.target.rope import RopeConfig
+from tests.model_defs.weights.folders import HALVES
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -113,8 +114,7 @@ def random_blocks(shape, kind):
     """Random rows of a GGUF type, uint8 [rows, bytes], whose float16 numbers are small."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = np.random.default_rng(0).integers(0, 256, (shape[0], shape[1] // block, size), dtype=np.uint8)
-    halves = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind.name]
-    for at in halves:
+    for at in HALVES[kind.name]:
         blocks[..., at : at + 2] = np.frombuffer(np.float16(2e-3).tobytes(), np.uint8)
     return blocks.reshape(shape[0], -1)
 
