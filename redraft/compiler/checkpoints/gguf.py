@@ -81,8 +81,10 @@ class GgufCheckpoint:
             self.config["quantization_config"] = {"quant_method": METHOD}
         if kinds:
             which = ", ".join(f"{kind} ({name})" for kind, name in kinds.items())
-            what = f"these {others / 1e6:,.0f} MB" if taken > others else "all weights"
-            self.remarks.append(f"no operator takes {which} as it is: bundles store {what} in bfloat16")
+            what = f"these {others / 1e6:,.0f} MB in bfloat16"
+            if others >= taken:
+                what = "all weights in bfloat16, or rounded anew by --precision int8 or int4"
+            self.remarks.append(f"no operator takes {which} as it is: bundles store {what}")
 
     def shapes(self) -> dict[str, Tensor]:
         """Meta tensors by Hugging Face name."""
