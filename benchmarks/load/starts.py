@@ -7,7 +7,8 @@ Each start is a service of its own that has learned nothing of how much to draft
 bundle drafts, and at the next start the same request by plain decoding. The two take turns in being first. With
 `--model` that folder, which `redraft fetch` has made, is also served where nothing was built before: once with the CPU
 operators to compile, and then without. Times are seconds, from the command to its end, and from the request to the end
-of its answer; files have been read before.
+of its answer; files have been read before. Memory is that after the answer: what of the engine's process is in it, and
+of all processes of the service, where each has its share of what several use.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
+import psutil
 import typer
 
 from benchmarks.command import PROMPTS_FILE, BundleFolder, MaxTokens, PromptsFile, Report, run
@@ -37,6 +39,8 @@ from redraft.loadtest.tables import Table
 from redraft.loadtest.workload import ChatTokenizer
 from redraft.prompts import load_prompts, spread
 from redraft.request import AUTO_REGRESSIVE
+from redraft.serving.processes import owned_processes
+from redraft.serving.rundir import RunDir
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Start:
     first_token_s: float
     answer_s: float
     text: str
+    engine_mb: float
+    service_mb: float
 
 
 async def answer(port: int, generation: Generation) -> tuple[float, float, str]:
@@ -68,8 +74,17 @@ def start(bundle: Path, port: int, generation: Generation) -> Start:
     """Serve a bundle and send it one request."""
     with tempfile.TemporaryDirectory() as folder:
         what = "--bundle", bundle, "--learned-dir", Path(folder) / "learned"
-        with served(what, Path(folder) / "run", port) as ready_s:
-            return Start(ready_s, *asyncio.run(answer(port, generation)))
+        run_dir = RunDir(Path(folder) / "run")
+        with served(what, run_dir.path, port) as ready_s:
+            return Start(ready_s, *asyncio.run(answer(port, generation)), *memory_mb(run_dir))
+
+
+def memory_mb(run_dir: RunDir) -> tuple[float, float]:
+    """Resident megabytes of the engine's process, and of all processes of its service."""
+    state = run_dir.read_state()
+    assert state
+    shares = [process.memory_full_info().pss for process in owned_processes(run_dir.path)]
+    return psutil.Process(state.worker_pid).memory_info().rss / 1e6, sum(shares) / 1e6
 
 
 def unbuilt(model: Path, port: int) -> Iterator[float]:
@@ -89,6 +104,7 @@ def report(drafted: list[Start], plain: list[Start], unbuilt_s: list[float]) -> 
     """Figures of all starts."""
     ready = [each.ready_s for each in (*drafted, *plain)]
     result: dict[str, Any] = {"ready_s": median(ready), "ready_s_range": [min(ready), max(ready)]}
+    result |= {name: median(getattr(each, name) for each in drafted) for name in ("engine_mb", "service_mb")}
     for name in ("first_token_s", "answer_s"):
         ours, theirs = (np.array([getattr(each, name) for each in starts]) for starts in (drafted, plain))
         speed_up = float(theirs.sum() / ours.sum())
