@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 import typer
@@ -35,7 +34,7 @@ from redraft.training import conversations, distillation, parts, plan, prompts, 
 from redraft.training import run as training_run
 from redraft.training.ranks import ALONE, Ranks, ranked, this_rank
 from redraft.training.teacher_data import TeacherData
-from tests.conftest import ROOT, wait_until
+from tests.conftest import ROOT
 from tests.engines.tiny import write_model
 from tests.training.teacher import (
     RESERVED,
@@ -361,24 +360,16 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_trains_by_two_ranks(taught: Path, tmp_path: Path):
-    """It starts both again where one is killed. It would catch ranks that do not take their places from torchrun as it
-    sets them. Slow, as five processes import torch."""
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--max-restarts", "1"]
-    program = [*torchrun, "-m", "redraft", "train"]
+    """It would catch ranks that do not take their places from torchrun as it sets them. Slow, as three processes
+    import torch."""
+    program = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "-m", "redraft", "train"]
     settings = ["--set", "exit_dim=32", "--set", "num_blocks=1", "--window", "8", "--batch", "4", "--hot-tokens", "64"]
     files = ["--model", str(taught), "--data", str(taught / "data"), "--output", str(tmp_path / "run")]
-    run = ["--positions", "2400", "--every", "5", "--threads", "1", "--held-out-shards", "1"]
-    log = tmp_path / "run/log.jsonl"
-    with subprocess.Popen([*program, *files, *settings, *run], cwd=ROOT, stderr=subprocess.PIPE, text=True) as started:
-        wait_until(lambda: log.exists() or started.poll() is not None, 300)
-        assert started.poll() is None, started.communicate()[1]
-        places = {child.environ().get("RANK"): child for child in psutil.Process(started.pid).children()}
-        places["1"].kill()
-        said = started.communicate(timeout=300)[1]
-    assert started.returncode == 0, said
-    assert "resumed at step" in said
-    lines = list(map(json.loads, log.open()))
-    assert lines[-1]["positions"] >= 2400
+    run = ["--positions", "400", "--every", "5", "--threads", "1", "--held-out-shards", "1"]
+    done = subprocess.run([*program, *files, *settings, *run], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
+    assert lines[-1]["positions"] >= 400
     assert all(len(line["rank_rates"]) == 2 for line in lines)
 
 
