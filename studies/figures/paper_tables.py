@@ -95,10 +95,12 @@ def llama_cpp_qwen(load: Load) -> Table:
     loaded = {what: load(f"zen3/llama_cpp_qwen_{what}")["single"]["0"] for what in ("questions", "edits")}
     columns = [f"{figure}, {what}" for what in loaded for figure in ("tokens/s", "over llama.cpp")]
     table = Table("One stream", ["", *columns])
+    peer = next(iter(loaded.values()))["fastest_peer"]
     titles = {
-        next(iter(loaded.values()))["fastest_peer"]: "llama.cpp",
+        peer: "llama.cpp",
+        f"{peer} lookup 10": "llama.cpp, prompt lookup of 10 tokens",
         AR: "redraft, without drafts",
-        "ngrams": "redraft, n-grams of all that was served",
+        "ngrams": "redraft, n-grams",
         "draft-lm": "redraft, the 0.5B as draft LM",
     }
     for name, title in titles.items():
