@@ -115,7 +115,7 @@ def set_apart(learned: Path, generation: Path, order: Order, say: Callable[[str]
 
 def _divide(partial: Path, counts: dict[Path, int]) -> None:
     """Move the newest answers of shards, the oldest first, to those that are judged by: their share, and on to
-    FEWEST_JUDGED prompts. Raises TooFewError where so many at most have fewer."""
+    FEWEST_JUDGED prompts. Raises TooFewError where MOST_JUDGED answers, or all, do not reach that."""
     newest = [prompt for file in reversed(counts) for prompt in reversed(prompt_hashes(file))]
     held_out = min(max(FEWEST_JUDGED, int(HELD_OUT_SHARE * len(newest))), MOST_JUDGED)
     while len({*newest[:held_out]}) < FEWEST_JUDGED:
