@@ -153,6 +153,14 @@ def test_what_a_request_or_the_operator_keeps_out_is_in_no_file(stores):
         assert counted(metrics, outcome) == 1
 
 
+def test_no_text_takes_long_to_search_and_what_could_is_refused():
+    """Python's own search of this text would not end."""
+    assert not pattern(r"(\w+\s?)+@").search("a" * 100_000)
+    for text in ("(?<=a)b", r"(a)\1", "("):
+        with pytest.raises(ValueError, match="expected a regular expression of RE2"):
+            pattern(text)
+
+
 def test_an_answer_whose_own_text_matches_is_not_stored(stores):
     store = stores.open(redacted=(pattern(re.escape(CODEC.decode([21, 22]))),))
     store.put(answer([20, 21, 22, *range(30, 40)]))
