@@ -168,8 +168,9 @@ def ranked(program: str, outcome: str) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_lost_peer(error):
             raise
-        print(f"{program}: rank {dist.get_rank()}: another rank ended, {outcome}", file=sys.stderr)
-        raise SystemExit(1) from None
+        print(f"{program}: rank {dist.get_rank()}: another rank ended, {outcome}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1)  # Python's own end may wait for a thread of gloo, which waits for the lost rank
     finally:
         dist.destroy_process_group()
 

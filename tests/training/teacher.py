@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import json
 import multiprocessing
 import os
+import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -119,7 +122,7 @@ def run_training(taught: Path, output: Path, drafter: str, positions: int, **mor
 
 def on_ranks(folder: Path, *work: Callable[[], object]) -> list[tuple[int | None, str]]:
     """Run each of these in a process of its own, which is a rank as torchrun starts it. Returns their exit statuses and
-    what they wrote to standard error."""
+    what they wrote to standard error. Fails where one does not end, with the stacks of its threads."""
     folder.mkdir(parents=True, exist_ok=True)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     process = multiprocessing.get_context("fork").Process
@@ -130,17 +133,25 @@ def on_ranks(folder: Path, *work: Callable[[], object]) -> list[tuple[int | None
             child.start()
         for child in children:
             child.join(120)
+        stuck = [rank for rank, child in enumerate(children) if child.is_alive()]
+        for rank in stuck:
+            os.kill(children[rank].pid, signal.SIGUSR1)
+        if stuck:
+            time.sleep(1)  # until its threads' stacks are in its log
     finally:
         for child in children:
             if child.pid:
                 child.kill()
                 child.join()
-    return [(child.exitcode, (folder / f"{rank}.log").read_text()) for rank, child in enumerate(children)]
+    said = [(folder / f"{rank}.log").read_text() for rank in range(len(work))]
+    assert not stuck, f"ranks {stuck} did not end:\n" + "\n".join(said)
+    return [(child.exitcode, text) for child, text in zip(children, said, strict=True)]
 
 
 def _on_rank(rank: int, count: int, port: int, folder: Path, act: Callable[[], object]) -> None:
     os.dup2(os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     sys.stderr = os.fdopen(2, "w", buffering=1)
+    faulthandler.register(signal.SIGUSR1)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     os.environ |= dict(zip(names, map(str, (rank, count, rank, count, port)), strict=True))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}

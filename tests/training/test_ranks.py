@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -419,6 +420,22 @@ def test_a_run_goes_on_with_another_number_of_ranks(taught: Path, tmp_path: Path
     for status, said in on_ranks(tmp_path / "logs", run, run, run):
         assert status == 0, said
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_who_lost_a_rank_ends_without_its_threads(tmp_path: Path):
+    """As those of gloo may wait for the lost one."""
+
+    def lose() -> None:
+        with ranked("redraft", "so it ends"):
+            this_rank().gather(None)
+            if this_rank().first:
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Thread(target=threading.Event().wait).start()
+            this_rank().gather(None)
+
+    (first, _), (second, said) = on_ranks(tmp_path, lose, lose)
+    assert (first, second) == (-signal.SIGKILL, 1)
+    assert said.splitlines()[-1] == "redraft: rank 1: another rank ended, so it ends"
 
 
 def test_a_checkpoint_that_cannot_be_read_is_named(taught: Path, tmp_path: Path, monkeypatch):
