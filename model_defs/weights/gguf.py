@@ -17,7 +17,7 @@ from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.families.registry import FAMILIES, SUPPORTED
 from redraft.model_defs.weights import gguf_header
 from redraft.model_defs.weights.gguf_header import GgufTensor
-from redraft.plugins.operators.linear.blocks import FORMS, BlockWeight
+from redraft.plugins.operators.linear.blocks import GGUF_FORMS, BlockWeight
 
 EXPERT = re.compile(r"(model\.layers\.\d+)\..*\.experts\.(\d+)\.(\w+)\.weight")
 EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
@@ -88,7 +88,7 @@ class GgufWeights:
         place = self._names[name]
         tensor = self.tensors[place.tensor]
         kind, dimensions = tensor.type.name.lower(), len(tensor.shape) - (place.expert is not None)
-        return kind if kind in FORMS and dimensions == 2 else None
+        return GGUF_FORMS.get(kind) if dimensions == 2 else None
 
     def quantization(self, name: str) -> str | None:
         """The type of a tensor that is no float's."""
@@ -159,6 +159,6 @@ class GgufWeights:
 
 def _dequantized(raw: np.ndarray, kind: gguf.GGMLQuantizationType) -> Tensor:
     """Rows uint8 [N, bytes] of a type as float32 [N, K]. Where we have a form of our own it takes half the time."""
-    if kind.name.lower() in FORMS:
+    if kind.name.lower() in GGUF_FORMS:
         return torch.from_numpy(BlockWeight.from_gguf(kind.name, raw).dequantized())
     return torch.from_numpy(gguf.dequantize(np.array(raw), kind))

@@ -145,7 +145,7 @@ def of_several() -> bool:
 def ranked(program: str, outcome: str) -> Iterator[None]:
     """Join the ranks that torchrun started, where it did. On GPUs each takes its own; where they are too few, raises
     typer.BadParameter. Where another rank ends before this one is done, end the process with status 1 and one line,
-    `program: rank 1: another rank ended, outcome`.
+    `program: rank 1: another rank ended, outcome`, without what Python does at its end.
 
     Also a decorator, for a program's main function.
     """
@@ -168,9 +168,11 @@ def ranked(program: str, outcome: str) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_lost_peer(error):
             raise
-        print(f"{program}: rank {dist.get_rank()}: another rank ended, {outcome}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(1)  # Python's own end may wait for a thread of gloo, which waits for the lost rank
+        try:
+            print(f"{program}: rank {dist.get_rank()}: another rank ended, {outcome}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+        finally:
+            os._exit(1)  # Python's own end may wait for a thread of gloo, which waits for the lost rank
     finally:
         dist.destroy_process_group()
 

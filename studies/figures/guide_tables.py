@@ -61,6 +61,7 @@ TABLES: Mapping[str, Callable[[dict[str, Any]], Table]] = {
     "budget_mixes": budget_mixes,
     "learning": measured.table,
     "precision": changed_by_precision,
+    "precision_k": changed_by_precision,
     "precision_scales": changed_by_precision,
     "saturation": saturated,
     "served_texts": repeated,

@@ -73,7 +73,7 @@ def test_ids_that_the_tokenizer_does_not_know(ids, expected, tmp_path):
 def test_the_size_of_a_bundle_of_blocks_is_foreseen(tmp_path, ranks):
     """Where the source's matrices are in blocks and where one of a type that no operator reads is in bf16; but for
     tables of RoPE and norms, which are a good part of a tiny model."""
-    for types in (MIXED, MIXED | {"ffn_down": "IQ4_NL"}):
+    for types in (MIXED, MIXED | {"ffn_down": "MXFP4"}):
         folder = write_folder(tmp_path / str(len(types["ffn_down"])), types, num_key_value_heads=2)
         target = Target.from_folder(folder, in_blocks=True)
         bundle = tiny_bundle(folder / "b", target, precision="source", drafts=False, tensor_parallel=ranks)

@@ -131,8 +131,9 @@ def on_ranks(folder: Path, *work: Callable[[], object]) -> list[tuple[int | None
     try:
         for child in children:
             child.start()
+        ends = time.monotonic() + 120
         for child in children:
-            child.join(120)
+            child.join(max(ends - time.monotonic(), 0))
         stuck = [rank for rank, child in enumerate(children) if child.is_alive()]
         for rank in stuck:
             os.kill(children[rank].pid, signal.SIGUSR1)

@@ -423,7 +423,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(taught: Path, tmp_path: Path
 
 
 def test_who_lost_a_rank_ends_without_its_threads(tmp_path: Path):
-    """As those of gloo may wait for the lost one."""
+    """Threads of gloo may wait for the lost one. What was printed is not lost."""
 
     def lose() -> None:
         with ranked("redraft", "so it ends"):
@@ -431,10 +431,13 @@ def test_who_lost_a_rank_ends_without_its_threads(tmp_path: Path):
             if this_rank().first:
                 os.kill(os.getpid(), signal.SIGKILL)
             threading.Thread(target=threading.Event().wait).start()
+            sys.stdout = (tmp_path / "printed").open("w")
+            print("a line")
             this_rank().gather(None)
 
     (first, _), (second, said) = on_ranks(tmp_path, lose, lose)
     assert (first, second) == (-signal.SIGKILL, 1)
+    assert (tmp_path / "printed").read_text() == "a line\n"
     assert said.splitlines()[-1] == "redraft: rank 1: another rank ended, so it ends"
 
 

@@ -72,6 +72,8 @@ FORMS = {
     )
 }
 """The forms with a name of their own, which are those of GGUF files; `block_form` has the others."""
+GGUF_FORMS = {name: name for name in FORMS} | {"q3_k": "q6_k", "iq4_nl": "q8_0"}
+"""The form that each type of a GGUF file is read into, which changes none of its numbers."""
 
 
 ROUNDED = {"int4": "q4_1", "int8": "q8_0"}
@@ -183,9 +185,9 @@ class BlockWeight:
         Raises ValueError for another type, or for rows that are not whole blocks.
         """
         name = type.lower()
-        if name not in FORMS:
-            raise ValueError(f"block type {type}: expected one of {', '.join(FORMS).upper()}")
-        form, size = FORMS[name], sum(_GGUF_FIELDS[name].values())
+        if name not in GGUF_FORMS:
+            raise ValueError(f"block type {type}: expected one of {', '.join(GGUF_FORMS).upper()}")
+        form, size = FORMS[GGUF_FORMS[name]], sum(_GGUF_FIELDS[name].values())
         if raw.ndim != 2 or raw.dtype != np.uint8 or raw.shape[1] % size:
             raise ValueError(f"{raw.dtype} {raw.shape}: expected uint8 rows of whole {name} blocks, {size} bytes each")
         fields = _gguf_fields(name, raw)
@@ -277,12 +279,16 @@ _GGUF_FIELDS = {
     "q5_0": {"scale": 2, "high": 4, "codes": 16},
     "q5_1": {"scale": 2, "minimum": 2, "high": 4, "codes": 16},
     "q8_0": {"scale": 2, "codes": 32},
+    "iq4_nl": {"scale": 2, "codes": 16},
+    "q3_k": {"high": 32, "codes": 64, "steps": 12, "scale": 2},
     "q4_k": {"scale": 2, "minimum": 2, "steps": 12, "codes": 128},
     "q5_k": {"scale": 2, "minimum": 2, "steps": 12, "high": 32, "codes": 128},
     "q6_k": {"codes": 128, "high": 64, "scale_steps": 16, "scale": 2},
 }
 _GGUF_RUN = {"q4_k": 32, "q5_k": 32, "q6_k": 64}
 """Bytes whose low halves are the codes of as many features, and whose high halves those of as many more; else 16."""
+_IQ4_NL_NUMBERS = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
+"""What the codes of iq4_nl stand for: integers from -127 to 113, 128 greater."""
 
 
 def _gguf_fields(name: str, raw: np.ndarray) -> dict[str, np.ndarray]:
@@ -291,15 +297,22 @@ def _gguf_fields(name: str, raw: np.ndarray) -> dict[str, np.ndarray]:
     blocks = raw.reshape(len(raw), -1, sum(sizes.values()))
     cut = np.split(blocks, np.cumsum(list(sizes.values()))[:-1], axis=-1)
     fields = {field: np.ascontiguousarray(array) for field, array in zip(sizes, cut, strict=True)}
+    if name == "q3_k":
+        fields["scale_steps"] = _signed_six_bits(fields.pop("steps"))
+        three_bits = _two_bits(fields["codes"]) | _one_bit(fields.pop("high")) << 2  # 4 greater
+        fields["codes"] = three_bits + np.uint8(28)
+        return fields
     if "steps" in fields:
         fields["scale_steps"], fields["minimum_steps"] = _six_bits(fields.pop("steps"))
-    if FORMS[name].bits == 8:
+    if name == "q8_0":
         fields["codes"] = fields["codes"] ^ np.uint8(128)  # int8, 128 greater
         return fields
     runs = fields["codes"].reshape(*blocks.shape[:2], -1, _GGUF_RUN.get(name, 16))
     fields["codes"] = np.concatenate([runs & 15, runs >> 4], axis=-1).reshape(*blocks.shape[:2], -1)
+    if name == "iq4_nl":
+        fields["codes"] = _IQ4_NL_NUMBERS[fields["codes"]]
     if "high" in fields:
-        fields["codes"] |= _high_bits(name, fields.pop("high")) << 4
+        fields["codes"] |= _HIGH_BITS[name](fields.pop("high")) << 4
     return fields
 
 
@@ -313,13 +326,33 @@ def _six_bits(steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def _high_bits(name: str, high: np.ndarray) -> np.ndarray:
-    """Each feature's bits beyond four: uint8 [N, blocks, features]."""
-    rows, blocks, _ = high.shape
-    if name == "q6_k":  # of 128 features, those of byte i are features i, 32 + i, 64 + i and 96 + i
-        shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-        return (high.reshape(rows, blocks, 2, 1, 32) >> shifts & 3).reshape(rows, blocks, -1)
-    bits = np.unpackbits(high, axis=-1, bitorder="little")
-    if name == "q5_k":  # bit b of byte i is feature 32 b + i
-        bits = bits.reshape(rows, blocks, GROUP, 8).swapaxes(-1, -2).reshape(rows, blocks, -1)
-    return bits
+def _signed_six_bits(steps: np.ndarray) -> np.ndarray:
+    """Sixteen scales of six bits, 32 greater than they are, as int8 [..., 16], of 12 bytes: eight have the lower halves
+    of the first eight scales, then those of the others; four the upper two bits, of scales i, 4 + i, 8 + i and 12 + i
+    in byte i."""
+    low, high = steps[..., :8], steps[..., None, 8:]
+    high = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(*steps.shape[:-1], 16)
+    return (np.concatenate([low & 15, low >> 4], axis=-1) | high << 4).view(np.int8) - np.int8(32)
+
+
+def _two_bits(packed: np.ndarray) -> np.ndarray:
+    """Two bits of each feature, uint8 [N, blocks, features]: of 128 features, those of byte i are features i, 32 + i,
+    64 + i and 96 + i."""
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    rows, blocks, _ = packed.shape
+    return (packed.reshape(rows, blocks, 2, 1, 32) >> shifts & 3).reshape(rows, blocks, -1)
+
+
+def _one_bit(packed: np.ndarray) -> np.ndarray:
+    """A bit of each feature of a super-block, uint8 [N, blocks, features]: bit b of byte i is feature 32 b + i."""
+    bits = _next_bit(packed)
+    return bits.reshape(*bits.shape[:2], GROUP, 8).swapaxes(-1, -2).reshape(bits.shape)
+
+
+def _next_bit(packed: np.ndarray) -> np.ndarray:
+    """A bit of each feature, uint8 [N, blocks, features], in their order."""
+    return np.unpackbits(packed, axis=-1, bitorder="little")
+
+
+_HIGH_BITS = {"q5_0": _next_bit, "q5_1": _next_bit, "q5_k": _one_bit, "q6_k": _two_bits}
+"""How a type's bits beyond four are stored."""

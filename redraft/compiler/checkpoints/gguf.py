@@ -71,10 +71,14 @@ class GgufCheckpoint:
         they are, and remark what else is quantized."""
         weights, taken, others = self._weights, 0, 0
         kinds: dict[str, str] = {}
+        wider: dict[str, str] = {}
         for name in weights.shapes():
-            if weights.form(name):
+            kind = weights.quantization(name)
+            if kind and (form := weights.form(name)):
                 taken += weights.nbytes(name)
-            elif kind := weights.quantization(name):
+                if form != kind.lower():
+                    wider[kind] = form.upper()
+            elif kind:
                 kinds.setdefault(kind, name)
                 others += weights.nbytes(name)
         if taken > others:
@@ -85,6 +89,7 @@ class GgufCheckpoint:
             if others >= taken:
                 what = "all weights in bfloat16, or rounded anew by --precision int8 or int4"
             self.remarks.append(f"no operator takes {which} as it is: bundles store {what}")
+        self.remarks += [f"bundles store {kind} as {form}, in more bytes" for kind, form in wider.items()]
 
     def shapes(self) -> dict[str, Tensor]:
         """Meta tensors by Hugging Face name."""

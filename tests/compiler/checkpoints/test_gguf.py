@@ -123,19 +123,25 @@ def test_a_type_that_llama_cpp_has_given_up_is_named(gguf_file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("odd", "precision", "said"),
+    ("kind", "odd", "precision", "said"),
     [
-        ("blk.1.ffn_down.weight", Precision.source, r"takes IQ4_NL \(.*1\.mlp\.down.*\) as it is: .* these \d+ MB"),
-        ("", Precision.bf16, r"takes IQ4_NL \(.*\) as it is: bundles store all weights in bfloat16"),
-        ("none", Precision.source, ""),
+        (
+            "MXFP4",
+            "blk.1.ffn_down.weight",
+            Precision.source,
+            r"takes MXFP4 \(.*mlp\.down.*\) as it is: .* these \d+ MB",
+        ),
+        ("MXFP4", "", Precision.bf16, r"takes MXFP4 \(.*\) as it is: bundles store all weights in bfloat16"),
+        ("MXFP4", "none", Precision.source, ""),
+        ("IQ4_NL", "", Precision.source, r"bundles store IQ4_NL as Q8_0, in more bytes"),
     ],
 )
-def test_most_of_a_files_blocks_decide_what_is_built(gguf_file, tmp_path, capsys, odd, precision, said):
+def test_most_of_a_files_blocks_decide_what_is_built(gguf_file, tmp_path, capsys, kind, odd, precision, said):
     """One tensor of a type that no operator takes leaves the others in their blocks."""
     types = gguf.GGMLQuantizationType
 
     def type_of(name: str, weight: torch.Tensor) -> gguf.GGMLQuantizationType | None:
-        return (types.IQ4_NL if name.startswith(odd) else types.Q8_0) if weight.ndim == 2 else None
+        return (types[kind] if name.startswith(odd) else types.Q8_0) if weight.ndim == 2 else None
 
     rewrite(gguf_file, tmp_path / "odd.gguf", type_of)
     folder = fetch(tmp_path / "odd.gguf", tmp_path)

@@ -42,7 +42,7 @@ EXPERTS = {
 }
 EXPERT_TYPES = MIXED | {"ffn_gate_exps": "Q4_K", "ffn_up_exps": "Q6_K", "ffn_down_exps": "Q5_0"}
 """A mixture of experts: what `write_folder` takes for it"""
-HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}
+HALVES = {"Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}
 """Where blocks that the package only reads have their float16 numbers"""
 
 

@@ -13,10 +13,9 @@ from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
 from redraft.model_defs.weights.blocks import StoredBlocks, row_orders
 from redraft.model_defs.weights.folder import GGUF, model_digest
+from redraft.plugins.operators.linear.blocks import GGUF_FORMS
 from tests.engines.tiny import tiny_lm, write_model
 from tests.model_defs.weights.folders import EXPERT_TYPES, EXPERTS, MIXED, write_folder
-
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def whole(blocks: StoredBlocks, name: str) -> np.ndarray:
     return np.stack([np.concatenate(parts) for parts in matrices]).squeeze()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind.upper() for kind in GGUF_FORMS])
 def test_blocks_of_each_type_are_the_numbers_of_the_package(kind, tmp_path):
     folder = write_folder(tmp_path, {"attn_output": kind, "output": kind})
     blocks = Target.from_folder(folder, in_blocks=True).blocks
@@ -42,7 +41,7 @@ def test_blocks_of_each_type_are_the_numbers_of_the_package(kind, tmp_path):
         tensor = tensors[f"{theirs}.weight"]
         expected = gguf.dequantize(tensor.data, tensor.tensor_type)
         ((segment,),) = blocks.matrices(f"{ours}.weight")
-        assert segment.form.name == kind.lower()
+        assert segment.form.name == GGUF_FORMS[kind.lower()]
         np.testing.assert_array_equal(segment.rows(slice(None)).dequantized(), expected)
     assert "layers.1.qkv.weight" not in blocks
 
@@ -56,6 +55,14 @@ def test_every_weight_is_what_floats_are_read_as(folder):
         np.testing.assert_array_equal(blocks.first_rows(name, 270).numpy(), weight[:270].numpy())
     assert forms(blocks, "layers.0.qkv.weight") == [[("q4_k", 256 + 32), ("q6_k", 32)]]
     assert not blocks.widened
+
+
+def test_types_that_are_read_into_one_form_are_joined(tmp_path):
+    folder = write_folder(tmp_path, MIXED | {"attn_q": "Q6_K", "attn_k": "Q3_K"})
+    exact, blocks = Target.from_folder(folder), Target.from_folder(folder, in_blocks=True).blocks
+    name = "layers.1.qkv.weight"
+    np.testing.assert_array_equal(whole(blocks, name), exact.get_parameter(name).numpy())
+    assert forms(blocks, name) == [[("q6_k", 256 + 32 + 32)]]
 
 
 def forms(blocks: StoredBlocks, name: str) -> list[list[tuple[str, int]]]:
@@ -109,8 +116,8 @@ def test_a_target_has_one_fingerprint_in_every_form(tmp_path, tied):
 
 
 def test_types_that_no_operator_reads_are_floats_and_named(tmp_path):
-    """IQ4_NL has blocks of 32 too. Its neighbours in a joined weight are floats as well."""
-    kinds = MIXED | {"attn_output": "IQ4_NL", "attn_v": "F16", "ffn_up": "BF16"}
+    """MXFP4 has blocks of 32 too. Its neighbours in a joined weight are floats as well."""
+    kinds = MIXED | {"attn_output": "MXFP4", "attn_v": "F16", "ffn_up": "BF16"}
     folder = write_folder(tmp_path, kinds)
     target, exact = Target.from_folder(folder, in_blocks=True), Target.from_folder(folder)
     for layer in range(2):
@@ -119,7 +126,7 @@ def test_types_that_no_operator_reads_are_floats_and_named(tmp_path):
             assert name not in target.blocks
             assert torch.equal(target.get_parameter(name), exact.get_parameter(name))
     layer = "model.layers.0"
-    assert target.blocks.widened[f"{layer}.self_attn.o_proj.weight"] == "IQ4_NL"
+    assert target.blocks.widened[f"{layer}.self_attn.o_proj.weight"] == "MXFP4"
     assert target.blocks.widened[f"{layer}.self_attn.q_proj.weight"] == "Q4_K"
     assert f"{layer}.self_attn.v_proj.weight" not in target.blocks.widened
 

@@ -2,7 +2,7 @@ import gguf
 import numpy as np
 import pytest
 
-from redraft.plugins.operators.linear.blocks import FORMS, BlockWeight, block_form
+from redraft.plugins.operators.linear.blocks import FORMS, GGUF_FORMS, BlockWeight, block_form
 
 
 def random_blocks(rng: np.random.Generator, name: str, rows: int, features: int) -> np.ndarray:
@@ -10,14 +10,15 @@ def random_blocks(rng: np.random.Generator, name: str, rows: int, features: int)
     kind = gguf.GGMLQuantizationType[name.upper()]
     block, size = gguf.GGML_QUANT_SIZES[kind]
     raw = rng.integers(0, 256, (rows, features // block, size), np.uint8)
-    floats = {"q6_k": [208]}.get(name, [0, 2] if {"minimum"} & {part.name for part in FORMS[name].parts} else [0])
+    minimum = "minimum" in (part.name for part in FORMS[GGUF_FORMS[name]].parts)
+    floats = {"q6_k": [208], "q3_k": [108]}.get(name, [0, 2] if minimum else [0])
     for at in floats:
         values = rng.standard_normal((rows, features // block, 1)).astype(np.float16)
         raw[..., at : at + 2] = values.view(np.uint8)
     return raw.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", GGUF_FORMS)
 def test_gguf_blocks_are_read_as_the_format_says(rng, name):
     raw = random_blocks(rng, name, 3, 512)
     weight = BlockWeight.from_gguf(name.upper(), raw)
@@ -68,8 +69,8 @@ def test_rounding_to_eight_bits(rng):
 
 
 def test_what_does_not_fit_is_named(rng):
-    with pytest.raises(ValueError, match="block type IQ4_NL: expected one of Q4_0, Q4_1"):
-        BlockWeight.from_gguf("IQ4_NL", np.zeros((1, 18), np.uint8))
+    with pytest.raises(ValueError, match=r"block type MXFP4: expected one of Q4_0, Q4_1, .*, Q3_K, IQ4_NL"):
+        BlockWeight.from_gguf("MXFP4", np.zeros((1, 17), np.uint8))
     with pytest.raises(ValueError, match=r"uint8 \(2, 19\): expected uint8 rows of whole q4_0 blocks, 18 bytes each"):
         BlockWeight.from_gguf("Q4_0", np.zeros((2, 19), np.uint8))
     for name in ("i4g48", "i4g0", "i5g32", "q2_k"):
