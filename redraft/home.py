@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 HOME_VARIABLE = "REDRAFT_HOME"
@@ -15,6 +17,9 @@ SHIPPED = CLONE or PACKAGE
 """The folder whose `drafters` and `benchmarks` came with the package."""
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """What commands take where no model is named."""
+RECORD = "source.json"
+"""What `redraft fetch` writes into a model's folder: where the model is from, and which drafter of the package is for
+its weights"""
 PROMPTS = SHIPPED / "benchmarks" / "prompts.jsonl"
 """Prompts to measure on where a user has none."""
 
@@ -31,9 +36,13 @@ def _home() -> Path:
 HOME = _home()
 
 
-def drafter_of(model: str) -> Path | None:
-    """A model's drafter: the user's own before the one that came with the package; None without one."""
-    folders = (own_drafter(model), SHIPPED / "drafters" / model)
+def drafter_of(model: Path) -> Path | None:
+    """The drafter of a model's folder: the user's own before the one that came with the package for its weights, as
+    `redraft fetch` noted, or else for its name; None without one."""
+    name = model.name
+    with suppress(OSError, ValueError, AttributeError):  # a folder that redraft did not fetch
+        name = json.loads((model / RECORD).read_bytes()).get("drafter", name)
+    folders = (own_drafter(model.name), SHIPPED / "drafters" / name)
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 

@@ -43,7 +43,7 @@ def complete(options: dict[str, str]) -> dict[str, str]:
     for name in (result.keys() & set(PATHS)) - {"--model"}:  # the bundle tells them to commands that run elsewhere
         result[name] = str(Path(result[name]).absolute())
     if not result.keys() & {"--drafter", "--methods", "--no-drafter"}:
-        if drafter := drafter_of(model.name):
+        if drafter := drafter_of(model):
             result["--drafter"] = str(drafter)
         elif not result.keys() & OF_DRAFTS:  # else `redraft build` asks what the drafts shall come from
             result |= NGRAMS
@@ -51,7 +51,7 @@ def complete(options: dict[str, str]) -> dict[str, str]:
         result["--calibration"] = str(calibration)
     split = "" if backend == OPENVINO else f"-{backend}"
     split += f"-tp{result['--tp']}" if result.get("--tp", "1") != "1" else ""
-    folder = HOME / "engines" / f"{model.name}-{_drafting(result, model.name)}-{precision}{split}"
+    folder = HOME / "engines" / f"{model.name}-{_drafting(result, model)}-{precision}{split}"
     result.setdefault("--output", str(folder))
     return result
 
@@ -75,13 +75,14 @@ def usual_precision(
     return otherwise or backend.usual_precision
 
 
-def _drafting(options: dict[str, str], model: str) -> str:
+def _drafting(options: dict[str, str], model: Path) -> str:
     """What a bundle's drafts come from, in its default name."""
     if file := options.get("--methods"):
         return Path(file).stem
     if drafter := options.get("--drafter"):
-        name = Path(os.path.abspath(drafter)).name
-        return "redrafter" if name == model else name.removeprefix(f"{model}-")
+        folder = Path(os.path.abspath(drafter))
+        is_usual = folder.name == model.name or folder == drafter_of(model)
+        return "redrafter" if is_usual else folder.name.removeprefix(f"{model.name}-")
     return "ngrams" if "--ngram" in options else "ar"
 
 

@@ -297,7 +297,7 @@ def origin(model: Path | None, drafter: Path | None, served: Path | None, folder
     options = (options_of(shlex.split(Manifest.read(served).command)[2:]) or {}) if served else {}
     model = fetched_model(model or options.get("--model") or DEFAULT_MODEL)
     found = drafter or (Path(options["--drafter"]) if "--drafter" in options else None)
-    found = found or (None if served else learned_drafter(folder, model) or drafter_of(model.name))
+    found = found or (None if served else learned_drafter(folder, model) or drafter_of(model))
     if found is None or not (found / "config.json").is_file():
         what = f"the drafter {found} is gone" if found else f"{served or model_folder(model.name)} has no drafter"
         raise ValueError(f"{what}: give one to begin from as --drafter")

@@ -12,15 +12,12 @@ from redraft.cli.drafter_swap import learned_drafter, named
 from redraft.cli.steps import Steps, one_process
 from redraft.console.output import fail
 from redraft.errors import BundleError
-from redraft.home import DEFAULT_MODEL, HOME
+from redraft.home import DEFAULT_MODEL, HOME, RECORD
 from redraft.learning.generations import Generation
 from redraft.model_defs.weights.folder import GGUF
 from redraft.operator_build import build_apart
 from redraft.plugins.library import are_built
 from redraft.serving.settings import DEFAULT, ServeSettings
-
-RECORD = "source.json"
-"""What a fetched model's folder has."""
 
 
 def prepared(settings: ServeSettings) -> Path:

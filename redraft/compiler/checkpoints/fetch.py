@@ -22,6 +22,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from redraft import home
 from redraft.chat import ChatTemplate
 from redraft.compiler.built_from import IN_FOLDERS
 from redraft.compiler.checkpoints import hub, shipped
@@ -33,15 +34,17 @@ from redraft.compiler.checkpoints.writer import write_weights
 from redraft.console.progress import progress, size, step
 from redraft.console.resources import require_disk, require_memory
 from redraft.errors import read_text
+from redraft.home import RECORD
 from redraft.model_defs.files import CHUNK, read_json
 from redraft.model_defs.target.bounds import shown
 from redraft.model_defs.target.config import TargetConfig
+from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
 from redraft.model_defs.weights.folder import GGUF, count_numbers, files_with_weights, gguf_file
 from redraft.templates.renderer import TemplateError
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-RECORD, TEMPLATE = "source.json", "chat_template.jinja"
+TEMPLATE = "chat_template.jinja"
 READ = (*IN_FOLDERS, "*.index.json", "adapter_config.json", "adapter_model.bin")
 """What is read of a folder, in which training leaves more."""
 PROCESS_BYTES = 900_000_000
@@ -139,11 +142,26 @@ def fetch(request: Request, say: Say) -> Path:
             checkpoint = AdaptedCheckpoint(checkpoint, request.adapter)
         store(checkpoint, out, template, say)
         shutil.rmtree(out / "unpacked", ignore_errors=True)
-        made = {**request.origin, "files": files, "chat_template": "of --chat-template" if template else None}
-        made |= {"precision": checkpoint.precision}
-        (out / RECORD).write_text(json.dumps({key: value for key, value in made.items() if value}, indent=2) + "\n")
+        made: dict[str, object] = {**request.origin, "files": files, "precision": checkpoint.precision}
+        made |= {"chat_template": "of --chat-template" if template else None}
+        made = {key: value for key, value in made.items() if value} | {"drafter": shipped_drafter(out)}
+        (out / RECORD).write_text(json.dumps(made, indent=2) + "\n")
     say(f"ready: {folder}: {describe(folder)}")
     return folder
+
+
+def shipped_drafter(model: Path) -> str:
+    """The name of the recurrent drafter that came with redraft for a model's weights; empty without one."""
+    config, fingerprint = TargetConfig.load(model), ""
+    for file in sorted((home.SHIPPED / "drafters").glob("*/config.json")):
+        drafter = read_json(file)
+        sizes = (drafter["hidden_size"], drafter["vocab_size"])
+        if drafter["drafter"] != "recurrent" or sizes != (config.hidden_size, config.vocab_size):
+            continue
+        fingerprint = fingerprint or target_fingerprint(Target.from_folder(model, None))
+        if drafter["target_fingerprint"] == fingerprint:
+            return file.parent.name
+    return ""
 
 
 def is_former_copy(folder: Path, origin: Mapping[str, str | None]) -> bool:

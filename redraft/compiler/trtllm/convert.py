@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from redraft.bundle.writer import TOKENIZER_FILES, copy_tokenizer, new_bundle
-from redraft.compiler.checkpoints.fetch import RECORD
 from redraft.compiler.methods import load_checked
 from redraft.compiler.trtllm.checkpoint import (
     ARCHITECTURES,
@@ -35,6 +34,7 @@ from redraft.compiler.trtllm.drafter import (
 )
 from redraft.console.output import err
 from redraft.console.progress import step
+from redraft.home import RECORD
 from redraft.model_defs.drafters.recurrent import RecurrentDrafter
 from redraft.model_defs.files import read_json, read_tensors, save_tensors
 from redraft.model_defs.target.config import TargetConfig

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
+from redraft import home
 from redraft.bundle.writer import copy_tokenizer
 from redraft.chat import ChatTemplate
 from redraft.compiler.checkpoints import fetch as fetching
@@ -28,6 +29,8 @@ from redraft.compiler.checkpoints.gguf import GgufCheckpoint
 from redraft.compiler.checkpoints.source import FetchError
 from redraft.model_defs import files
 from redraft.model_defs.files import INDEX, StoredTensors, weight_files
+from redraft.model_defs.target.fingerprint import target_fingerprint
+from redraft.model_defs.target.model import Target
 from redraft.model_defs.weights.folder import GGUF
 from tests.compiler.checkpoints.tiny_llama import (
     TEMPLATE,
@@ -165,6 +168,37 @@ def test_templates_by_name_come_with_the_model(checkpoint, tmp_path, capsys):
         assert template.render([{"role": "user", "content": "a"}]) == "plain"
         assert template.takes_tools
     assert "warning" not in capsys.readouterr().out
+
+
+def test_a_drafter_of_the_package_is_for_one_models_weights(checkpoint, tmp_path, monkeypatch):
+    """Under any name, and not for others of its name, such as another quantization."""
+    monkeypatch.setattr(home, "SHIPPED", tmp_path)
+    monkeypatch.setattr(home, "HOME", tmp_path / "home")
+    fingerprint = target_fingerprint(Target.from_folder(fetch(checkpoint, tmp_path)))
+    shape = {"drafter": "recurrent", "hidden_size": 32, "vocab_size": len(TOKENS)}
+    drafters = {
+        "a": {"target_fingerprint": "another"},
+        "b": {"target_fingerprint": fingerprint, "drafter": "eagle"},
+        "c": {"target_fingerprint": fingerprint, "vocab_size": 999},
+        "tiny-llama": {"target_fingerprint": "another"},
+    }
+
+    def ship(name: str, **config: object) -> Path:
+        (tmp_path / "drafters" / name).mkdir(parents=True)
+        (tmp_path / "drafters" / name / "config.json").write_text(json.dumps(shape | config))
+        return tmp_path / "drafters" / name
+
+    for name, config in drafters.items():
+        ship(name, **config)
+    other = fetch(checkpoint, tmp_path / "other")
+    assert home.drafter_of(other) is None
+    shipped = ship("d", target_fingerprint=fingerprint)
+    found = fetch(checkpoint, tmp_path / "found")
+    assert home.drafter_of(found) == shipped
+    (other / "source.json").write_text("{}")  # of a version that noted nothing
+    assert home.drafter_of(other) == tmp_path / "drafters/tiny-llama"
+    own = shutil.copytree(shipped, home.own_drafter("tiny-llama"))
+    assert home.drafter_of(found) == own
 
 
 def test_another_source_under_the_same_name_needs_force(checkpoint, gguf_file, tmp_path):
