@@ -40,7 +40,7 @@ def drafter_of(model: Path) -> Path | None:
     """The drafter of a model's folder: the user's own before the one that came with the package for its weights, as
     `redraft fetch` noted, or else for its name; None without one."""
     name = model.name
-    with suppress(OSError, ValueError, AttributeError):  # a folder that redraft did not fetch
+    with suppress(OSError, ValueError, AttributeError):  # not a fetched one
         name = json.loads((model / RECORD).read_bytes()).get("drafter", name)
     folders = (own_drafter(model.name), SHIPPED / "drafters" / name)
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import plots
 from benchmarks.load.comparison import AR
+from redraft.home import DEFAULT_MODEL
 from redraft.loadtest.plots import COLORS, new_figure
 from redraft.request import AUTO_REGRESSIVE
 from studies import training
@@ -220,9 +221,9 @@ def drafts_that_learn(load: Load) -> Figure:
 
 
 def learning_curves(drafters: Path, path: Path) -> Path:
-    """Training of the drafters that ship, from their own logs (Lyanna, figure 5)."""
+    """Training of the default model's drafters, from their own logs (Lyanna, figure 5)."""
     logs = {}
-    for file in sorted(drafters.glob("*/training.jsonl")):
+    for file in sorted(drafters.glob(f"{DEFAULT_MODEL}*/training.jsonl")):
         kind = json.loads(file.with_name("config.json").read_text())["drafter"]
         logs[DRAFTERS[kind]] = training.read_log(file)
     return training.plot(logs, 2, path)

@@ -71,6 +71,7 @@ def test_only_redraft_is_in_the_wheel(wheel):
         "plugins/kernels.py",
         "model_defs/target/model.py",
         "drafters/SmolLM2-135M-Instruct/drafter.safetensors",
+        "drafters/Qwen2.5-Coder-0.5B-Instruct-Q4_K_M/drafter.safetensors",
         "benchmarks/prompts.jsonl",
         "openai/page/index.html",
     ):

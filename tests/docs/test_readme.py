@@ -26,7 +26,7 @@ def over_peer(report: str, name: str) -> str:
 def test_speedups_are_measured():
     measured = [(f"{machine}single_stream", temperature) for machine in ("", "zen4/", "zen3/") for temperature in "01"]
     peers = [("llama_cpp", "source"), ("llama_cpp", AR), ("llama_cpp_qwen_edits", "ngrams")]
-    peers.append(("llama_cpp_qwen_questions", "ngrams"))
+    peers += [("llama_cpp_qwen_questions", "ngrams"), ("drafter_qwen", "drafter")]
     figures = [speedup(*one) for one in measured] + [over_peer(*one) for one in peers]
     assert re.findall(r"\b\d+\.\d+x", README) == figures
 

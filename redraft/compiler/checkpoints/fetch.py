@@ -151,7 +151,7 @@ def fetch(request: Request, say: Say) -> Path:
 
 
 def shipped_drafter(model: Path) -> str:
-    """The name of the recurrent drafter that came with redraft for a model's weights; empty without one."""
+    """The name of the recurrent drafter that came with the package for a model's weights; empty without one."""
     config, fingerprint = TargetConfig.load(model), ""
     for file in sorted((home.SHIPPED / "drafters").glob("*/config.json")):
         drafter = read_json(file)
