@@ -37,11 +37,11 @@ HOME = _home()
 
 
 def drafter_of(model: Path) -> Path | None:
-    """The drafter of a model's folder: the user's own before the one that came with the package for its weights, as
-    `redraft fetch` noted, or else for its name; None without one."""
-    name = model.name
+    """The drafter of a model's folder: the user's own before the one that came with the package, as `redraft fetch`
+    noted; earlier versions did not, and had one for the default model only. None without one."""
+    name = DEFAULT_MODEL if model.name == DEFAULT_MODEL else ""
     with suppress(OSError, ValueError, AttributeError):  # not a fetched one
-        name = json.loads((model / RECORD).read_bytes()).get("drafter", name)
+        name = str(json.loads((model / RECORD).read_bytes()).get("drafter", name))
     folders = (own_drafter(model.name), SHIPPED / "drafters" / name)
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 

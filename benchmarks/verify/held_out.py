@@ -1,7 +1,7 @@
 """Acceptance of drafters on conversations that were kept from training, side by side: what redraft train logs,
 of drafters as they are.
 
-    python -m benchmarks.verify.held_out drafters/* --model MODEL --data TEACHER
+    python -m benchmarks.verify.held_out drafters/SmolLM2-135M-Instruct* --model MODEL --data TEACHER
 
 On a GPU where there is one.
 """

@@ -10,7 +10,7 @@ import typer
 from redraft.compiler.checkpoints.fetch import Request, fetch
 from redraft.console.interrupt import interruptible
 from redraft.errors import reason
-from redraft.home import HOME
+from redraft.home import HOME, drafter_of
 
 
 def say(text: object, err: bool = False) -> None:
@@ -58,5 +58,5 @@ def main(
         say(reason(error), err=True)
         raise typer.Exit(1) from None
     model = "" if source == "default" else f" {folder}"
-    train = "" if source == "default" else f"; redraft drafter --model {folder} --hours 1 trains a drafter for it"
+    train = "" if drafter_of(folder) else f"; redraft drafter --model {folder} --hours 1 trains a drafter for it"
     say(f"next: redraft serve{model} serves it{train}")

@@ -14,7 +14,7 @@ import numpy as np
 from redraft.bundle.config import BundleConfig
 from redraft.chat import encode_user_turn
 from redraft.console.progress import step
-from redraft.home import SHIPPED
+from redraft.home import DEFAULT_MODEL, SHIPPED
 from redraft.prompts import Prompt
 from redraft.request import AUTO_REGRESSIVE, GenerateRequest
 from redraft.runtime import Runtime
@@ -120,7 +120,7 @@ def summary(gains: Mapping[str, Any], curves: Sequence[Curve]) -> list[str]:
         least, most = gain_of_twice(curves, training["positions"])
         lines += [
             f"held-out conversations: chains accept {length:.2f} tokens/step (by depth {depths})",
-            f"twice the hours: {length + least:.2f} to {length + most:.2f}, as the drafters that ship learnt",
+            f"twice the hours: {length + least:.2f} to {length + most:.2f}, as the default model's drafters learnt",
         ]
     lines.append(f"{'streams':>7}  {'auto-regressive':>15}  {'n-grams only':>22}  {'drafter':>22}")
     for rows in zip(speed["n-grams"], speed["drafter"], strict=True):
@@ -134,8 +134,9 @@ def summary(gains: Mapping[str, Any], curves: Sequence[Curve]) -> list[str]:
 
 
 def shipped_curves() -> list[Curve]:
-    """The learning curves of the drafters that ship."""
-    logs = [file.read_text(encoding="utf-8") for file in sorted((SHIPPED / "drafters").glob("*/training.jsonl"))]
+    """The learning curves of the default model's drafters, which were trained for long."""
+    files = sorted((SHIPPED / "drafters").glob(f"{DEFAULT_MODEL}*/training.jsonl"))
+    logs = [file.read_text(encoding="utf-8") for file in files]
     records = [[json.loads(line) for line in log.splitlines()] for log in logs]
     return [[(record["positions"], record["chain_acceptance_length"]) for record in log] for log in records]
 

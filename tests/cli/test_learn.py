@@ -122,7 +122,7 @@ def test_it_begins_from_the_drafter_that_is_served(tmp_path, monkeypatch):
     served, learned = tmp_path / "bundle", tmp_path / "learned"
     assert origin(None, None, served, learned) == (tmp_path / "model", tmp_path / "drafter")
     assert origin(None, tmp_path / "other", served, learned) == (tmp_path / "model", tmp_path / "other")
-    monkeypatch.setattr(learn, "drafter_of", lambda _: tmp_path / "other")
+    monkeypatch.setattr(learn, "drafter_of", {tmp_path / "model": tmp_path / "other"}.get)
     assert origin(tmp_path / "model", None, None, learned) == (tmp_path / "model", tmp_path / "other")
     generation = generation_folder(learned, 1)
     generation.mkdir(parents=True)

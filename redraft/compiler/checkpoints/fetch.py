@@ -40,7 +40,7 @@ from redraft.model_defs.target.bounds import shown
 from redraft.model_defs.target.config import TargetConfig
 from redraft.model_defs.target.fingerprint import target_fingerprint
 from redraft.model_defs.target.model import Target
-from redraft.model_defs.weights.folder import GGUF, count_numbers, files_with_weights, gguf_file
+from redraft.model_defs.weights.folder import GGUF, count_numbers, files_with_weights, gguf_file, stored_precision
 from redraft.templates.renderer import TemplateError
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -144,7 +144,8 @@ def fetch(request: Request, say: Say) -> Path:
         shutil.rmtree(out / "unpacked", ignore_errors=True)
         made: dict[str, object] = {**request.origin, "files": files, "precision": checkpoint.precision}
         made |= {"chat_template": "of --chat-template" if template else None}
-        made = {key: value for key, value in made.items() if value} | {"drafter": shipped_drafter(out)}
+        drafter = "" if request.adapter else shipped_drafter(out)  # an adapter may leave alone what is compared
+        made = {key: value for key, value in made.items() if value} | {"drafter": drafter}
         (out / RECORD).write_text(json.dumps(made, indent=2) + "\n")
     say(f"ready: {folder}: {describe(folder)}")
     return folder
@@ -153,12 +154,15 @@ def fetch(request: Request, say: Say) -> Path:
 def shipped_drafter(model: Path) -> str:
     """The name of the recurrent drafter that came with the package for a model's weights; empty without one."""
     config, fingerprint = TargetConfig.load(model), ""
+    in_blocks = stored_precision(read_json(model / "config.json").get("quantization_config") or {}) == "source"
     for file in sorted((home.SHIPPED / "drafters").glob("*/config.json")):
         drafter = read_json(file)
         sizes = (drafter["hidden_size"], drafter["vocab_size"])
         if drafter["drafter"] != "recurrent" or sizes != (config.hidden_size, config.vocab_size):
             continue
-        fingerprint = fingerprint or target_fingerprint(Target.from_folder(model, None))
+        fingerprint = fingerprint or target_fingerprint(
+            Target.from_folder(model, None, in_blocks=in_blocks, float_ends=not in_blocks)
+        )
         if drafter["target_fingerprint"] == fingerprint:
             return file.parent.name
     return ""

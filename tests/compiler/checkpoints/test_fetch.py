@@ -171,7 +171,7 @@ def test_templates_by_name_come_with_the_model(checkpoint, tmp_path, capsys):
 
 
 def test_a_drafter_of_the_package_is_for_one_models_weights(checkpoint, tmp_path, monkeypatch):
-    """Under any name, and not for others of its name, such as another quantization."""
+    """Under any name, and not for others of its name."""
     monkeypatch.setattr(home, "SHIPPED", tmp_path)
     monkeypatch.setattr(home, "HOME", tmp_path / "home")
     fingerprint = target_fingerprint(Target.from_folder(fetch(checkpoint, tmp_path)))
@@ -196,7 +196,9 @@ def test_a_drafter_of_the_package_is_for_one_models_weights(checkpoint, tmp_path
     found = fetch(checkpoint, tmp_path / "found")
     assert home.drafter_of(found) == shipped
     (other / "source.json").write_text("{}")  # of a version that noted nothing
-    assert home.drafter_of(other) == tmp_path / "drafters/tiny-llama"
+    assert home.drafter_of(other) is None
+    default, usual = tmp_path / home.DEFAULT_MODEL, ship(home.DEFAULT_MODEL, target_fingerprint="another")
+    assert home.drafter_of(default) == usual
     own = shutil.copytree(shipped, home.own_drafter("tiny-llama"))
     assert home.drafter_of(found) == own
 
