@@ -144,7 +144,7 @@ def fetch(request: Request, say: Say) -> Path:
         shutil.rmtree(out / "unpacked", ignore_errors=True)
         made: dict[str, object] = {**request.origin, "files": files, "precision": checkpoint.precision}
         made |= {"chat_template": "of --chat-template" if template else None}
-        drafter = "" if request.adapter else shipped_drafter(out)  # an adapter may leave alone what is compared
+        drafter = "" if request.adapter else shipped_drafter(out)  # it may have changed only what is not compared
         made = {key: value for key, value in made.items() if value} | {"drafter": drafter}
         (out / RECORD).write_text(json.dumps(made, indent=2) + "\n")
     say(f"ready: {folder}: {describe(folder)}")
