@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import statistics
 import subprocess
 import sys
 
@@ -241,17 +243,22 @@ def test_a_bundle_for_other_operators_is_refused(fp32_bundle):
 
 
 def test_memory_does_not_grow_with_steps(engine):
+    """A leak grows in most windows of steps; an allocator that rearranges what other tests left does not."""
     rng = np.random.default_rng(9)
 
-    def steps(count: int) -> None:
-        for _ in range(count):
+    def memory() -> int:
+        ctypes.CDLL(None).malloc_trim(0)  # Else a leak hides in what was free already.
+        return psutil.Process().memory_info().rss
+
+    def growth(steps: int) -> int:
+        before = memory()
+        for _ in range(steps):
             engine.execute(make_batch([random_tree(rng, 0, [1] * 20, int(rng.integers(1, 39)))]))
             engine.drafters[METHOD].draft(DraftBatch.of_roots(np.zeros((2, 96), np.float32), np.zeros(2, np.int32)))
+        return memory() - before
 
-    steps(200)
-    before = psutil.Process().memory_info().rss
-    steps(600)
-    assert psutil.Process().memory_info().rss - before < 2_000_000
+    growths = [growth(200) for _ in range(9)]
+    assert statistics.median(growths) < 200_000, growths
 
 
 def test_rows_without_logits(engine):
