@@ -202,8 +202,9 @@ class Target(nn.Module):
     """The parts of the features, side by side; none: they are the hidden states"""
     blocks: StoredBlocks | None = None
     """The weights that stay in their source's blocks: parameters without storage stand for them"""
-    row_scales: Mapping[str, Tensor] = MappingProxyType({})
-    """The scales float32 [N] of the rows of matrices that the source stores in E4M3: of those that `float8` reads"""
+    row_scales: Mapping[str, Tensor | None] = MappingProxyType({})
+    """The scales float32 [N] of the rows of matrices that the source stores in E4M3, and None for those that it spares:
+    see `weights.float8`"""
 
     def __init__(self, config: TargetConfig):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The scales of weights that a checkpoint stores in E4M3 with one scale for each row, or for all, by our names."""
+"""What products in FP8 take of a quantized checkpoint as it is: the scales of E4M3 weights, and its floats."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ MULTIPLIED = tuple(f"{name}.weight" for name in ("qkv", "attention_out", "gate_u
 
 
 class RowScales(NamedTuple):
-    """What of a quantized checkpoint products in FP8 take as it is."""
+    """What becomes of a quantized checkpoint's matrices in FP8."""
 
-    scales: Mapping[str, Tensor]
-    """float32 [N], by our names of matrices"""
+    scales: Mapping[str, Tensor | None]
+    """Of those that are taken as they are, by our names: float32 [N], or None where they are floats"""
     rounded: Mapping[str, str]
-    """How the others of these are quantized, by Hugging Face name"""
+    """How the others are quantized, by Hugging Face name"""
     floats: Mapping[str, str]
-    """The weights of products that are not, by Hugging Face name"""
+    """The weights that stay floats, by Hugging Face name"""
 
 
 def row_scales(folder: Path, config: TargetConfig, ranks: int = 1) -> RowScales:
-    """Those of a model folder; none where its weights are not quantized, or several ranks split the rows. A
-    matrix that is read as floats has the same codes again when it is divided by its scales: rounding to bfloat16 moves
-    a number by less than a sixteenth of what lies between two codes. Raises FileNotFoundError, or ValueError for a
-    damaged file."""
-    scales: dict[str, Tensor] = {}
+    """Those of a model folder; none where its weights are not quantized, and no scale where several ranks split the
+    rows. A matrix that is read as floats has the same codes again when it is divided by its scales: rounding to
+    bfloat16 moves a number by less than a sixteenth of what lies between two codes. What the checkpoint spares stays in
+    floats: its maker chose what may lose digits. Raises FileNotFoundError, or ValueError for a damaged file."""
+    scales: dict[str, Tensor | None] = {}
     rounded: dict[str, str] = {}
     floats: dict[str, str] = {}
     if (stored := quantized_weights(folder)) is None:
         return RowScales(scales, rounded, floats)
     for name, weight in weights_of(config).items():
-        if not name.endswith(MULTIPLIED) or ".experts." in name:
+        tied = name == "embedding.weight" and config.tie_embeddings
+        if ".experts." in name or not (tied or name.endswith(MULTIPLIED)):
             continue
         parts = [stored.row_scale(source) for source in weight.sources]
         found = [part for part in parts if part is not None]
@@ -48,7 +49,10 @@ def row_scales(folder: Path, config: TargetConfig, ranks: int = 1) -> RowScales:
         if orders and len(orders) == 1 and ranks == 1:
             scales[name] = torch.cat([found[i][torch.from_numpy(rows)] for i, rows in orders[0]])
             continue
-        for source in weight.sources:
-            kind = stored.quantization(source)
-            (rounded if kind else floats)[source] = kind or "not quantized"
+        kinds = {source: stored.quantization(source) or "not quantized" for source in weight.sources}
+        if any(map(stored.quantization, kinds)):
+            rounded |= kinds
+        else:
+            scales |= dict.fromkeys([name, "lm_head.weight"] if tied else [name])
+            floats |= kinds
     return RowScales(scales, rounded, floats)

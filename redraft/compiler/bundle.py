@@ -93,9 +93,10 @@ def load_target(model: Path, backend: Backend, precision: Precision, drafts: boo
         return Target.from_folder(model)
     target = Target.from_folder(model, None, beside_blocks=precision == Precision.int4)
     if backend == TORCH and precision == Precision.fp8:
-        target.row_scales, *others = row_scales(model, target.config, ranks)
-        for kinds in filter(None, others):
-            say_some(kinds, "rounded to E4M3 with a scale for each row")
+        target.row_scales, rounded, floats = row_scales(model, target.config, ranks)
+        for kinds, what in ((rounded, "rounded to E4M3 with a scale for each row"), (floats, "stays in bf16")):
+            if kinds:
+                say_some(kinds, what)
     if drafts:
         target.embedding.float()
         target.lm_head.float()
@@ -119,13 +120,14 @@ def weight_bytes(model: Path, precision: Precision) -> int:
 
 def stored_bytes(target: Target, precision: Precision, ranks: int) -> float:
     """Bytes of a target's weights in a bundle. What is in no block of its source is in bf16 beside those that are, and
-    so are the embedding and experts beside products in FP8."""
+    so are the embedding, experts and what the source spares beside products in FP8."""
     blocks = target.blocks if precision == Precision.source else None
 
     def size_of(name: str, numbers: int) -> float:
         if blocks and name in blocks:
             return blocks.nbytes(name)
-        widened = blocks or (precision == Precision.fp8 and (name.startswith("embedding") or ".experts." in name))
+        spared = name.startswith("embedding") or ".experts." in name or target.row_scales.get(name, 0) is None
+        widened = blocks or (precision == Precision.fp8 and spared)
         return numbers * BYTES_PER_WEIGHT[Precision.bf16 if widened else precision]
 
     sizes = {name: size_of(name, weight.numel()) for name, weight in target.named_parameters()}

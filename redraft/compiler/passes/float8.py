@@ -35,9 +35,10 @@ class PaddedMatrix(NamedTuple):
     rows: int
 
 
-def quantize(module: fx.GraphModule, scales: Mapping[str, Tensor] | None = None) -> fx.GraphModule:
+def quantize(module: fx.GraphModule, scales: Mapping[str, Tensor | None] | None = None) -> fx.GraphModule:
     """Store an exported program's matrices in E4M3, in place. `scales` float32 [N] has the scales of the constants that
-    their source stores in E4M3, by name; every row of the others gets its own."""
+    their source stores in E4M3, by name, and None for those that stay as they are; every row of the others gets its
+    own."""
     with torch.no_grad():
         return _Rewriting(module, scales or {}).module
 
@@ -59,11 +60,13 @@ def product(rows: tuple[Tensor, ...], weight: Tensor, scale: Tensor, bias: Tenso
 class _Rewriting:
     """A module whose products are replaced one by one."""
 
-    def __init__(self, module: fx.GraphModule, scales: Mapping[str, Tensor]):
+    def __init__(self, module: fx.GraphModule, scales: Mapping[str, Tensor | None]):
         self.module, self._scales = module, scales
         self._stored: dict[Hashable, PaddedMatrix] = {}
         self._rows: dict[fx.Node, tuple[fx.Node, ...]] = {}
-        self._products = {node: name for node in module.graph.nodes if (name := _matrix_of(node))}
+        spared = {name for name, scale in scales.items() if scale is None}
+        products = {node: name for node in module.graph.nodes if (name := _matrix_of(node))}
+        self._products = {node: name for node, name in products.items() if name not in spared}
         for node, name in self._products.items():
             self._replace(node, name)
         module.graph.eliminate_dead_code()

@@ -51,7 +51,7 @@ def write(config: BundleConfig, target: Target, loops: Loops, folder: Path, feat
 
 
 def rewritten(
-    precision: Precision, module: fx.GraphModule, scales: Mapping[str, Tensor] | None = None
+    precision: Precision, module: fx.GraphModule, scales: Mapping[str, Tensor | None] | None = None
 ) -> fx.GraphModule:
     """A program's module as kernels for bf16 compute it and, for fp8, with its matrices in E4M3."""
     module = fewer_kernels.fuse(module)

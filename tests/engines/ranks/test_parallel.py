@@ -24,6 +24,7 @@ from redraft.model_defs.drafters.registry import DRAFTERS
 from redraft.model_defs.target.model import Target
 from tests.engines.ranks.mpi import run_ranks
 from tests.engines.ranks.parallel_ranks import answers
+from tests.engines.scheduling import scores
 from tests.engines.tiny import (
     bundle_of_methods,
     chain,
@@ -116,6 +117,18 @@ def test_two_ranks_of_blocks_give_their_numbers(tmp_path):
         assert report["answers"][plan]["tokens"] == report["answers"]["auto-regressive"]["tokens"], plan
     text, values = report["scores"]
     assert np.abs(np.subtract(values, scores_of(Target.from_folder(folder), text))).mean() < 0.05
+
+
+@pytest.mark.slow
+def test_two_ranks_in_fp8_are_as_near_to_float32_as_one(tmp_path):
+    """Each has scales of its own features, so that other numbers are rounded."""
+    bundles = [tiny_bundle(tmp_path / str(n), grouped_target(), "torch", "fp8", tensor_parallel=n) for n in (1, 2)]
+    report = run(bundles[1], {"best first": PLANS["best first"]}, tmp_path / "report.json")
+    text, values = report["scores"]
+    want = scores_of(grouped_target(), text)
+    two, one = (np.abs(np.subtract(found, want)).mean() for found in (values, scores(load_engine(bundles[0]))[1]))
+    assert 0 < two < 1.3 * one
+    assert report["answers"]["best first"]["drafted"] > 0
 
 
 @pytest.mark.slow

@@ -23,10 +23,12 @@ from tests.engines.tiny import (
     METHOD,
     chain,
     expected,
+    grouped_target,
     make_batch,
     random_tree,
     tiny_bundle,
     tiny_drafter_of,
+    tiny_lm,
     tiny_of,
     tiny_target,
     write_model,
@@ -105,13 +107,14 @@ SOURCES = {
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_checkpoint_in_fp8_keeps_its_bytes(source, tmp_path, capsys):
-    """Those with blocks have other scales, which is said."""
+    """Those with blocks have other scales, which is said. The head, which it spares, is spared."""
     write_model(tiny_target(), tmp_path / "source")
     quantize(tmp_path / "source", *SOURCES[source])
     target = load_target(tmp_path / "source", TORCH, Precision.fp8, drafts=False)
     said = capsys.readouterr().err
     bundle = tiny_bundle(tmp_path, target, "torch", "fp8", drafts=False)
     stored = {x.view(torch.uint8).numpy().tobytes() for x in constants(bundle).values() if x.dtype == E4M3}
+    assert sum(x.shape == (111, 96) and x.dtype == torch.bfloat16 for x in constants(bundle).values()) == 2
     layer = load_file(tmp_path / "source" / SINGLE)
     for parts in ("qkv", "o"):
         names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in parts]
@@ -120,19 +123,35 @@ def test_a_checkpoint_in_fp8_keeps_its_bytes(source, tmp_path, capsys):
     if source == "blocks":
         assert "fp8: rounded to E4M3 with a scale for each row" in said
         return
-    assert said == "  lm_head.weight, not quantized: rounded to E4M3 with a scale for each row\n"
+    assert said == "  lm_head.weight, not quantized: stays in bf16\n"
     step = [chain(0, [], [5, 6, 7], causal=True)]
     want = expected(target.float(), step)[0]
     logits = load_engine(bundle).execute(make_batch(step))[0]
     assert np.abs(logits - want).mean() / np.abs(want).mean() < 0.4
 
 
+def test_a_head_that_is_the_embedding_is_spared_with_it(tmp_path, capsys):
+    write_model(tiny_lm(), tmp_path / "source")
+    quantize(tmp_path / "source", *SOURCES["a scale for each row"])
+    target = load_target(tmp_path / "source", TORCH, Precision.fp8, drafts=False)
+    assert target.config.tie_embeddings
+    assert capsys.readouterr().err == "  model.embed_tokens.weight, not quantized: stays in bf16\n"
+    stored = constants(tiny_bundle(tmp_path, target, "torch", "fp8", drafts=False)).values()
+    assert sum(x.shape == target.embedding.weight.shape and x.dtype == torch.bfloat16 for x in stored) == 1
+    assert sum(x.dtype == E4M3 for x in stored) == 4 * target.config.num_layers
+
+
 def test_ranks_round_a_checkpoint_again_and_the_build_says_so(tmp_path, capsys):
-    write_model(tiny_target(), tmp_path / "source")
+    write_model(grouped_target(), tmp_path / "source")
     quantize(tmp_path / "source", *SOURCES["a scale for each row"])
     target = load_target(tmp_path / "source", TORCH, Precision.fp8, drafts=False, ranks=2)
-    assert not target.row_scales
-    assert "q_proj.weight and 13 more, compressed-tensors, float8: rounded to E4M3" in capsys.readouterr().err
+    assert not any(scale is not None for scale in target.row_scales.values())
+    said = capsys.readouterr().err
+    assert "q_proj.weight and 13 more, compressed-tensors, float8: rounded to E4M3" in said
+    assert "not quantized: stays in bf16" in said
+    bundle = tiny_bundle(tmp_path, target, "torch", "fp8", drafts=False, tensor_parallel=2)
+    shard = torch.export.load(bundle.path / "rank1" / "target.pt2").state_dict.values()
+    assert {x.shape for x in shard if x.ndim == 2 and x.dtype == torch.bfloat16} == {(111, 96), (47, 96)}
 
 
 def test_an_older_gpu_is_refused_with_the_remedy(bundle, find_gpu):
