@@ -259,6 +259,9 @@ class Drafter(nn.Module):
 
         Raises ValueError where the drafter does not fit the target, or the weights are not its own.
         """
+        if hot_ids is not None and len(wrong := hot_ids[(hot_ids < 0) | (hot_ids >= config.vocab_size)]):
+            # An operator would read its table's memory at such an id.
+            raise ValueError(f"hot_ids holds {int(wrong[0])}, expected ids from 0 to {config.vocab_size - 1}")
         drafter = cls(config, target, hot_ids)
         if embedding is not None:
             if embedding.shape != drafter.embedding.shape:

@@ -24,7 +24,7 @@ class RowScales(NamedTuple):
     scales: Mapping[str, Tensor | None]
     """Of those that are taken as they are, by our names: float32 [N], or None where they are floats"""
     rounded: Mapping[str, str]
-    """How the others are quantized, by Hugging Face name"""
+    """How the others are quantized, by Hugging Face name; one that is not is fused with one that is"""
     floats: Mapping[str, str]
     """The weights that stay floats, by Hugging Face name"""
 
@@ -43,16 +43,18 @@ def row_scales(folder: Path, config: TargetConfig, ranks: int = 1) -> RowScales:
         tied = name == "embedding.weight" and config.tie_embeddings
         if ".experts." in name or not (tied or name.endswith(MULTIPLIED)):
             continue
+        names = [name, "lm_head.weight"] if tied else [name]  # a program may call it by either
         parts = [stored.row_scale(source) for source in weight.sources]
         found = [part for part in parts if part is not None]
         orders = row_orders(weight, [len(part) for part in found]) if len(found) == len(parts) else None
         if orders and len(orders) == 1 and ranks == 1:
-            scales[name] = torch.cat([found[i][torch.from_numpy(rows)] for i, rows in orders[0]])
+            rows_of = torch.cat([found[i][torch.from_numpy(rows)] for i, rows in orders[0]])
+            scales |= dict.fromkeys(names, rows_of)
             continue
         kinds = {source: stored.quantization(source) or "not quantized" for source in weight.sources}
         if any(map(stored.quantization, kinds)):
             rounded |= kinds
         else:
-            scales |= dict.fromkeys([name, "lm_head.weight"] if tied else [name])
+            scales |= dict.fromkeys(names)
             floats |= kinds
     return RowScales(scales, rounded, floats)

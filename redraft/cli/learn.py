@@ -84,7 +84,7 @@ class IdleService:
 
     def __init__(self, run_dir: RunDir, say: Callable[[str], None]):
         """`say` is told when the service is away for the first time, and when it is busy."""
-        self._client = WorkerClient(run_dir.socket)
+        self._run_dir, self._client = run_dir, WorkerClient(run_dir.socket)
         self._idle_since: float | None = None
         self._submitted = 0
         self._say, self._said = say, set[str]()
@@ -92,7 +92,8 @@ class IdleService:
         self._was_idle: float | None = None
 
     def __call__(self) -> bool:
-        """Ask the worker. One that is away is busy: it starts, or there is none to learn for."""
+        """Ask the worker. One that is away is busy: it starts. Raises ServingError where its service has ended, and was
+        not started again for AWAY_S."""
         now = time.monotonic()
         try:
             status = self._client.status(ANSWER_S)
@@ -105,6 +106,8 @@ class IdleService:
             idle, self._was_idle = False, None
             self._answered = self._answered or now
             if now - self._answered > AWAY_S:
+                if not launcher.is_running(self._run_dir):
+                    raise ServingError(f"the service has ended; when it runs again, {GOES_ON}") from None
                 self._tell("the service does not answer: this waits for it, and Ctrl-C ends it")
         self._idle_since = (self._idle_since or now) if idle else None
         may_run = self._idle_since is not None and now - self._idle_since >= IDLE_S
@@ -187,6 +190,7 @@ def main(
                     remove_old(policy.folder, policy.days, policy.gigabytes)
                 model, drafter = origin(model, drafter, served, folder)
                 if swap and served:
+                    require_serving(served, drafter)
                     require_swap(served, drafter)
                 unserved = better_one(folder, drafter) if swap and served and ranks.first else None
             if ranks.from_first(unserved is not None):
@@ -226,6 +230,7 @@ def main(
                 return
             if threads:
                 torch.set_num_threads(threads)
+            say(f"generation {number} is judged beside {drafter}")
             measure: Measure = judge(
                 Target.from_folder(model), (drafter, generation), generation / JUDGED, partial(wait_until, may_run)
             )
@@ -239,20 +244,20 @@ def main(
             )
             made.write(generation)
             remove_answers(generation)
+            better = "better beyond noise" if measure.is_better else "not better beyond noise: the drafter before stays"
+            say(
+                f"generation {number} gains {measure.length:.2f} tokens per step of a chain, the drafter before "
+                f"{measure.length_before:.2f}, on {measure.answers} new answers ({measure.gain_low:+.2f} to "
+                f"{measure.gain_high:+.2f}): {better}"
+            )
+            if measure.is_better and swap and served:
+                swap_in(generation, served, run_dir, steps, may_run, say)
+            elif measure.is_better:
+                say(f"`redraft swap --drafter {generation}` brings it in")
         except (OSError, ValueError, SafetensorError, BundleError, ServingError) as error:
             if folder.is_dir():
                 steps.log(str(error))
             fail(f"redraft learn: {error}", 2)
-        better = "better beyond noise" if measure.is_better else "not better beyond noise: the drafter before stays"
-        say(
-            f"generation {number} gains {measure.length:.2f} tokens per step of a chain, the drafter before "
-            f"{measure.length_before:.2f}, on {measure.answers} new answers ({measure.gain_low:+.2f} to "
-            f"{measure.gain_high:+.2f}): {better}"
-        )
-        if measure.is_better and swap and served:
-            swap_in(generation, served, run_dir, steps, may_run, say)
-        elif measure.is_better:
-            say(f"`redraft swap --drafter {generation}` brings it in")
 
 
 def swap_in(
@@ -268,6 +273,14 @@ def swap_in(
     else:
         since = f"{state.settings.bundle} is served by now, beside which it was not judged"
         say(f"{since}: `redraft swap --drafter {generation}` brings it in all the same")
+
+
+def require_serving(served: Path, drafter: Path) -> None:
+    """Raises ValueError where the bundle that is served drafts with another drafter: a new one that is swapped in must
+    have been judged beside that."""
+    own = built_with(served).get("--drafter")
+    if own and Path(own).resolve() != drafter:
+        raise ValueError(f"{drafter} is not what is served, {own}: --no-swap trains it on without swapping")
 
 
 def require_swap(served: Path, drafter: Path) -> None:
@@ -294,7 +307,7 @@ def watched(path: Path, say: Callable[[str], None]) -> tuple[Callable[[], bool],
 def origin(model: Path | None, drafter: Path | None, served: Path | None, folder: Path) -> tuple[Path, Path]:
     """The model, and the drafter to begin from: those named, or else those of the bundle that is served, or else the
     generation of the folder that was served last, or else the usual ones. Raises ValueError where there is none."""
-    options = (options_of(shlex.split(Manifest.read(served).command)[2:]) or {}) if served else {}
+    options = built_with(served) if served else {}
     model = fetched_model(model or options.get("--model") or DEFAULT_MODEL)
     found = drafter or (Path(options["--drafter"]) if "--drafter" in options else None)
     found = found or (None if served else learned_drafter(folder, model) or drafter_of(model))
@@ -302,6 +315,11 @@ def origin(model: Path | None, drafter: Path | None, served: Path | None, folder
         what = f"the drafter {found} is gone" if found else f"{served or model_folder(model.name)} has no drafter"
         raise ValueError(f"{what}: give one to begin from as --drafter")
     return model, found.resolve()
+
+
+def built_with(bundle: Path) -> dict[str, str]:
+    """The options that a bundle was built with."""
+    return options_of(shlex.split(Manifest.read(bundle).command)[2:]) or {}
 
 
 def fingerprint_of(drafter: Path, served: Path | None) -> str | None:

@@ -97,7 +97,7 @@ def run_to_end(command: list[str], may_run: Callable[[], bool] = always) -> int:
     while it may not run, which is asked every ASK_S.
 
     An interrupt is for the program, which may have files to remove: it is passed on, and when the program has ended,
-    KeyboardInterrupt is raised.
+    KeyboardInterrupt is raised. What `may_run` raises interrupts it too, and is raised then.
     """
     # In a session of its own, or a terminal's Ctrl-C would come twice: from there and from here.
     process = subprocess.Popen(bound(command), start_new_session=True)
@@ -106,15 +106,28 @@ def run_to_end(command: list[str], may_run: Callable[[], bool] = always) -> int:
 
 
 def _wait_pausing(process: subprocess.Popen[bytes], may_run: Callable[[], bool], interrupted: Event) -> int:
-    """Wait for the exit status of a process, and stop it while it may not run; after an interrupt it may, to end."""
+    """Wait for the exit status of a process, and stop it while it may not run; after an interrupt it may, to end. What
+    `may_run` raises interrupts it, and is raised when it has ended."""
     stopped = False
     while True:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(ASK_S)
-        if stopped != (stop := not (interrupted.is_set() or may_run())):
+        try:
+            stop = not (interrupted.is_set() or may_run())
+        except BaseException:  # it never may again
+            for number in (signal.SIGCONT, signal.SIGINT):
+                _signal(process, number)
+            process.wait()
+            raise
+        if stopped != stop:
             stopped = stop
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGSTOP if stop else signal.SIGCONT)
+            _signal(process, signal.SIGSTOP if stop else signal.SIGCONT)
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a process and those that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 @contextmanager

@@ -96,14 +96,15 @@ def _words(value: object) -> object:
 
 
 def _lines(value: object) -> object:
-    """Split the text of an environment variable into a list of lines."""
-    return value.splitlines() if isinstance(value, str) else value
+    """Split the text of an environment variable into a list of its lines, without empty ones."""
+    return list(filter(None, value.splitlines())) if isinstance(value, str) else value
 
 
 def _patterns(texts: list[str]) -> list[str]:
-    """The texts. Raises ValueError for one that is no regular expression."""
+    """The texts. Raises ValueError for one that is no regular expression, or keeps every answer out."""
     for text in texts:
-        pattern(text)
+        if all(map(pattern(text).search, ("a", "0", " "))):
+            raise ValueError(f"{text!r} is found in any text, so that no answer would be stored")
     return texts
 
 
@@ -137,7 +138,7 @@ class ServeSettings(BaseModel):
     """What `redraft serve` is asked for. Fields without a description are no options. `exclude` marks secrets, which
     are printed and written nowhere. `metavar` is what the help shows for a value."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)  # JSON has neither
 
     source: str = Field(
         default=DEFAULT,
@@ -274,7 +275,7 @@ class ServeSettings(BaseModel):
         default=1.0, ge=0, le=1, description="With --learn: the share of answers that are stored, chosen at random."
     )
     learn_gb: float = Field(
-        default=2.0, gt=0, description="With --learn: gigabytes beyond which the oldest answers are removed."
+        default=2.0, ge=0.1, description="With --learn: gigabytes beyond which the oldest answers are removed."
     )
     learn_days: float = Field(default=30.0, gt=0, description="With --learn: days after which an answer is removed.")
     learn_redact: Annotated[list[str], BeforeValidator(_lines), AfterValidator(_patterns)] = Field(

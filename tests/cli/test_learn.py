@@ -20,10 +20,11 @@ import pytest
 import typer
 
 from redraft.cli import learn
-from redraft.cli.learn import IdleService, next_generation, only_one, origin
+from redraft.cli.learn import IdleService, next_generation, only_one, origin, require_serving
 from redraft.cli.steps import run_to_end
 from redraft.learning.generations import Generation, generation_folder
 from redraft.learning.shard_file import add_shard, shard_bytes
+from redraft.serving.processes import ServingError
 from redraft.serving.settings import ServeSettings
 from redraft.worker.client import WorkerError
 from tests.conftest import ROOT
@@ -68,6 +69,21 @@ def stop_and_interrupt(file: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_to_end([sys.executable, "-c", BEATS, str(file)], partial(next, asked()))
+    last = file.read_text()
+    time.sleep(0.5)
+    assert file.read_text() == last
+
+
+def test_what_forbids_a_program_for_good_ends_it(tmp_path):
+    file = tmp_path / "beat"
+
+    def may_run() -> bool:
+        if file.exists():
+            raise ValueError("the service has ended")
+        return True
+
+    with pytest.raises(ValueError, match="the service has ended"):
+        run_to_end([sys.executable, "-c", BEATS, str(file)], may_run)
     last = file.read_text()
     time.sleep(0.5)
     assert file.read_text() == last
@@ -162,6 +178,7 @@ def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, same, 
 
     monkeypatch.setattr(learn, "with_drafter", build)
     monkeypatch.setattr(learn, "Manifest", MagicMock())
+    monkeypatch.setattr(learn, "built_with", lambda _: {})
     monkeypatch.setattr(learn, "options_with", lambda *_: None)
     monkeypatch.setattr(learn, "model_digest", lambda _: "m")
     monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
@@ -241,6 +258,7 @@ def test_a_better_generation_whose_swap_failed_is_swapped_in_by_the_next_call(tm
     monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
     monkeypatch.setattr(learn, "with_drafter", lambda *_: None)
     monkeypatch.setattr(learn, "Manifest", MagicMock())
+    monkeypatch.setattr(learn, "built_with", lambda _: {})
     monkeypatch.setattr(learn, "options_with", lambda *_: None)
     monkeypatch.setattr("redraft.cli.steps.run_to_end", lambda command, may_run: ran.append(command[3:]) or 0)
     (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent", "target_fingerprint": "f"}))
@@ -305,10 +323,21 @@ def test_a_service_that_is_away_is_said_once(monkeypatch):
     monkeypatch.setattr(learn, "WorkerClient", MagicMock())
     idle = IdleService(MagicMock(), said.append)
     idle._client.status = MagicMock(side_effect=WorkerError("it is away"))
+    monkeypatch.setattr(learn.launcher, "is_running", lambda _: now[0] < 400)
     for now[0] in (100, 130, 161, 300):
         assert not idle()
         assert bool(said) == (now[0] > 160)
     assert len(said) == 1
+    now[0] = 400
+    with pytest.raises(ServingError, match="the service has ended; when it runs again, the same command goes on"):
+        idle()
+
+
+def test_what_is_swapped_in_is_judged_beside_what_is_served(tmp_path, monkeypatch):
+    monkeypatch.setattr(learn, "built_with", lambda _: {"--drafter": str(tmp_path / "served")})
+    require_serving(tmp_path / "bundle", tmp_path / "served")
+    with pytest.raises(ValueError, match=r"shipped is not what is served, .*served: --no-swap"):
+        require_serving(tmp_path / "bundle", tmp_path / "shipped")
 
 
 def test_what_it_waits_for_is_said_once(monkeypatch):
@@ -332,6 +361,7 @@ def test_what_is_too_old_is_removed_before_anything_is_set_apart(tmp_path, monke
     os.utime(tmp_path / "shard-00000000.safetensors", (time.time() - 3 * 86400,) * 2)
     settings = ServeSettings(bundle=tmp_path / "bundle", learn=tmp_path, learn_days=2)
     monkeypatch.setattr(learn, "Manifest", MagicMock())
+    monkeypatch.setattr(learn, "built_with", lambda _: {})
     monkeypatch.setattr(learn, "options_with", lambda *_: None)
     monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, settings))
     with pytest.raises(typer.Exit):

@@ -243,7 +243,8 @@ def test_a_bundle_for_other_operators_is_refused(fp32_bundle):
 
 
 def test_memory_does_not_grow_with_steps(engine):
-    """A leak grows in most windows of steps; an allocator that rearranges what other tests left does not."""
+    """A leak grows in most windows of steps, or again and again; an allocator that rearranges what other tests left
+    does it once or twice."""
     rng = np.random.default_rng(9)
 
     def memory() -> int:
@@ -259,6 +260,7 @@ def test_memory_does_not_grow_with_steps(engine):
 
     growths = [growth(200) for _ in range(9)]
     assert statistics.median(growths) < 200_000, growths
+    assert sum(sorted(growths)[:-2]) < 2_000_000, growths
 
 
 def test_rows_without_logits(engine):

@@ -110,6 +110,9 @@ def test_a_service_that_cannot_start_is_refused_before_its_bundle_is_made(tmp_pa
     assert "the bundle is for one rank" in refusal(hostfile="hosts")
     (tmp_path / "file").touch()
     assert f"{tmp_path / 'file'} is a file; expected a folder" in refusal(learned_dir=tmp_path / "file" / "learned")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, _: path != tmp_path)  # root may write anywhere
+        assert f"this user cannot write to {tmp_path}" in refusal(served_dir=tmp_path / "kept" / "served")
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)  # whatever the umask is
     assert "open to other users, and answers are private: `chmod 700` it" in refusal(learn=tmp_path / "open")

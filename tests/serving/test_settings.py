@@ -103,6 +103,9 @@ def test_a_bundle_is_not_served_against_what_is_asked_for(tmp_path, monkeypatch,
         ('http_port = "x"', "serve.toml: http_port: input should be a valid integer, .*, got 'x'"),
         ("http_port = 70000", "serve.toml: http_port: .* less than or equal to 65535, got '70000'"),
         ("silence_s = nan", "serve.toml: silence_s: .*, got 'nan'"),
+        ("learn_days = inf", "serve.toml: learn_days: input should be a finite number, got 'inf'"),
+        ("learn_gb = 0.01", "serve.toml: learn_gb: .* greater than or equal to 0.1, got '0.01'"),
+        ('learn_redact = ["k", ".*"]', "serve.toml: learn_redact: .*'.*' is found in any text, .* no answer"),
         ('backend = "x"', "serve.toml: backend: unknown backend 'x'; known are openvino, "),
         ('default_chat_template_kwargs = "["', "serve.toml: default_chat_template_kwargs: expected a JSON object"),
         ('api_key = "hush"', "serve.toml: api_key: a secret .*: set REDRAFT_API_KEY"),
@@ -166,6 +169,11 @@ def test_a_process_gets_all_settings_whole_whatever_the_variables_say(monkeypatc
     assert started(dict(os.environ))[1].startswith("REDRAFT_THREADS: "), "started by hand"
     by_hand = started(os.environ | {"REDRAFT_THREADS": "9"})[0]
     assert ServeSettings.model_validate_json(by_hand) == ServeSettings(threads=9)
+
+
+def test_empty_lines_of_a_variable_are_no_patterns(monkeypatch):
+    monkeypatch.setenv("REDRAFT_LEARN_REDACT", "secret\n\n[0-9]{9}\n")
+    assert read({}).learn_redact == ["secret", "[0-9]{9}"]
 
 
 def test_every_option_has_a_sentence_and_a_value_that_toml_can_hold():

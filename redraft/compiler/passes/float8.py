@@ -22,7 +22,7 @@ from redraft.plugins.operators.fp8_linear.reference import STEP, quantize_rows
 from redraft.plugins.operators.fp8_linear.torch_op import fp8_linear, fp8_product
 
 SPARED = "router.weight"
-"""The suffix of the names of constants that keep their dtype: they choose a row's experts"""
+"""The suffix of the names of constants that keep their dtype in every model: they choose a row's experts"""
 
 ours = torch.ops.redraft
 

@@ -124,10 +124,11 @@ def test_two_ranks_in_fp8_are_as_near_to_float32_as_one(tmp_path):
     """Each has scales of its own features, so that other numbers are rounded."""
     bundles = [tiny_bundle(tmp_path / str(n), grouped_target(), "torch", "fp8", tensor_parallel=n) for n in (1, 2)]
     report = run(bundles[1], {"best first": PLANS["best first"]}, tmp_path / "report.json")
-    text, values = report["scores"]
-    want = scores_of(grouped_target(), text)
-    two, one = (np.abs(np.subtract(found, want)).mean() for found in (values, scores(load_engine(bundles[0]))[1]))
-    assert 0 < two < 1.3 * one
+    two, one = (
+        np.abs(np.subtract(values, scores_of(grouped_target(), text))).mean()
+        for text, values in (report["scores"], scores(load_engine(bundles[0])))
+    )
+    assert 0.1 < two < 1.3 * one, "bf16 is nearer"
     assert report["answers"]["best first"]["drafted"] > 0
 
 

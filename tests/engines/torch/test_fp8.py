@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from redraft.bundle.backends import TORCH, Precision
 from redraft.bundle.method import MethodConfig
-from redraft.compiler.bundle import load_target
+from redraft.compiler.bundle import load_target, stored_bytes
 from redraft.engines import load_engine
 from redraft.errors import BundleError
 from redraft.model_defs.files import SINGLE
@@ -128,6 +128,20 @@ def test_a_checkpoint_in_fp8_keeps_its_bytes(source, tmp_path, capsys):
     want = expected(target.float(), step)[0]
     logits = load_engine(bundle).execute(make_batch(step))[0]
     assert np.abs(logits - want).mean() / np.abs(want).mean() < 0.4
+
+
+def test_a_layer_that_a_checkpoint_spares_is_spared(tmp_path, capsys):
+    write_model(tiny_target(), tmp_path / "source")
+    spared = [f"layers.0.mlp.{part}_proj" for part in ("gate", "up")]
+    quantize(tmp_path / "source", *SOURCES["a scale for each row"], spared)
+    target = load_target(tmp_path / "source", TORCH, Precision.fp8, drafts=False)
+    assert capsys.readouterr().err == "  lm_head.weight and 2 more, not quantized: stays in bf16\n"
+    stored = constants(tiny_bundle(tmp_path, target, "torch", "fp8", drafts=False)).values()
+    assert sum(x.shape == (400, 96) and x.dtype == torch.bfloat16 for x in stored) == 1
+    assert sum(x.dtype == E4M3 for x in stored) == 2 * 4 - 1
+    left = 111 * 96 + 400 * 96
+    more = stored_bytes(target, Precision.fp8, 1) - stored_bytes(tiny_target(), Precision.fp8, 1)
+    assert more == pytest.approx(left * (2 - 1.1))
 
 
 def test_a_head_that_is_the_embedding_is_spared_with_it(tmp_path, capsys):

@@ -386,3 +386,12 @@ def _matching(part: Windows, whole: Windows, features: Tensor) -> Tensor:
     """The features [W * S, H] of those windows that `part` holds."""
     first = next(i for i in range(len(whole)) if torch.equal(whole.tokens[i], part.tokens[0]))
     return features[first : first + len(part)].flatten(0, 1)
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCAB])
+def test_ids_that_are_no_tokens_are_refused(target, tmp_path, wrong):
+    drafter = drafter_of(target, "recurrent")
+    drafter.hot_ids[3] = wrong
+    drafter.save(tmp_path)
+    with pytest.raises(ValueError, match=f"hot_ids holds {wrong}, expected ids from 0 to {VOCAB - 1}"):
+        load_drafter(tmp_path, target)

@@ -4,7 +4,7 @@ weight that they stand for in place of the one it is given."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -115,13 +115,14 @@ def group_of(bits: int, kind: str = "int", **more: int) -> dict:
     return {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, **more}}}
 
 
-def quantize(folder: Path, settings: dict, write: Write) -> dict[str, Tensor]:
-    """Quantize the layers of a folder. Returns the weights that it stands for then; embeddings and norms stay."""
+def quantize(folder: Path, settings: dict, write: Write, spared: Collection[str] = ()) -> dict[str, Tensor]:
+    """Quantize the layers of a folder but those of these names. Returns the weights that it stands for then; embeddings
+    and norms stay."""
     torch.manual_seed(0)
     weights, plain = {}, load_file(folder / SINGLE)
     for name, weight in plain.items():
-        if name.endswith("proj.weight"):
-            layer = name.removesuffix(".weight")
+        layer = name.removesuffix(".weight")
+        if layer.endswith("proj") and layer.removeprefix("model.") not in spared:
             weights |= {f"{layer}.{suffix}": part.contiguous() for suffix, part in write(weight).items()}
         else:
             weights[name] = weight
