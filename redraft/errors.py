@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from contextlib import suppress
@@ -87,21 +86,10 @@ def why_no_folder(path: Path) -> str | None:
     try:
         if path.is_symlink() and not path.exists():
             return f"{path} is a link that leads nowhere"
-        above = nearest(path)
+        above = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     except OSError as error:
         return reason(error)
     return None if above.is_dir() else f"{above} is a file; expected a folder"
-
-
-def why_not_writable(folder: Path) -> str | None:
-    """Why no file can be made in a folder, or the folder itself not; None where that seems possible."""
-    above = nearest(folder)
-    return None if os.access(above, os.W_OK | os.X_OK) else f"this user cannot write to {above}"
-
-
-def nearest(path: Path) -> Path:
-    """A path, or the nearest folder above it that exists."""
-    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
 def read_text(path: Path, option: str) -> str:

@@ -117,6 +117,9 @@ class Drafter(nn.Module):
         ids = torch.arange(rows) if hot_ids is None else hot_ids.long()
         if ids.shape != (rows,):
             raise ValueError(f"hot_ids has shape {tuple(ids.shape)}, expected ({rows},)")
+        if not ids.is_meta and len(wrong := ids[(ids < 0) | (ids >= config.vocab_size)]):
+            # An operator would read beside its table at such an id.
+            raise ValueError(f"hot_ids holds {int(wrong[0])}, expected ids from 0 to {config.vocab_size - 1}")
         self.register_buffer("hot_ids", ids, persistent=False)
         self.register_buffer("embedding", target.embedding.weight.detach(), persistent=False)
         self.register_buffer("head_rows", target.lm_head.weight.detach()[ids], persistent=False)
@@ -259,9 +262,6 @@ class Drafter(nn.Module):
 
         Raises ValueError where the drafter does not fit the target, or the weights are not its own.
         """
-        if hot_ids is not None and len(wrong := hot_ids[(hot_ids < 0) | (hot_ids >= config.vocab_size)]):
-            # An operator would read its table's memory at such an id.
-            raise ValueError(f"hot_ids holds {int(wrong[0])}, expected ids from 0 to {config.vocab_size - 1}")
         drafter = cls(config, target, hot_ids)
         if embedding is not None:
             if embedding.shape != drafter.embedding.shape:

@@ -28,7 +28,7 @@ from redraft.cli.options import ThreadsOption, fetched_model, model_folder
 from redraft.cli.service import DEFAULT_RUN_DIR, RunDirOption
 from redraft.cli.steps import Steps, execute_apart
 from redraft.cli.train import KINDS
-from redraft.compiler.built_from import options_of
+from redraft.compiler.built_from import is_input, options_of
 from redraft.console.interrupt import interruptible
 from redraft.console.output import fail
 from redraft.console.progress import write
@@ -89,15 +89,17 @@ class IdleService:
         self._submitted = 0
         self._say, self._said = say, set[str]()
         self._answered: float | None = None
+        self._ended: float | None = None
+        """Since when no service runs"""
         self._was_idle: float | None = None
 
     def __call__(self) -> bool:
-        """Ask the worker. One that is away is busy: it starts. Raises ServingError where its service has ended, and was
-        not started again for AWAY_S."""
+        """Ask the worker. One that is away is busy: it starts. Raises ServingError where no service was there for
+        AWAY_S."""
         now = time.monotonic()
         try:
             status = self._client.status(ANSWER_S)
-            self._answered = now
+            self._answered, self._ended = now, None
             self._was_idle = (self._was_idle or now) if status.ready else None
             quiet = status.submitted == self._submitted  # a short request may have come and gone since it was asked
             idle = status.ready and quiet and not (status.running or status.waiting)
@@ -105,9 +107,10 @@ class IdleService:
         except WorkerError:
             idle, self._was_idle = False, None
             self._answered = self._answered or now
+            self._ended = None if launcher.is_running(self._run_dir) else self._ended or now
+            if self._ended is not None and now - self._ended > AWAY_S:
+                raise ServingError(f"the service has ended; when it runs again, {GOES_ON}") from None
             if now - self._answered > AWAY_S:
-                if not launcher.is_running(self._run_dir):
-                    raise ServingError(f"the service has ended; when it runs again, {GOES_ON}") from None
                 self._tell("the service does not answer: this waits for it, and Ctrl-C ends it")
         self._idle_since = (self._idle_since or now) if idle else None
         may_run = self._idle_since is not None and now - self._idle_since >= IDLE_S
@@ -144,7 +147,8 @@ def main(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Drafter to begin from and to be better than; default: the service's, or else the model's.",
+            help="Drafter to begin from and to be better than; default: the service's, or else the model's. Another "
+            "than the service's takes --no-swap.",
         ),
     ] = None,
     mix: Annotated[
@@ -276,11 +280,15 @@ def swap_in(
 
 
 def require_serving(served: Path, drafter: Path) -> None:
-    """Raises ValueError where the bundle that is served drafts with another drafter: a new one that is swapped in must
-    have been judged beside that."""
-    own = built_with(served).get("--drafter")
-    if own and Path(own).resolve() != drafter:
-        raise ValueError(f"{drafter} is not what is served, {own}: --no-swap trains it on without swapping")
+    """Raises ValueError where the bundle that is served has another drafter: a new one that is swapped in must have
+    been judged beside that."""
+    built = Manifest.read(served).built_from
+    has_drafter = built and any(name.startswith("--drafter ") for name in built.files)
+    if built and has_drafter and not is_input(built, "--drafter", drafter):
+        raise ValueError(
+            f"{drafter} is not the drafter that is served: --no-swap trains it on without swapping, and `redraft swap "
+            f"--drafter {drafter}` serves it"
+        )
 
 
 def require_swap(served: Path, drafter: Path) -> None:
@@ -307,7 +315,7 @@ def watched(path: Path, say: Callable[[str], None]) -> tuple[Callable[[], bool],
 def origin(model: Path | None, drafter: Path | None, served: Path | None, folder: Path) -> tuple[Path, Path]:
     """The model, and the drafter to begin from: those named, or else those of the bundle that is served, or else the
     generation of the folder that was served last, or else the usual ones. Raises ValueError where there is none."""
-    options = built_with(served) if served else {}
+    options = (options_of(shlex.split(Manifest.read(served).command)[2:]) or {}) if served else {}
     model = fetched_model(model or options.get("--model") or DEFAULT_MODEL)
     found = drafter or (Path(options["--drafter"]) if "--drafter" in options else None)
     found = found or (None if served else learned_drafter(folder, model) or drafter_of(model))
@@ -315,11 +323,6 @@ def origin(model: Path | None, drafter: Path | None, served: Path | None, folder
         what = f"the drafter {found} is gone" if found else f"{served or model_folder(model.name)} has no drafter"
         raise ValueError(f"{what}: give one to begin from as --drafter")
     return model, found.resolve()
-
-
-def built_with(bundle: Path) -> dict[str, str]:
-    """The options that a bundle was built with."""
-    return options_of(shlex.split(Manifest.read(bundle).command)[2:]) or {}
 
 
 def fingerprint_of(drafter: Path, served: Path | None) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -155,6 +155,13 @@ def differences(there: BuiltFrom | None, asked: BuiltFrom) -> list[str]:
     return result
 
 
+def is_input(built: BuiltFrom, option: str, folder: Path, besides: Collection[str] = ()) -> bool:
+    """Whether a folder has the files that an option of the build read, wherever they were, but those of some names."""
+    was = {name: file for name, file in built.files.items() if name.startswith(f"{option} ") and name not in besides}
+    now = {name: file for name, file in files_of_option(option, folder) if name not in besides}
+    return was.keys() == now.keys() and all(input_file(now[name], was[name]).sha256 == was[name].sha256 for name in was)
+
+
 def require_model(bundle: Path, model: Path) -> None:
     """Check that a bundle was built from the `config.json` and the weights of a model's folder, if it says from what.
     Raises ValueError where they are others, or where there is no bundle that can be read."""
@@ -165,9 +172,7 @@ def require_model(bundle: Path, model: Path) -> None:
     if built is None:
         return
     tokenizer = {f"--model {name}" for name in ("generation_config.json", *TOKENIZER_FILES)}
-    was = {name: file for name, file in built.files.items() if name.startswith("--model ") and name not in tokenizer}
-    now = {name: file for name, file in files_of_option("--model", model) if name not in tokenizer}
-    if was.keys() != now.keys() or any(input_file(now[name], was[name]).sha256 != was[name].sha256 for name in was):
+    if not is_input(built, "--model", model, tokenizer):
         raise ValueError(
             f"{bundle} was built from another model than {model}: leave it out, or build one with redraft build "
             f"--model {model} --no-drafter --features"

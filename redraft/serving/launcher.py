@@ -18,7 +18,7 @@ import psutil
 from redraft.bundle.folder import bundle_ranks
 from redraft.console.progress import size
 from redraft.console.resources import host_bytes
-from redraft.errors import BundleError, reason, why_no_folder, why_not_writable
+from redraft.errors import BundleError, reason, why_no_folder
 from redraft.home import SITE
 from redraft.operator_build import build_operators
 from redraft.plugins.library import BuildError, are_built, check_build
@@ -408,7 +408,7 @@ def _check_folders(settings: ServeSettings) -> None:
         if folder is None:
             continue
         check_text(folder, what)
-        if fault := why_no_folder(folder) or why_not_writable(folder):
+        if fault := why_no_folder(folder):
             raise ServingError(f"{flag(name)} {folder}: {fault}")
     if settings.learn:
         _make_private(settings.learn)

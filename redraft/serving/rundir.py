@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import IO, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from redraft.serving.processes import ServingError
 from redraft.serving.settings import ServeSettings
@@ -190,13 +190,21 @@ class RunDir:
         """The last state that was written, None if there is none.
 
         A service that another version of this package has started is to be stopped too: of its settings, those that are
-        unknown here and those without a value are left out.
+        unknown or refused here and those without a value are left out.
         """
         try:
             content = json.loads(self.state_file.read_text())
-            for name, value in list(content["settings"].items()):
-                if name not in ServeSettings.model_fields or value is None:
-                    del content["settings"][name]
+            settings = content["settings"] = {
+                name: value
+                for name, value in content["settings"].items()
+                if name in ServeSettings.model_fields and value is not None
+            }
+            try:
+                return State.model_validate(content)
+            except ValidationError as error:
+                for fault in error.errors():
+                    if fault["loc"][0] == "settings" and len(fault["loc"]) > 1:
+                        settings.pop(fault["loc"][1], None)
             return State.model_validate(content)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None

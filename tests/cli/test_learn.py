@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +21,9 @@ import pytest
 import typer
 
 from redraft.cli import learn
-from redraft.cli.learn import IdleService, next_generation, only_one, origin, require_serving
+from redraft.cli.learn import IdleService, next_generation, only_one, origin
 from redraft.cli.steps import run_to_end
+from redraft.compiler.built_from import built_from
 from redraft.learning.generations import Generation, generation_folder
 from redraft.learning.shard_file import add_shard, shard_bytes
 from redraft.serving.processes import ServingError
@@ -75,15 +77,17 @@ def stop_and_interrupt(file: Path) -> None:
 
 
 def test_what_forbids_a_program_for_good_ends_it(tmp_path):
+    """Also while it is stopped."""
     file = tmp_path / "beat"
 
-    def may_run() -> bool:
-        if file.exists():
-            raise ValueError("the service has ended")
-        return True
+    def asked() -> Iterator[bool]:
+        while not file.exists():
+            yield True
+        yield False
+        raise ValueError("the service has ended")
 
     with pytest.raises(ValueError, match="the service has ended"):
-        run_to_end([sys.executable, "-c", BEATS, str(file)], may_run)
+        run_to_end([sys.executable, "-c", BEATS, str(file)], partial(next, asked()))
     last = file.read_text()
     time.sleep(0.5)
     assert file.read_text() == last
@@ -94,6 +98,7 @@ def test_a_service_is_idle_when_it_has_had_no_request_for_a_while(monkeypatch):
     monkeypatch.setattr(learn.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(learn, "WorkerClient", MagicMock())
     said_of_it: list[str] = []
+    monkeypatch.setattr(learn.launcher, "is_running", lambda _: True)
     idle = IdleService(MagicMock(), said_of_it.append)
     answers: dict[float, Any] = {
         100: (0, 0, 3),
@@ -178,7 +183,7 @@ def test_only_a_better_drafter_is_swapped_in(tmp_path, monkeypatch, gain, same, 
 
     monkeypatch.setattr(learn, "with_drafter", build)
     monkeypatch.setattr(learn, "Manifest", MagicMock())
-    monkeypatch.setattr(learn, "built_with", lambda _: {})
+    monkeypatch.setattr(learn, "require_serving", lambda *_: None)
     monkeypatch.setattr(learn, "options_with", lambda *_: None)
     monkeypatch.setattr(learn, "model_digest", lambda _: "m")
     monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
@@ -258,7 +263,7 @@ def test_a_better_generation_whose_swap_failed_is_swapped_in_by_the_next_call(tm
     monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path))
     monkeypatch.setattr(learn, "with_drafter", lambda *_: None)
     monkeypatch.setattr(learn, "Manifest", MagicMock())
-    monkeypatch.setattr(learn, "built_with", lambda _: {})
+    monkeypatch.setattr(learn, "require_serving", lambda *_: None)
     monkeypatch.setattr(learn, "options_with", lambda *_: None)
     monkeypatch.setattr("redraft.cli.steps.run_to_end", lambda command, may_run: ran.append(command[3:]) or 0)
     (tmp_path / "config.json").write_text(json.dumps({"drafter": "recurrent", "target_fingerprint": "f"}))
@@ -303,7 +308,7 @@ def test_a_bundle_that_no_drafter_can_be_swapped_into_is_said_before_the_trainin
     served(tmp_path, 50)
     monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
     command = "redraft build --model m --methods methods.toml"
-    monkeypatch.setattr(learn.Manifest, "read", lambda _: SimpleNamespace(command=command))
+    monkeypatch.setattr(learn.Manifest, "read", lambda _: SimpleNamespace(command=command, built_from=None))
     with pytest.raises(typer.Exit):
         learn.main(tmp_path, run_dir=tmp_path / "run")
     assert "has several methods" in capsys.readouterr().err
@@ -328,16 +333,30 @@ def test_a_service_that_is_away_is_said_once(monkeypatch):
         assert not idle()
         assert bool(said) == (now[0] > 160)
     assert len(said) == 1
-    now[0] = 400
+    for now[0] in (400, 459):  # it may be started again
+        assert not idle()
+    now[0] = 461
     with pytest.raises(ServingError, match="the service has ended; when it runs again, the same command goes on"):
         idle()
 
 
-def test_what_is_swapped_in_is_judged_beside_what_is_served(tmp_path, monkeypatch):
-    monkeypatch.setattr(learn, "built_with", lambda _: {"--drafter": str(tmp_path / "served")})
-    require_serving(tmp_path / "bundle", tmp_path / "served")
-    with pytest.raises(ValueError, match=r"shipped is not what is served, .*served: --no-swap"):
-        require_serving(tmp_path / "bundle", tmp_path / "shipped")
+@pytest.mark.parametrize("what", ["the same", "another", "none"])
+def test_what_is_swapped_in_is_judged_beside_what_is_served(tmp_path, monkeypatch, what, capsys):
+    """By the files' content, wherever they were when the bundle was built."""
+    for name in ("served", "given"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(name if what == "another" else "{}")
+    built = built_from({} if what == "none" else {"--drafter": str(tmp_path / "served")})
+    shutil.rmtree(tmp_path / "served")
+    monkeypatch.setattr(learn.Manifest, "read", lambda _: SimpleNamespace(built_from=built))
+    monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, ServeSettings(bundle=tmp_path / "bundle")))
+    monkeypatch.setattr(learn, "origin", lambda *_: (tmp_path / "model", tmp_path / "given"))
+    monkeypatch.setattr(learn, "require_swap", MagicMock(side_effect=ValueError("it was allowed")))
+    monkeypatch.setattr(learn.os, "sched_setscheduler", lambda *_: None)
+    with pytest.raises(typer.Exit):
+        learn.main(tmp_path, run_dir=tmp_path / "run")
+    expected = "given is not the drafter that is served: --no-swap" if what == "another" else "it was allowed"
+    assert expected in capsys.readouterr().err
 
 
 def test_what_it_waits_for_is_said_once(monkeypatch):
@@ -361,7 +380,7 @@ def test_what_is_too_old_is_removed_before_anything_is_set_apart(tmp_path, monke
     os.utime(tmp_path / "shard-00000000.safetensors", (time.time() - 3 * 86400,) * 2)
     settings = ServeSettings(bundle=tmp_path / "bundle", learn=tmp_path, learn_days=2)
     monkeypatch.setattr(learn, "Manifest", MagicMock())
-    monkeypatch.setattr(learn, "built_with", lambda _: {})
+    monkeypatch.setattr(learn, "require_serving", lambda *_: None)
     monkeypatch.setattr(learn, "options_with", lambda *_: None)
     monkeypatch.setattr(learn, "watched", lambda *_: (lambda: True, settings))
     with pytest.raises(typer.Exit):

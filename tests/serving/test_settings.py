@@ -172,8 +172,8 @@ def test_a_process_gets_all_settings_whole_whatever_the_variables_say(monkeypatc
 
 
 def test_empty_lines_of_a_variable_are_no_patterns(monkeypatch):
-    monkeypatch.setenv("REDRAFT_LEARN_REDACT", "secret\n\n[0-9]{9}\n")
-    assert read({}).learn_redact == ["secret", "[0-9]{9}"]
+    monkeypatch.setenv("REDRAFT_LEARN_REDACT", "secret\n\n \n[0-9]{9}\n^.{0,200}$\n\\w\n")
+    assert read({}).learn_redact == ["secret", "[0-9]{9}", "^.{0,200}$", r"\w"]
 
 
 def test_every_option_has_a_sentence_and_a_value_that_toml_can_hold():
