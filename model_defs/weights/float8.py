@@ -22,7 +22,7 @@ class RowScales(NamedTuple):
     """What becomes of a quantized checkpoint's matrices in FP8."""
 
     scales: Mapping[str, Tensor | None]
-    """Of those that are taken as they are, by our names: float32 [N], or None where they are floats"""
+    """By our names, of the matrices that are stored so in the checkpoint: float32 [N]; None for floats"""
     rounded: Mapping[str, str]
     """How the others are quantized, by Hugging Face name; one that is not is fused with one that is"""
     floats: Mapping[str, str]
